@@ -1,0 +1,31 @@
+# `make demo` and `make test` need Python 3.11 and make, nothing else.
+PYTHON ?= python3.11
+BIN := .venv/bin
+# No xdist on one core; otherwise one worker a core, with one BLAS thread each.
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: setup demo test test-slow lint clean
+
+setup: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/dekrr demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not slow"
+
+test-slow: setup
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m slow --timeout=3600
+
+clean:
+	rm -rf .venv demo

@@ -1,0 +1,176 @@
+"""All that may leave a site, and the checks on its arrival.
+
+Messages are msgspec structs, carried as MessagePack. An array travels as its element type, its shape and
+its bytes. Decoding checks the kind of message, the element type, that shape and bytes agree, and that
+every number is finite; `expect` then checks what only the receiver knows: the kind that is due now and the
+shapes it must have. Nothing is ever unpickled.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from .errors import MessageError
+from .types import Array
+
+MAX_BYTES = 1 << 28
+_ELEMENT_TYPES = ("<f8",)
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of the messages; each travels as an array that starts with its kind."""
+
+
+class Roll(Message, tag="roll"):
+    """The sites the sender has newly heard of: name, rows, and eccentricity (-1 while it is unknown)."""
+
+    sites: dict[str, tuple[int, int]]
+
+
+class Bounds(Message, tag="bounds"):
+    """The smallest and largest values known to the sender, one per column and one for the response."""
+
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+class Features(Message, tag="features"):
+    """The sender's feature map, and how many neighbours it has."""
+
+    frequencies: np.ndarray
+    phases: np.ndarray
+    amplitudes: np.ndarray
+    n_neighbors: int
+
+
+class Sums(Message, tag="sums"):
+    """Sums over the sender's rows of the receiver's features: gram (B_jp, packed) and cross (C_jp)."""
+
+    gram: np.ndarray
+    cross: np.ndarray
+
+
+class RowFeatures(Message, tag="rows"):
+    """The paper's exchange, for comparison: both maps' features of each of the sender's rows."""
+
+    own: np.ndarray
+    receivers: np.ndarray
+
+
+class Coefficients(Message, tag="theta"):
+    """The sender's coefficients, with its share of the stopping rule: (residual, scale)."""
+
+    values: np.ndarray
+    progress: tuple[float, float]
+
+
+class Unchanged(Message, tag="same"):
+    """Instead of coefficients that differ too little from the last ones sent."""
+
+    progress: tuple[float, float]
+
+
+class Total(Message, tag="total"):
+    """A partial sum on its way up a spanning tree, or the full one on its way down."""
+
+    values: np.ndarray
+
+
+AnyMessage = Roll | Bounds | Features | Sums | RowFeatures | Coefficients | Unchanged | Total
+Kind = TypeVar("Kind", bound=Message)
+
+
+def _to_wire(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.str in _ELEMENT_TYPES:
+        return (value.dtype.str, value.shape, np.ascontiguousarray(value).data)
+    raise NotImplementedError(f"a message cannot carry {type(value).__name__} of type {getattr(value, 'dtype', '')}")
+
+
+def _from_wire(kind: type, value: Any) -> Any:
+    element_type, shape, data = msgspec.convert(value, tuple[str, tuple[int, ...], bytes])
+    if element_type not in _ELEMENT_TYPES:
+        raise ValueError(f"element type {element_type!r} is not one of {_ELEMENT_TYPES}")
+    if len(shape) > 2 or min(shape, default=0) < 0:
+        raise ValueError(f"shape {shape} is not that of a vector or a matrix")
+    expected = int(np.prod(shape, dtype=object)) * np.dtype(element_type).itemsize
+    if len(data) != expected:
+        raise ValueError(f"{len(data)} bytes of data where shape {shape} needs {expected}")
+    array = np.frombuffer(data, dtype=element_type).reshape(shape)
+    if not np.isfinite(array).all():
+        raise ValueError("an array has NaN or infinite values")
+    return array
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
+_decoder = msgspec.msgpack.Decoder(AnyMessage, dec_hook=_from_wire)
+
+
+def encode(message: Message) -> bytes:
+    """Return a message's bytes.
+
+    Examples
+    --------
+    >>> len(encode(Coefficients(np.zeros(60), (0.0, 0.0))))
+    515
+    """
+    return _encoder.encode(message)
+
+
+def decode(data: bytes, sender: str) -> AnyMessage:
+    """Return the message in `data`, or raise `MessageError` that names `sender` and what is wrong."""
+    if len(data) > MAX_BYTES:
+        raise MessageError(f"site {sender!r} sent {len(data)} bytes; the most is {MAX_BYTES}")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise MessageError(f"site {sender!r} sent what is no message: {error}") from None
+
+
+def expect(inbox: Mapping[str, AnyMessage], kind: type[Kind], **shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Kind]:
+    """Return the inbox with every message known to be of `kind` and its arrays of the given shapes.
+
+    Parameters
+    ----------
+    inbox : mapping of sender to message
+    kind : type
+    **shapes : mapping of sender to shape
+        By field name; -1 stands for any length.
+    """
+    checked: dict[str, Kind] = {}
+    for sender, message in inbox.items():
+        if not isinstance(message, kind):
+            raise MessageError(
+                f"site {sender!r} sent {type(message).__name__} where {kind.__name__} is due; "
+                "do all sites run the same procedure and version?"
+            )
+        for field, wanted in shapes.items():
+            shape = getattr(message, field).shape
+            if len(shape) != len(wanted[sender]) or any(w not in (-1, s) for w, s in zip(wanted[sender], shape, strict=True)):
+                raise MessageError(
+                    f"site {sender!r} sent {kind.__name__}.{field} of shape {shape}, expected {wanted[sender]}"
+                )
+        checked[sender] = message
+    return checked
+
+
+def pack_symmetric(matrix: Array) -> Array:
+    """Return the upper triangle of a symmetric matrix (D, D) as a vector of D (D + 1) / 2 numbers."""
+    return np.asarray(matrix[np.triu_indices(len(matrix))])
+
+
+def unpack_symmetric(packed: Array, size: int) -> Array:
+    """Return the symmetric matrix whose upper triangle is `packed`.
+
+    Examples
+    --------
+    >>> unpack_symmetric(np.array([1.0, 2.0, 3.0]), 2)
+    array([[1., 2.],
+           [2., 3.]])
+    """
+    matrix = np.empty((size, size))
+    rows, columns = np.triu_indices(size)
+    matrix[rows, columns] = packed
+    matrix[columns, rows] = packed
+    return matrix

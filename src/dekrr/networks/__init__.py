@@ -1,0 +1,1 @@
+"""Who drives node procedures and carries their messages."""

@@ -1,0 +1,53 @@
+"""AllReduce: shared features, exact consensus.
+
+All sites sum Z_j'Z_j and Z_j'y_j over a spanning tree and solve the ridge regression of the pooled rows,
+(1/N sum_j Z_j'Z_j + alpha I) theta = 1/N sum_j Z_j'y_j. This is where DKLA converges to.
+"""
+
+import msgspec
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from ..features import FeatureMap
+from ..messages import pack_symmetric, unpack_symmetric
+from ..selection import Selector
+from .consensus import tree_sum
+from .outcome import Outcome
+from .shared import prepare
+from .site import Procedure, Site
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What all sites of an AllReduce run must agree on, beside the selector; see `dkla.Settings`."""
+
+    alpha: float = 1e-6
+    scale: str | None = "minmax"
+    min_rows: int = 10
+    selecting_site: str | None = None
+
+
+def train(
+    site: Site, selector: Selector, settings: Settings, *, shared: FeatureMap | None = None
+) -> Procedure[Outcome]:
+    """Train one model, the same at all sites, from sums over all rows."""
+    prepared = yield from prepare(
+        site,
+        selector,
+        scale=settings.scale,
+        min_rows=settings.min_rows,
+        selecting_site=settings.selecting_site,
+        shared=shared,
+    )
+    own, roster = prepared.sums, prepared.roster
+    size = len(own.moment)
+    total = yield from tree_sum(
+        site, roster, np.concatenate([pack_symmetric(own.gram), own.moment, [own.response_energy]])
+    )
+    gram = unpack_symmetric(total[: -size - 1], size) / roster.n_rows
+    moment, response_energy = total[-size - 1 : -1] / roster.n_rows, total[-1] / roster.n_rows
+    coefficients = cho_solve(cho_factor(gram + settings.alpha * np.eye(size)), moment)
+    outcome = Outcome(roster, prepared.scaling, prepared.feature_map, coefficients)
+    outcome.objective_shares = [float(response_energy - coefficients @ moment) / roster.n_sites]
+    outcome.neighbor_maps = dict.fromkeys(site.neighbors, prepared.feature_map)
+    outcome.neighbor_coefficients = dict.fromkeys(site.neighbors, coefficients)
+    return outcome

@@ -1,0 +1,162 @@
+"""What sites agree on over edges alone: who is there, bounds, sums, and when to stop.
+
+Nobody is told the number of sites, of rows, or the graph. `roll_call` finds them by flooding;
+its diameter is how many exchanges a maximum takes to reach everybody afterwards.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..messages import Bounds, Roll, Total, expect
+from ..scaling import Scaling
+from ..types import Array
+from .site import Procedure, Site
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What a roll call tells a site about the network.
+
+    Parameters
+    ----------
+    rows : mapping of site to int
+        Rows of every site (N_j).
+    diameter : int
+        The most hops between two sites.
+    root : str
+        The root of the spanning tree: the site whose name sorts first.
+    height : int
+        The most hops from the root to a site.
+    depth : int
+        Hops from the root to this site.
+    parent : str or None
+        This site's neighbour on the way to the root.
+    """
+
+    rows: Mapping[str, int]
+    diameter: int
+    root: str
+    height: int
+    depth: int
+    parent: str | None
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all sites together (N)."""
+        return sum(self.rows.values())
+
+    @property
+    def n_sites(self) -> int:
+        """How many sites there are (J)."""
+        return len(self.rows)
+
+
+def roll_call(site: Site) -> Procedure[Roster]:
+    """Find all sites, their row counts and the diameter, in 2 diameter + 1 exchanges.
+
+    In exchange k a site hears of the sites k hops away. The first exchange without a new name tells it its
+    eccentricity (the hops to the farthest site), which it floods too. The farthest two sites know theirs after
+    diameter + 1 exchanges, and everybody does diameter exchanges later: whoever has all eccentricities
+    knows the diameter, hence the exchange in which all leave together.
+    """
+    known: dict[str, tuple[int, int]] = {site.name: (site.n_rows, -1)}
+    first_heard: dict[str, tuple[int, str | None]] = {site.name: (0, None)}
+    news = dict(known)
+    exchanges = 0
+    diameter: int | None = None
+    while diameter is None or exchanges < 2 * diameter + 1:
+        inbox = expect((yield site.to_all(Roll(news))), Roll)
+        exchanges += 1
+        names_before = len(known)
+        news = {}
+        for sender, message in sorted(inbox.items()):
+            for name, entry in message.sites.items():
+                if name not in known or known[name][1] < entry[1]:
+                    known[name] = news[name] = entry
+                    first_heard.setdefault(name, (exchanges, sender))
+        if len(known) == names_before and known[site.name][1] < 0:
+            known[site.name] = news[site.name] = (site.n_rows, exchanges - 1)
+        eccentricities = [eccentricity for _, eccentricity in known.values()]
+        if min(eccentricities) >= 0:
+            diameter = max(eccentricities)
+    root = min(known)
+    depth, parent = first_heard[root]
+    rows = {name: known[name][0] for name in sorted(known)}
+    return Roster(rows, diameter, root, height=known[root][1], depth=depth, parent=parent)
+
+
+def agree_on_scaling(site: Site, roster: Roster) -> Procedure[Scaling]:
+    """Find the bounds of every column and of the response over all sites, in diameter exchanges."""
+    bounds = Scaling.of(site.X, site.y)
+    lower, upper = bounds.lower, bounds.upper
+    shapes = dict.fromkeys(site.neighbors, lower.shape)
+    for _ in range(roster.diameter):
+        inbox = expect((yield site.to_all(Bounds(lower, upper))), Bounds, lower=shapes, upper=shapes)
+        lower = np.min([lower, *(message.lower for message in inbox.values())], axis=0)
+        upper = np.max([upper, *(message.upper for message in inbox.values())], axis=0)
+    return Scaling(lower, upper)
+
+
+def tree_sum(site: Site, roster: Roster, values: Array) -> Procedure[Array]:
+    """Sum vectors of all sites exactly, in 2 height exchanges over the spanning tree.
+
+    Partial sums go up, deepest sites first; the total comes down. Every edge of the tree carries one vector
+    each way, whatever the number of sites.
+    """
+    total = values
+    children: list[str] = []
+    for step in range(roster.height):
+        my_turn = roster.parent is not None and step == roster.height - roster.depth
+        inbox = yield {roster.parent: Total(total)} if my_turn and roster.parent else {}
+        for child, message in expect(inbox, Total, values=dict.fromkeys(inbox, values.shape)).items():
+            children.append(child)
+            total = total + message.values
+    for step in range(roster.height):
+        inbox = yield dict.fromkeys(children, Total(total)) if step == roster.depth else {}
+        for message in expect(inbox, Total, values=dict.fromkeys(inbox, values.shape)).values():
+            total = message.values
+    return total
+
+
+class Progress:
+    """Decides, at all sites in the same round, whether the largest residual is small enough.
+
+    Every site's residual and scale (what it is relative to) ride on the message of the next exchange, and each
+    site passes on the largest it has heard. After `diameter` exchanges that is the largest of all, and the
+    next window begins.
+
+    Parameters
+    ----------
+    diameter : int
+    tol : float
+        Settled when the largest residual is at most `tol` times the largest scale; 0 never settles.
+    """
+
+    def __init__(self, diameter: int, tol: float) -> None:
+        self._diameter = diameter
+        self._tol = tol
+        self._heard = (0.0, 0.0)
+        self._age = 0
+        self.relative = np.inf
+        self.settled = False
+
+    @property
+    def share(self) -> tuple[float, float]:
+        """What rides on the next message."""
+        return self._heard
+
+    def after_exchange(self, own: tuple[float, float], neighbors: list[tuple[float, float]]) -> None:
+        """Take in what the neighbours passed on and this site's (residual, scale) after this exchange."""
+        if self._age == 0:
+            self._heard = own
+        else:
+            self._heard = tuple(np.max([self._heard, *neighbors], axis=0).tolist())
+        if self._age == self._diameter:
+            residual, scale = self._heard
+            self.relative = residual / scale if scale > 0 else 0.0
+            self.settled = self._tol > 0 and self.relative <= self._tol
+            self._heard = own
+            self._age = 0
+        self._age += 1 if self._diameter else 0

@@ -1,0 +1,161 @@
+"""DKLA and COKE: shared features, consensus on coefficients by ADMM.
+
+Xu, Wang, Chen and Tian, COKE: communication-censored decentralized kernel learning, Journal of Machine
+Learning Research 22, 2021. With all features shared, site j repeats
+
+    theta_j <- (2/N Z_j'Z_j + (2 alpha/J + 2 rho |N_j|) I)^-1
+               (2/N Z_j'y_j + rho sum_p (theta_j + theta_p) - gamma_j)
+    gamma_j <- gamma_j + rho sum_p (theta_j - theta_p).
+
+The authors of DeKRR double rho every 200 rounds and leave gamma as it is. COKE sends theta only when it has
+moved by more than a threshold that falls with the rounds, and all use the values last sent.
+"""
+
+import msgspec
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from ..features import FeatureMap
+from ..messages import Coefficients, Message, Unchanged, expect
+from ..selection import Selector
+from ..types import Array
+from .consensus import Progress
+from .outcome import Outcome
+from .shared import Prepared, prepare
+from .site import Procedure, Site
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What all sites of a DKLA or COKE run must agree on, beside the selector.
+
+    Parameters
+    ----------
+    alpha : float
+    rho : float
+        Penalty of the augmented Lagrangian.
+    rho_period : int
+        Rounds after which rho doubles.
+    censor_start, censor_decay : float
+        COKE's threshold in round k is censor_start * censor_decay**k; a start of 0 is DKLA.
+    tol : float
+        Relative change and disagreement to stop at; 0 runs `max_rounds`.
+    max_rounds : int
+    scale : {"minmax"} or None
+    min_rows : int
+    selecting_site : str or None
+        Who chooses features that depend on rows; None is the site with most rows.
+    """
+
+    alpha: float = 1e-6
+    rho: float = 1e-4
+    rho_period: int = 200
+    censor_start: float = 0.0
+    censor_decay: float = 0.95
+    tol: float = 1e-6
+    max_rounds: int = 1500
+    scale: str | None = "minmax"
+    min_rows: int = 10
+    selecting_site: str | None = None
+
+
+def train(
+    site: Site,
+    selector: Selector,
+    settings: Settings,
+    *,
+    shared: FeatureMap | None = None,
+    keep_path: bool = False,
+) -> Procedure[Outcome]:
+    """Train one site's model together with its neighbours.
+
+    Parameters
+    ----------
+    site : Site
+    selector : Selector
+    settings : Settings
+    shared : FeatureMap, optional
+        Features that all sites already have.
+    keep_path : bool, default=False
+        Keep coefficients and multipliers of every round in the outcome.
+    """
+    prepared = yield from prepare(
+        site,
+        selector,
+        scale=settings.scale,
+        min_rows=settings.min_rows,
+        selecting_site=settings.selecting_site,
+        shared=shared,
+    )
+    zeros = np.zeros(prepared.feature_map.n_features)
+    outcome = Outcome(prepared.roster, prepared.scaling, prepared.feature_map, zeros)
+    yield from iterate(site, prepared, settings, outcome, keep_path=keep_path)
+    return outcome
+
+
+def iterate(
+    site: Site, prepared: Prepared, settings: Settings, outcome: Outcome, *, keep_path: bool
+) -> Procedure[None]:
+    """Run the rounds of ADMM."""
+    problem = _LocalProblem(prepared, settings, len(site.neighbors))
+    progress = Progress(prepared.roster.diameter, settings.tol)
+    theta = told = gamma = outcome.coefficients
+    heard = dict.fromkeys(site.neighbors, told)
+    rho = settings.rho
+    _record(outcome, problem, theta, gamma, keep_path)
+    for rounds in range(1, settings.max_rounds + 1):
+        if rounds % settings.rho_period == 0:
+            rho *= 2
+        before = theta
+        theta = problem.solve(rho, rho * sum((told + other for other in heard.values()), 0 * told) - gamma)
+        message: Message
+        if np.linalg.norm(theta - told) >= settings.censor_start * settings.censor_decay**rounds:
+            told = theta
+            message = Coefficients(told, progress.share)
+        else:
+            message = Unchanged(progress.share)
+        inbox = yield site.to_all(message)
+        expect({p: m for p, m in inbox.items() if not isinstance(m, Unchanged)}, Coefficients)
+        heard |= {p: m.values for p, m in inbox.items() if isinstance(m, Coefficients)}
+        gamma = gamma + rho * sum((told - other for other in heard.values()), 0 * told)
+        _record(outcome, problem, theta, gamma, keep_path)
+        distances = [np.linalg.norm(theta - other) for other in (before, *heard.values())]
+        shares = [m.progress for m in inbox.values() if isinstance(m, Coefficients | Unchanged)]
+        progress.after_exchange((float(max(distances)), float(np.linalg.norm(theta))), shares)
+        outcome.rounds = rounds
+        if progress.settled:
+            break
+    outcome.coefficients = theta
+    outcome.neighbor_maps = dict.fromkeys(heard, prepared.feature_map)
+    outcome.neighbor_coefficients = heard
+    outcome.settled = progress.settled
+    outcome.relative_residual = progress.relative
+
+
+class _LocalProblem:
+    """A site's own term of the objective and the linear system of its update."""
+
+    def __init__(self, prepared: Prepared, settings: Settings, n_neighbors: int) -> None:
+        self._sums = prepared.sums
+        self._n_rows = prepared.roster.n_rows
+        self._ridge = settings.alpha / prepared.roster.n_sites
+        self._n_neighbors = n_neighbors
+        self._rho = np.nan
+
+    def solve(self, rho: float, pull: Array) -> Array:
+        if rho != self._rho:
+            diagonal = 2 * self._ridge + 2 * rho * self._n_neighbors
+            self._factor = cho_factor(2 / self._n_rows * self._sums.gram + diagonal * np.eye(len(pull)))
+            self._rho = rho
+        return cho_solve(self._factor, 2 / self._n_rows * self._sums.moment + pull, check_finite=False)
+
+    def objective(self, theta: Array) -> float:
+        """Return 1/N |Z theta - y|^2 + alpha/J |theta|^2."""
+        fit = theta @ (self._sums.gram @ theta - 2 * self._sums.moment) + self._sums.response_energy
+        return float(fit / self._n_rows + self._ridge * theta @ theta)
+
+
+def _record(outcome: Outcome, problem: _LocalProblem, theta: Array, gamma: Array, keep_path: bool) -> None:
+    outcome.objective_shares.append(problem.objective(theta))
+    if keep_path:
+        outcome.path.append(theta)
+        outcome.dual_path.append(gamma)

@@ -1,0 +1,48 @@
+"""What a training procedure returns."""
+
+from dataclasses import dataclass, field
+
+from ..features import FeatureMap
+from ..scaling import Scaling
+from ..types import Array
+from .consensus import Roster
+
+
+@dataclass
+class Outcome:
+    """What a site ends a run with.
+
+    Parameters
+    ----------
+    roster : Roster
+    scaling : Scaling or None
+    feature_map : FeatureMap
+    coefficients : ndarray of shape (n_features,)
+    neighbor_maps : dict of neighbour to FeatureMap
+    neighbor_coefficients : dict of neighbour to ndarray
+    rounds : int
+        Updates made.
+    settled : bool
+        Whether `tol` was reached.
+    relative_residual : float
+        The last one that all sites knew.
+    objective_shares : list of float
+        This site's share of the objective before each round and after the last.
+    path : list of ndarray
+        Coefficients before each round and after the last, if asked for.
+    dual_path : list of ndarray
+        The same of the multipliers, for methods that have them.
+    """
+
+    roster: Roster
+    scaling: Scaling | None
+    feature_map: FeatureMap
+    coefficients: Array
+    neighbor_maps: dict[str, FeatureMap] = field(default_factory=dict)
+    neighbor_coefficients: dict[str, Array] = field(default_factory=dict)
+    rounds: int = 0
+    settled: bool = True
+    relative_residual: float = 0.0
+    objective_shares: list[float] = field(default_factory=list)
+    path: list[Array] = field(default_factory=list)
+    dual_path: list[Array] = field(default_factory=list)

@@ -1,0 +1,91 @@
+"""The start of every method that gives all sites the same features."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import SettingsError
+from ..features import FeatureMap
+from ..messages import Features, expect
+from ..scaling import Scaling
+from ..selection import Selector
+from ..statistics import OwnSums, accumulate
+from ..types import Array
+from .consensus import Roster, agree_on_scaling, roll_call
+from .dekrr import read_features
+from .site import Procedure, Site
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a site knows before it solves: the network, the scaling, the shared features, its own sums."""
+
+    roster: Roster
+    scaling: Scaling | None
+    feature_map: FeatureMap
+    sums: OwnSums
+
+
+def prepare(
+    site: Site,
+    selector: Selector,
+    *,
+    scale: str | None,
+    min_rows: int,
+    selecting_site: str | None,
+    shared: FeatureMap | None = None,
+) -> Procedure[Prepared]:
+    """Agree on the network, the scaling and the features, and sum over the site's rows.
+
+    Parameters
+    ----------
+    site : Site
+    selector : Selector
+    scale : {"minmax"} or None
+    min_rows : int
+    selecting_site : str or None
+        Who chooses features that depend on rows; None is the site with most rows.
+    shared : FeatureMap, optional
+        Features that all sites already have.
+    """
+    site.require_rows(min_rows)
+    roster = yield from roll_call(site)
+    scaling: Scaling | None = None
+    X, y = site.X, site.y
+    if scale == "minmax":
+        scaling = yield from agree_on_scaling(site, roster)
+        X, y = scaling.rows(X), scaling.responses(y)
+    if shared is None:
+        shared = yield from share_features(site, X, y, selector, roster, selecting_site)
+    sums, _ = accumulate(X, y, shared, {})
+    return Prepared(roster, scaling, shared, sums)
+
+
+def share_features(
+    site: Site, X: Array, y: Array, selector: Selector, roster: Roster, selecting_site: str | None
+) -> Procedure[FeatureMap]:
+    """Return features that are the same everywhere.
+
+    Features that do not depend on rows are drawn by each site from the run's seed. Others are chosen by one
+    site from its rows and flooded over the graph, in diameter exchanges.
+    """
+    if not selector.uses_rows:
+        return selector.select(X, y, np.random.default_rng(site.seed))
+    chooser = selecting_site or max(roster.rows, key=lambda name: (roster.rows[name], name))
+    if chooser not in roster.rows:
+        raise SettingsError(f"selecting_site={chooser!r} is not a site; the sites are {sorted(roster.rows)}")
+    mine: FeatureMap | None = None
+    if site.name == chooser:
+        mine = selector.select(X, y, np.random.default_rng(site.seed))
+    told = False
+    for _ in range(roster.diameter):
+        outbox = {}
+        if mine is not None and not told:
+            message = Features(mine.frequencies, mine.phases, mine.amplitudes, len(site.neighbors))
+            outbox, told = site.to_all(message), True
+        inbox = yield outbox
+        for message in expect(inbox, Features, frequencies=dict.fromkeys(inbox, (X.shape[1], -1))).values():
+            mine = mine or read_features(message)
+    if mine is None:
+        raise SettingsError(f"site {site.name!r} was not told the features that site {chooser!r} chose")
+    return mine

@@ -1,0 +1,64 @@
+"""A site, and the types of what a procedure yields and receives."""
+
+import hashlib
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from ..errors import DataError
+from ..features import FeatureMap
+from ..messages import AnyMessage, Message
+from ..types import Array
+
+Outbox = Mapping[str, Message]
+Inbox = Mapping[str, AnyMessage]
+Result = TypeVar("Result")
+Procedure = Generator[Outbox, Inbox, Result]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What one site has before a run: its name, its neighbours' names and its rows.
+
+    Parameters
+    ----------
+    name : str
+    neighbors : tuple of str
+    X : ndarray of shape (n_rows, n_columns)
+    y : ndarray of shape (n_rows,)
+    seed : int, default=0
+        The run's seed, the same at all sites; `rng` makes the site's own stream of it.
+    feature_map : FeatureMap, optional
+        Features to use instead of choosing some.
+    """
+
+    name: str
+    neighbors: tuple[str, ...]
+    X: Array
+    y: Array
+    seed: int = 0
+    feature_map: FeatureMap | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows the site has (N_j)."""
+        return len(self.y)
+
+    def rng(self) -> np.random.Generator:
+        """Return this site's random numbers: a stream that depends on the seed and the name only."""
+        digest = hashlib.sha256(self.name.encode()).digest()
+        return np.random.default_rng([self.seed, int.from_bytes(digest[:8])])
+
+    def to_all(self, message: Message) -> Outbox:
+        """Return the outbox that sends one message to every neighbour."""
+        return dict.fromkeys(self.neighbors, message)
+
+    def require_rows(self, at_least: int) -> None:
+        """Refuse to send sums over so few rows that they come close to being the rows."""
+        if self.neighbors and self.n_rows < at_least:
+            raise DataError(
+                f"site {self.name!r} has {self.n_rows} row{'s' * (self.n_rows != 1)}, fewer than min_rows={at_least}: "
+                "sums over so few rows would give them away; join it to another site, or lower min_rows"
+            )

@@ -1,0 +1,422 @@
+"""How a site chooses its features from its own rows.
+
+A selector draws a pool of `pool_ratio` times `n_features` candidates from the kernel's spectral density
+and keeps `n_features` of them. Each selector is a scikit-learn transformer that works alone, for instance
+in a pipeline with Ridge.
+
+References
+----------
+energy : Shahrampour, Beirami and Tarokh, On data-dependent random features for improved generalization in
+    supervised learning, AAAI 2018.
+leverage : Li, Ton, Oglic and Sejdinovic, Towards a unified analysis of random Fourier features, ICML 2019.
+surrogate : Liu, Huang, Chen, Yang and Suykens, Random Fourier features via fast surrogate leverage
+    weighted sampling, AAAI 2020.
+greedy : Chen, Billings and Luo, Orthogonal least squares methods and their application to non-linear
+    system identification, International Journal of Control 50(5), 1989.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from .errors import SettingsError
+from .features import FeatureMap, cosine_of_turns, paired
+from .kernels import KERNELS, make_kernel
+from .types import Array
+
+MAPPINGS = ("cos", "cossin")
+
+# A constructor that only stores its keywords, as scikit-learn wants it.
+_parameters = dataclass(eq=False, repr=False, kw_only=True)
+
+
+class Pool:
+    """The candidates of one selection: frequencies with phases, or cos/sin pairs of frequencies.
+
+    Parameters
+    ----------
+    frequencies : ndarray of shape (n_columns, n_candidates)
+    phases : ndarray of shape (n_candidates,) or None
+        None makes every candidate a cos/sin pair, which counts as two features.
+    """
+
+    def __init__(self, frequencies: Array, phases: Array | None) -> None:
+        self.frequencies = frequencies
+        self.phases = phases
+
+    @property
+    def n_candidates(self) -> int:
+        """How many candidates there are; a pair is one."""
+        return self.frequencies.shape[1]
+
+    @property
+    def width(self) -> int:
+        """How many features one candidate is: 1, or 2 for a pair."""
+        return 1 if self.phases is not None else 2
+
+    def cosines(self, X: Array) -> Array:
+        """Return the candidates on rows `X`, with amplitude 1; pairs have all cosines, then all sines."""
+        turns = X @ (self.frequencies / (2 * np.pi))
+        if self.phases is not None:
+            return cosine_of_turns(turns + self.phases / (2 * np.pi))
+        return cosine_of_turns(np.hstack([turns, turns - 0.25]))
+
+    def phase_free(self, X: Array) -> tuple[Array, Array]:
+        """Return cos(w'x) and sin(w'x) of every candidate, each of shape (n_rows, n_candidates)."""
+        turns = X @ (self.frequencies / (2 * np.pi))
+        return cosine_of_turns(turns.copy()), cosine_of_turns(turns - 0.25)
+
+    def keep(self, chosen: np.ndarray, weights: Array | None = None) -> FeatureMap:
+        """Return the map of the chosen candidates, with amplitudes scaled by `weights`."""
+        frequencies = self.frequencies[:, chosen]
+        plain = paired(frequencies) if self.phases is None else FeatureMap(frequencies, self.phases[chosen])
+        if weights is None:
+            return plain
+        return FeatureMap(plain.frequencies, plain.phases, plain.amplitudes * np.tile(weights, self.width))
+
+
+@_parameters
+class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of the selectors; see the module's documentation.
+
+    Parameters
+    ----------
+    n_features : int, default=100
+        How many features to keep (the paper's D). A cos/sin pair is two.
+    kernel : {"gaussian", "laplacian", "cauchy"}, default="gaussian"
+    sigma : float, default=1.0
+        The kernel's bandwidth.
+    bandwidths : sequence of float, default=(1.0,)
+        Candidates are drawn in equal parts with bandwidth sigma times each of these.
+    mapping : {"cos", "cossin"}, default="cos"
+        One cosine with a random phase per candidate, or a cos/sin pair.
+    pool_ratio : float, default=20
+        Candidates per feature kept (the paper's D_0 / D).
+    random_state : int, RandomState instance or None, default=None
+
+    Attributes
+    ----------
+    feature_map_ : FeatureMap
+        The chosen features.
+    """
+
+    uses_rows: ClassVar[bool] = True
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        "n_features": [Interval(Integral, 1, None, closed="left")],
+        "kernel": [StrOptions(set(KERNELS))],
+        "sigma": [Interval(Real, 0, None, closed="neither")],
+        "bandwidths": ["array-like"],
+        "mapping": [StrOptions(set(MAPPINGS))],
+        "pool_ratio": [Interval(Real, 0, None, closed="neither")],
+        "random_state": ["random_state"],
+    }
+
+    n_features: int = field(default=100, kw_only=False)
+    kernel: str = "gaussian"
+    sigma: float = 1.0
+    bandwidths: tuple[float, ...] = (1.0,)
+    mapping: str = "cos"
+    pool_ratio: float = 20
+    random_state: Any = None
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Choose features from rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+        y : array-like of shape (n_rows,)
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
+        self.feature_map_ = self.select(X, y, np.random.default_rng(seed))
+        self._n_features_out = self.feature_map_.n_features
+        return self
+
+    def transform(self, X: Any) -> Array:
+        """Return the chosen features of rows `X`, shape (n_rows, n_features)."""
+        check_is_fitted(self)
+        features: Array = self.feature_map_(validate_data(self, X, dtype=np.float64, reset=False))
+        return features
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        return tags
+
+    def select(self, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+        """Draw a pool with `rng` and keep the best for rows `X` (n_rows, n_columns) and responses `y`."""
+        self._validate_params()
+        pool = self.draw_pool(X.shape[1], rng)
+        if self._n_kept > pool.n_candidates:
+            raise SettingsError(
+                f"{self.n_features} features cannot be chosen from a pool of {pool.n_candidates * pool.width}: "
+                f"pool_ratio={self.pool_ratio} must be at least 1"
+            )
+        return self._choose(pool, X, y, rng)
+
+    @property
+    def _n_kept(self) -> int:
+        """How many candidates are kept: half of `n_features` when each is a pair."""
+        if self.mapping == "cos":
+            return int(self.n_features)
+        if self.n_features % 2:
+            raise SettingsError(f'mapping="cossin" needs an even number of features, got {self.n_features}')
+        return int(self.n_features) // 2
+
+    def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
+        """Draw the candidates for rows of `n_columns` columns."""
+        return self._draw(n_columns, round(self._n_kept * self.pool_ratio), rng)
+
+    def _draw(self, n_columns: int, n_candidates: int, rng: np.random.Generator) -> Pool:
+        bandwidths = np.asarray(self.bandwidths, dtype=float)
+        if bandwidths.ndim != 1 or not bandwidths.size or not (np.isfinite(bandwidths) & (bandwidths > 0)).all():
+            raise SettingsError(f"bandwidths must be positive numbers, got {self.bandwidths!r}")
+        parts = np.array_split(np.arange(n_candidates), bandwidths.size)
+        frequencies = np.hstack(
+            [
+                make_kernel(self.kernel, self.sigma * factor).draw_frequencies(n_columns, part.size, rng)
+                for factor, part in zip(bandwidths, parts, strict=True)
+            ]
+        )
+        phases = rng.uniform(0, 2 * np.pi, n_candidates) if self.mapping == "cos" else None
+        return Pool(frequencies, phases)
+
+    @abstractmethod
+    def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+        """Return the map of the candidates to keep."""
+
+
+@_parameters
+class PlainSelector(Selector):
+    """No selection: as many features as asked for, straight from the kernel's density.
+
+    `pool_ratio` has no effect here.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.zeros((4, 3))
+    >>> PlainSelector(n_features=6, random_state=0).fit(X, np.zeros(4)).transform(X).shape
+    (4, 6)
+    """
+
+    uses_rows: ClassVar[bool] = False
+
+    def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
+        """Draw just the features that are kept."""
+        return self._draw(n_columns, self._n_kept, rng)
+
+    def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+        return pool.keep(np.arange(pool.n_candidates))
+
+
+@_parameters
+class EnergySelector(Selector):
+    """Keep the candidates that correlate most with the response: the highest |mean(y psi)|, the paper's.
+
+    Parameters
+    ----------
+    redraw_phases : bool, default=True
+        Draw new phases for the chosen frequencies, as the authors' code does. Keeping the scored ones
+        keeps near-copies of one good feature.
+    phase_free : bool, default=False
+        Score sqrt(C^2 + S^2) of the correlations with the cosine and the sine, whatever the phase.
+
+    See Also
+    --------
+    Selector : the parameters that all selectors share.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **Selector._parameter_constraints,
+        "redraw_phases": ["boolean"],
+        "phase_free": ["boolean"],
+    }
+
+    redraw_phases: bool = True
+    phase_free: bool = False
+
+    def scores(self, pool: Pool, X: Array, y: Array) -> Array:
+        """Return sqrt(2 / n_candidates) |mean(y psi)| of every candidate, shape (n_candidates,)."""
+        factor = np.sqrt(2 / pool.n_candidates) / len(y)
+        if self.phase_free or pool.phases is None:
+            cosines, sines = pool.phase_free(X)
+            return factor * np.hypot(y @ cosines, y @ sines)
+        return factor * np.abs(y @ pool.cosines(X))
+
+    def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+        chosen = np.argsort(-self.scores(pool, X, y), kind="stable")[: self._n_kept]
+        if self.redraw_phases and pool.phases is not None:
+            return FeatureMap(pool.frequencies[:, chosen], rng.uniform(0, 2 * np.pi, chosen.size))
+        return pool.keep(chosen)
+
+
+@_parameters
+class _SampledSelector(Selector):
+    """Draw candidates with replacement in proportion to a score, weighted so that the kernel stays unbiased."""
+
+    @abstractmethod
+    def scores(self, pool: Pool, X: Array, y: Array) -> Array:
+        """Return a positive score of every candidate, shape (n_candidates,)."""
+
+    def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+        scores = self.scores(pool, X, y)
+        probabilities = scores / scores.sum()
+        chosen = rng.choice(pool.n_candidates, size=self._n_kept, p=probabilities)
+        return pool.keep(chosen, weights=1 / np.sqrt(pool.n_candidates * probabilities[chosen]))
+
+
+@_parameters
+class LeverageSelector(_SampledSelector):
+    """Sample by ridge leverage score, diag(Z'Z (Z'Z + n alpha I)^-1) over the pool (Li et al. 2019).
+
+    Parameters
+    ----------
+    alpha : float, default=1e-6
+        The regularisation of the scores (the paper's lambda).
+
+    See Also
+    --------
+    Selector : the parameters that all selectors share.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **Selector._parameter_constraints,
+        "alpha": [Interval(Real, 0, None, closed="neither")],
+    }
+
+    alpha: float = 1e-6
+
+    def scores(self, pool: Pool, X: Array, y: Array) -> Array:
+        """Return the ridge leverage score of every candidate; a pair has the sum of its two."""
+        features = pool.cosines(X)
+        features *= np.sqrt(2 / features.shape[1])
+        ridge = len(X) * self.alpha
+        if features.shape[1] <= len(X):
+            gram = features.T @ features
+            inverse = cho_solve(cho_factor(gram + ridge * np.eye(len(gram))), np.eye(len(gram)))
+            leverage = 1 - ridge * np.diag(inverse)
+        else:
+            outer = features @ features.T
+            solved = cho_solve(cho_factor(outer + ridge * np.eye(len(outer))), features)
+            leverage = np.sum(features * solved, axis=0)
+        positive: Array = np.maximum(leverage, np.finfo(float).eps).reshape(pool.width, -1).sum(axis=0)
+        return positive
+
+
+@_parameters
+class SurrogateSelector(_SampledSelector):
+    """Sample by the response-weighted surrogate leverage z'(yy' + n I)z of Liu et al. 2020, in linear time.
+
+    See Also
+    --------
+    Selector : the parameters that all selectors share.
+    """
+
+    def scores(self, pool: Pool, X: Array, y: Array) -> Array:
+        """Return (z'y)^2 + n |z|^2 of every candidate z; a pair has the sum of its two."""
+        features = pool.cosines(X)
+        scores = (y @ features) ** 2 + len(X) * np.einsum("ni,ni->i", features, features)
+        summed: Array = scores.reshape(pool.width, -1).sum(axis=0)
+        return summed
+
+
+@_parameters
+class GreedySelector(Selector):
+    """Orthogonal least squares: take, one after another, the candidate that most reduces the ridge residual.
+
+    With S the features taken so far, G the pool's Gram matrix and mu the ridge, adding candidate i lowers
+    min |y - Z_S theta|^2 + mu |theta|^2 by r_i^2 / s_i, where r = Z'(y - Z_S theta) and
+    s_i = G_ii + mu - G_iS (G_SS + mu I)^-1 G_Si. Both are kept up to date for all candidates with one
+    column of a growing Cholesky factor per feature taken; nothing is refitted.
+
+    Parameters
+    ----------
+    ridge : float, default=1e-6
+        mu divided by the number of rows, for candidates of amplitude 1.
+
+    See Also
+    --------
+    Selector : the parameters that all selectors share.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **Selector._parameter_constraints,
+        "ridge": [Interval(Real, 0, None, closed="neither")],
+    }
+
+    ridge: float = 1e-6
+
+    def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+        features = pool.cosines(X)
+        taken = greedy_order(features, y, self._n_kept, ridge=self.ridge * len(X), width=pool.width)
+        return pool.keep(taken)
+
+
+def greedy_order(features: Array, y: Array, n_taken: int, *, ridge: float, width: int = 1) -> np.ndarray:
+    """Return the candidates that orthogonal least squares takes, in order.
+
+    Parameters
+    ----------
+    features : ndarray of shape (n_rows, width * n_candidates)
+        For ``width=2``, candidate i is the pair of columns i and n_candidates + i.
+    y : ndarray of shape (n_rows,)
+    n_taken : int
+    ridge : float
+        mu of `GreedySelector`.
+    width : {1, 2}
+    """
+    gram = features.T @ features
+    n_candidates = gram.shape[0] // width
+    correlation = features.T @ y
+    remaining = np.diag(gram) + ridge
+    floor = ridge / 2 + 1e-12 * remaining.max()
+    pair_product = np.diag(gram[:n_candidates, n_candidates:]).copy() if width == 2 else np.zeros(n_candidates)
+    factor = np.empty((n_taken * width, gram.shape[0]))
+    taken: list[int] = []
+    open_candidates = np.ones(n_candidates, dtype=bool)
+
+    for _ in range(n_taken):
+        gain = _gain(correlation, remaining, pair_product, width, floor)
+        best = int(np.argmax(np.where(open_candidates, gain, -np.inf)))
+        for column in range(best, width * n_candidates, n_candidates):
+            size = len(taken) * width + column // n_candidates
+            pivot = np.sqrt(max(remaining[column], floor))
+            row = gram[column] - factor[:size, column] @ factor[:size]
+            row[column] += ridge
+            row /= pivot
+            factor[size] = row
+            correlation = correlation - row * (correlation[column] / pivot)
+            remaining = remaining - row**2
+            if width == 2:
+                pair_product = pair_product - row[:n_candidates] * row[n_candidates:]
+        open_candidates[best] = False
+        taken.append(best)
+    return np.array(taken)
+
+
+def _gain(correlation: Array, remaining: Array, pair_product: Array, width: int, floor: float) -> Array:
+    """Return how much each candidate lowers the ridge residual: r's^-1 r, with s a number or 2 x 2."""
+    if width == 1:
+        return np.asarray(correlation**2 / np.maximum(remaining, floor))
+    (r_cos, r_sin), (s_cos, s_sin) = correlation.reshape(2, -1), remaining.reshape(2, -1)
+    determinant = np.maximum(s_cos * s_sin - pair_product**2, floor**2)
+    return np.asarray((s_sin * r_cos**2 - 2 * pair_product * r_cos * r_sin + s_cos * r_sin**2) / determinant)
+
+
+SELECTORS: dict[str, type[Selector]] = {
+    "plain": PlainSelector,
+    "energy": EnergySelector,
+    "leverage": LeverageSelector,
+    "surrogate": SurrogateSelector,
+    "greedy": GreedySelector,
+}

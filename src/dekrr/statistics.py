@@ -1,0 +1,90 @@
+"""The sums over a site's rows that stand for them (section 2 of docs/architecture.md).
+
+With Z_ij the features of map i on the rows of site j (one row of the array per row of data), a site j
+computes about its own map Z_jj'Z_jj and Z_jj'y_j, and for each neighbour p, knowing its map,
+B_pj = Z_pj'Z_pj and C_pj = Z_pj'Z_jj. Rows are read in blocks and never needed again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .features import FeatureMap
+from .types import Array
+
+ROWS_PER_BLOCK = 2048
+
+
+@dataclass(frozen=True)
+class OwnSums:
+    """A site's sums about its own features.
+
+    Parameters
+    ----------
+    gram : ndarray of shape (n_features, n_features)
+        Z_jj'Z_jj.
+    moment : ndarray of shape (n_features,)
+        Z_jj'y_j.
+    response_energy : float
+        y_j'y_j.
+    """
+
+    gram: Array
+    moment: Array
+    response_energy: float
+
+
+@dataclass(frozen=True)
+class CrossSums:
+    """Sums over one site's rows about another site's features.
+
+    Parameters
+    ----------
+    gram : ndarray of shape (n_features, n_features)
+        B of the other's features.
+    cross : ndarray of shape (n_features, n_features_of_the_rows_site)
+        C: the other's features times those of the site that has the rows.
+    """
+
+    gram: Array
+    cross: Array
+
+
+def accumulate(
+    X: Array, y: Array, own: FeatureMap, others: Mapping[str, FeatureMap]
+) -> tuple[OwnSums, dict[str, CrossSums]]:
+    """Return a site's own sums and those for each neighbour, in one pass over its rows.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n_rows, n_columns)
+    y : ndarray of shape (n_rows,)
+    own : FeatureMap
+    others : mapping of neighbour to FeatureMap
+    """
+    maps = [own, *others.values()]
+    ends = np.cumsum([feature_map.n_features for feature_map in maps])
+    slices = [slice(end - m.n_features, end) for end, m in zip(ends, maps, strict=True)]
+    joint = FeatureMap(
+        np.hstack([m.frequencies for m in maps]),
+        np.concatenate([m.phases for m in maps]),
+        np.concatenate([m.amplitudes for m in maps]),
+    )
+    with_own = np.zeros((own.n_features, joint.n_features))
+    grams = [np.zeros((m.n_features, m.n_features)) for m in maps[1:]]
+    moment = np.zeros(own.n_features)
+    for start in range(0, len(X), ROWS_PER_BLOCK):
+        rows = slice(start, start + ROWS_PER_BLOCK)
+        features = joint(X[rows])
+        own_features = features[:, slices[0]]
+        with_own += own_features.T @ features
+        moment += y[rows] @ own_features
+        for gram, part in zip(grams, slices[1:], strict=True):
+            gram += features[:, part].T @ features[:, part]
+    own_sums = OwnSums(with_own[:, slices[0]], moment, float(y @ y))
+    cross = {
+        name: CrossSums(gram, with_own[:, part].T)
+        for name, gram, part in zip(others, grams, slices[1:], strict=True)
+    }
+    return own_sums, cross

@@ -1,0 +1,112 @@
+"""One site's block row of the linear system behind the paper's objective (11).
+
+All sites together minimise, with c~_j = consensus / (N |N_j|),
+
+    L = sum_j 1/N |Z_jj theta_j - y_j|^2 + alpha/J |theta_j|^2
+        + sum_{p in N_j} c~_j |Z_jj theta_j - Z_pj theta_p|^2,
+
+whose gradient vanishes where H theta = d: H_jj theta_j - sum_p P_jp theta_p = d_j for every site j.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .statistics import CrossSums, OwnSums
+from .types import Array
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The numbers that weigh the terms of the objective at one site.
+
+    Parameters
+    ----------
+    n_rows, n_sites : int
+        N and J, over the whole network.
+    alpha : float
+        The regularisation (the paper's lambda).
+    own_penalty : float
+        c~_j.
+    penalties : mapping of neighbour to float
+        c~_p of each neighbour.
+    """
+
+    n_rows: int
+    n_sites: int
+    alpha: float
+    own_penalty: float
+    penalties: Mapping[str, float]
+
+
+def penalty(consensus: float, n_rows: int, n_neighbors: int) -> float:
+    """Return c~_j = consensus / (N |N_j|), and 0 for a site without neighbours."""
+    return consensus / (n_rows * n_neighbors) if n_neighbors else 0.0
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """H_jj, P_jp, d_j of one site, and y_j'y_j / N.
+
+    Parameters
+    ----------
+    hessian : ndarray of shape (D_j, D_j)
+        H_jj.
+    neighbors : tuple of str
+        The order in which `couplings` has the neighbours.
+    couplings : ndarray of shape (D_j, sum of D_p)
+        P_jp of all neighbours, side by side.
+    right_side : ndarray of shape (D_j,)
+        d_j.
+    response_energy : float
+        y_j'y_j / N.
+    """
+
+    hessian: Array
+    neighbors: tuple[str, ...]
+    couplings: Array
+    right_side: Array
+    response_energy: float
+
+    def residual(self, coefficients: Array, of_neighbors: Mapping[str, Array]) -> Array:
+        """Return d_j - H_jj theta_j + sum_p P_jp theta_p, shape (D_j,)."""
+        residual = self.right_side - self.hessian @ coefficients
+        if self.neighbors:
+            residual += self.couplings @ np.concatenate([of_neighbors[p] for p in self.neighbors])
+        return residual
+
+    def objective_share(self, coefficients: Array, residual: Array) -> float:
+        """Return this site's share of L: y_j'y_j / N - theta_j'(d_j + residual_j). All shares sum to L."""
+        return self.response_energy - float(coefficients @ (self.right_side + residual))
+
+
+def assemble(
+    own: OwnSums, received: Mapping[str, CrossSums], sent: Mapping[str, CrossSums], weights: Weights
+) -> BlockRow:
+    """Return the block row of site j (the paper's equation 16, without the self penalty).
+
+    Parameters
+    ----------
+    own : OwnSums
+        Z_jj'Z_jj and Z_jj'y_j.
+    received : mapping of neighbour p to CrossSums
+        B_jp and C_jp, over p's rows.
+    sent : mapping of neighbour p to CrossSums
+        B_pj and C_pj, over this site's rows.
+    weights : Weights
+    """
+    n_features = len(own.moment)
+    hessian = (1 / weights.n_rows + len(received) * weights.own_penalty) * own.gram
+    hessian = hessian + weights.alpha / weights.n_sites * np.eye(n_features)
+    couplings = [np.empty((n_features, 0))]
+    for p, sums in received.items():
+        hessian += weights.penalties[p] * sums.gram
+        couplings.append(weights.own_penalty * sent[p].cross.T + weights.penalties[p] * sums.cross)
+    return BlockRow(
+        hessian=hessian,
+        neighbors=tuple(received),
+        couplings=np.hstack(couplings),
+        right_side=own.moment / weights.n_rows,
+        response_energy=own.response_energy / weights.n_rows,
+    )

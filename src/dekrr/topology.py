@@ -1,0 +1,158 @@
+"""Graphs of sites, on networkx.
+
+A topology is given by name, as an edge list, or as any networkx graph whose nodes are the sites. A run
+needs it connected, because what one site knows reaches another over edges only.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import networkx as nx
+
+from .errors import TopologyError
+
+Graph = Any  # networkx graphs are generic in stubs only
+
+
+def ring(n_sites: int, n_neighbors: int = 4) -> Graph:
+    """Return a ring lattice: each site with its nearest `n_neighbors` / 2 on either side (the paper's graph).
+
+    With fewer than ``n_neighbors + 1`` sites everybody is everybody's neighbour.
+
+    Examples
+    --------
+    >>> sorted(ring(10, 4)[0])
+    [1, 2, 8, 9]
+    """
+    if n_neighbors < 2 or n_neighbors % 2:
+        raise TopologyError(f"a ring needs an even number of neighbours, 2 or more; got n_neighbors={n_neighbors}")
+    if n_sites <= n_neighbors:
+        return nx.complete_graph(n_sites)
+    return nx.circulant_graph(n_sites, range(1, n_neighbors // 2 + 1))
+
+
+def grid(n_sites: int) -> Graph:
+    """Return the most nearly square grid of `n_sites`, each joined to those beside, above and below it."""
+    rows = next(rows for rows in range(int(n_sites**0.5), 0, -1) if n_sites % rows == 0)
+    return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, n_sites // rows), ordering="sorted")
+
+
+def random_regular(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
+    """Return a connected random graph in which everybody has `n_neighbors` neighbours."""
+    if n_sites <= n_neighbors:
+        return nx.complete_graph(n_sites)
+    if n_sites * n_neighbors % 2:
+        raise TopologyError(f"no graph of {n_sites} sites with {n_neighbors} neighbours each exists: odd product")
+    return _until_connected(lambda s: nx.random_regular_graph(n_neighbors, n_sites, seed=s), seed, "random_regular")
+
+
+def watts_strogatz(n_sites: int, n_neighbors: int = 4, rewiring: float = 0.2, seed: Any = None) -> Graph:
+    """Return a connected small world: a ring lattice with a share of its edges rewired at random."""
+    if n_sites <= n_neighbors:
+        return nx.complete_graph(n_sites)
+    return nx.connected_watts_strogatz_graph(n_sites, n_neighbors, rewiring, tries=1000, seed=seed)
+
+
+def erdos_renyi(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
+    """Return a random graph of `n_neighbors` neighbours on average, kept connected.
+
+    Components that chance left apart are joined by one edge each.
+    """
+    generator = nx.utils.create_py_random_state(seed)
+    probability = min(1.0, n_neighbors / max(n_sites - 1, 1))
+    graph = nx.gnp_random_graph(n_sites, probability, seed=generator)
+    first, *others = [sorted(component) for component in nx.connected_components(graph)]
+    for other in others:
+        graph.add_edge(generator.choice(first), generator.choice(other))
+        first = first + other
+    return graph
+
+
+def _until_connected(draw: Any, seed: Any, name: str, tries: int = 100) -> Graph:
+    generator = nx.utils.create_py_random_state(seed)
+    for _ in range(tries):
+        graph = draw(generator)
+        if nx.is_connected(graph):
+            return graph
+    raise TopologyError(f"no connected {name} graph in {tries} tries; give each site more neighbours")
+
+
+TOPOLOGIES = ("ring", "complete", "grid", "star", "random_regular", "watts_strogatz", "erdos_renyi")
+
+
+def build(
+    topology: str | Iterable[tuple[Hashable, Hashable]] | Graph,
+    sites: Sequence[Hashable],
+    n_neighbors: int = 4,
+    seed: Any = None,
+) -> Graph:
+    """Return a connected graph whose nodes are `sites`.
+
+    Parameters
+    ----------
+    topology : str, iterable of pairs, or networkx graph
+        One of `TOPOLOGIES`, or the edges, or the graph itself.
+    sites : sequence of hashable
+        The sites, in the order in which a named topology lays them out.
+    n_neighbors : int, default=4
+        For ring, random_regular, watts_strogatz; the mean for erdos_renyi.
+    seed : int or None
+        For the random topologies.
+
+    Examples
+    --------
+    >>> graph = build("star", ["hub", "north", "south"])
+    >>> sorted(graph["hub"])
+    ['north', 'south']
+    >>> build([("a", "b"), ("c", "d")], ["a", "b", "c", "d"])
+    Traceback (most recent call last):
+    ...
+    dekrr.errors.TopologyError: the graph falls into 2 parts: {'a', 'b'} and {'c', 'd'}; join them by an edge
+    """
+    if isinstance(topology, str):
+        graph = _named(topology, len(sites), n_neighbors, seed)
+        graph = nx.relabel_nodes(graph, dict(enumerate(sites)))
+    else:
+        graph = nx.Graph()
+        graph.add_nodes_from(sites)
+        graph.add_edges_from(topology.edges if isinstance(topology, nx.Graph) else topology)
+    _check(graph, sites)
+    return graph
+
+
+def _named(name: str, n_sites: int, n_neighbors: int, seed: Any) -> Graph:
+    match name:
+        case "ring":
+            return ring(n_sites, n_neighbors)
+        case "complete":
+            return nx.complete_graph(n_sites)
+        case "grid":
+            return grid(n_sites)
+        case "star":
+            return nx.star_graph(n_sites - 1)
+        case "random_regular":
+            return random_regular(n_sites, n_neighbors, seed=seed)
+        case "watts_strogatz":
+            return watts_strogatz(n_sites, n_neighbors, seed=seed)
+        case "erdos_renyi":
+            return erdos_renyi(n_sites, n_neighbors, seed=seed)
+    raise TopologyError(f"unknown topology {name!r}; choose one of {', '.join(TOPOLOGIES)}, or give edges or a graph")
+
+
+def _check(graph: Graph, sites: Sequence[Hashable]) -> None:
+    strangers = set(graph) - set(sites)
+    if strangers:
+        raise TopologyError(f"the graph has sites without data: {_listed(strangers)}; known are {_listed(sites)}")
+    loops = [site for site in graph if graph.has_edge(site, site)]
+    if loops:
+        raise TopologyError(f"the graph joins sites to themselves: {_listed(loops)}; remove those edges")
+    components = list(nx.connected_components(graph))
+    if len(components) > 1:
+        parts = " and ".join("{" + _listed(component) + "}" for component in components[:4])
+        parts += f" and {len(components) - 4} more" if len(components) > 4 else ""
+        raise TopologyError(f"the graph falls into {len(components)} parts: {parts}; join them by an edge")
+
+
+def _listed(sites: Iterable[Hashable], most: int = 8) -> str:
+    names = sorted(map(repr, sites))
+    return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")

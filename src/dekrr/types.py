@@ -1,0 +1,6 @@
+"""Names of types that every module shares."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
