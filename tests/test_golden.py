@@ -17,7 +17,7 @@ TOLERANCE = 1e-10
 GOLDEN = np.load(Path(__file__).with_name("golden.npz"))
 NAMES = [str(j) for j in range(int(GOLDEN["n_nodes"]))]
 NEIGHBORS = {name: tuple(str(p) for p in GOLDEN[f"neighbors_{name}"]) for name in NAMES}
-MAPS = {name: FeatureMap(GOLDEN[f"frequencies_{name}"], GOLDEN[f"phases_{name}"]) for name in NAMES}
+MAPS = {name: FeatureMap.unweighted(GOLDEN[f"frequencies_{name}"], GOLDEN[f"phases_{name}"]) for name in NAMES}
 ALPHA, CONSENSUS = float(GOLDEN["alpha"]), float(GOLDEN["c"])
 N_ROWS = sum(len(GOLDEN[f"y_{name}"]) for name in NAMES)
 
@@ -74,7 +74,13 @@ def test_system_matrices():
 @pytest.fixture(scope="module")
 def outcomes():
     settings = dekrr.Settings(
-        alpha=ALPHA, consensus=CONSENSUS, solver="jacobi", self_penalty=5.0, tol=0.0, max_rounds=1500, scale=None
+        alpha=ALPHA,
+        consensus=CONSENSUS,
+        solver="jacobi",
+        self_penalty=5.0,
+        tol=0.0,
+        max_rounds=1500,
+        scale=None,
     )
     selector = PlainSelector()
     return LocalNetwork(NEIGHBORS).run(
@@ -106,7 +112,7 @@ def test_energy_scores_and_choice():
 
 @pytest.fixture(scope="module")
 def dkla_outcomes():
-    shared = FeatureMap(GOLDEN["dkla_frequencies"], GOLDEN["dkla_phases"])
+    shared = FeatureMap.unweighted(GOLDEN["dkla_frequencies"], GOLDEN["dkla_phases"])
     settings = dkla.Settings(alpha=ALPHA, rho=1e-4, rho_period=200, tol=0.0, max_rounds=1000, scale=None)
     return shared, LocalNetwork(NEIGHBORS).run(
         {

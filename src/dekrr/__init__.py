@@ -1,0 +1,67 @@
+"""dekrr: kernel ridge regression across sites that cannot pool their data.
+
+Names are imported when they are first used, so that `import dekrr` costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import DataError as DataError
+    from .errors import DekrrError as DekrrError
+    from .errors import MessageError as MessageError
+    from .errors import ModelFileError as ModelFileError
+    from .errors import SettingsError as SettingsError
+    from .errors import TopologyError as TopologyError
+    from .estimators import AllReduceRegressor as AllReduceRegressor
+    from .estimators import CentralizedKRR as CentralizedKRR
+    from .estimators import CentralizedRFF as CentralizedRFF
+    from .estimators import COKERegressor as COKERegressor
+    from .estimators import DeKRRRegressor as DeKRRRegressor
+    from .estimators import DKLARegressor as DKLARegressor
+    from .estimators import LocalRegressor as LocalRegressor
+    from .features import FeatureMap as FeatureMap
+    from .metrics import rse as rse
+    from .model import SiteModel as SiteModel
+    from .model import load as load
+    from .selection import EnergySelector as EnergySelector
+    from .selection import GreedySelector as GreedySelector
+    from .selection import LeverageSelector as LeverageSelector
+    from .selection import PlainSelector as PlainSelector
+    from .selection import SurrogateSelector as SurrogateSelector
+
+_HOMES = {
+    "errors": ["DataError", "DekrrError", "MessageError", "ModelFileError", "SettingsError", "TopologyError"],
+    "estimators": [
+        "AllReduceRegressor",
+        "COKERegressor",
+        "CentralizedKRR",
+        "CentralizedRFF",
+        "DKLARegressor",
+        "DeKRRRegressor",
+        "LocalRegressor",
+    ],
+    "features": ["FeatureMap"],
+    "metrics": ["rse"],
+    "model": ["SiteModel", "load"],
+    "selection": ["EnergySelector", "GreedySelector", "LeverageSelector", "PlainSelector", "SurrogateSelector"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME_OF, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("dekrr")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

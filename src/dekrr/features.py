@@ -57,13 +57,12 @@ class FeatureMap:
     ----------
     frequencies : ndarray of shape (n_columns, n_features)
     phases : ndarray of shape (n_features,)
-    amplitudes : ndarray of shape (n_features,), optional
-        sqrt(2 / n_features) when left out, so that z(x)'z(x') estimates the kernel.
+    amplitudes : ndarray of shape (n_features,)
 
     Examples
     --------
     >>> import numpy as np
-    >>> feature_map = FeatureMap(np.array([[0.0, 1.0]]), np.zeros(2))
+    >>> feature_map = FeatureMap.unweighted(np.array([[0.0, 1.0]]), np.zeros(2))
     >>> feature_map(np.array([[0.0], [np.pi]])).round(3)
     array([[ 1.,  1.],
            [ 1., -1.]])
@@ -71,22 +70,23 @@ class FeatureMap:
 
     frequencies: Array
     phases: Array
-    amplitudes: Array = None  # type: ignore[assignment]
+    amplitudes: Array
 
-    def __post_init__(self) -> None:
-        if self.amplitudes is None:
-            n_features = self.frequencies.shape[1]
-            object.__setattr__(self, "amplitudes", np.full(n_features, np.sqrt(2 / max(n_features, 1))))
+    @classmethod
+    def unweighted(cls, frequencies: Array, phases: Array) -> "FeatureMap":
+        """Return the map with amplitudes sqrt(2 / n_features), so that z(x)'z(x') estimates the kernel."""
+        n_features = len(phases)
+        return cls(frequencies, phases, np.full(n_features, np.sqrt(2 / max(n_features, 1))))
 
     @property
     def n_features(self) -> int:
         """How many features the map has (the paper's D)."""
-        return self.frequencies.shape[1]
+        return int(self.frequencies.shape[1])
 
     @property
     def n_columns(self) -> int:
         """How many columns a row must have (the paper's d)."""
-        return self.frequencies.shape[0]
+        return int(self.frequencies.shape[0])
 
     @cached_property
     def _in_turns(self) -> tuple[Array, Array]:
@@ -111,4 +111,4 @@ def paired(frequencies: Array) -> FeatureMap:
     """
     n_pairs = frequencies.shape[1]
     phases = np.concatenate([np.zeros(n_pairs), np.full(n_pairs, -np.pi / 2)])
-    return FeatureMap(np.hstack([frequencies, frequencies]), phases)
+    return FeatureMap.unweighted(np.hstack([frequencies, frequencies]), phases)

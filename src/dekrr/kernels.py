@@ -67,7 +67,7 @@ class Gaussian(Kernel):
     def log_density(self, frequencies: Array) -> Array:  # noqa: D102
         scaled = frequencies * self.sigma
         per_column = np.log(self.sigma / np.sqrt(2 * np.pi)) - scaled**2 / 2
-        return np.sum(per_column, axis=0)
+        return np.asarray(per_column.sum(axis=0))
 
 
 class Laplacian(Kernel):
@@ -83,7 +83,7 @@ class Laplacian(Kernel):
 
     def log_density(self, frequencies: Array) -> Array:  # noqa: D102
         per_column = np.log(self.sigma / np.pi) - np.log1p((frequencies * self.sigma) ** 2)
-        return np.sum(per_column, axis=0)
+        return np.asarray(per_column.sum(axis=0))
 
 
 class Cauchy(Kernel):
@@ -102,7 +102,7 @@ class Cauchy(Kernel):
 
     def log_density(self, frequencies: Array) -> Array:  # noqa: D102
         per_column = np.log(self.sigma / 2) - np.abs(frequencies) * self.sigma
-        return np.sum(per_column, axis=0)
+        return np.asarray(per_column.sum(axis=0))
 
 
 KERNELS: dict[str, type[Kernel]] = {kernel.name: kernel for kernel in (Gaussian, Laplacian, Cauchy)}

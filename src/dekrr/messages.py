@@ -23,20 +23,20 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """Base of the messages; each travels as an array that starts with its kind."""
 
 
-class Roll(Message, tag="roll"):
+class Roll(Message, frozen=True, tag="roll"):
     """The sites the sender has newly heard of: name, rows, and eccentricity (-1 while it is unknown)."""
 
     sites: dict[str, tuple[int, int]]
 
 
-class Bounds(Message, tag="bounds"):
+class Bounds(Message, frozen=True, tag="bounds"):
     """The smallest and largest values known to the sender, one per column and one for the response."""
 
     lower: np.ndarray
     upper: np.ndarray
 
 
-class Features(Message, tag="features"):
+class Features(Message, frozen=True, tag="features"):
     """The sender's feature map, and how many neighbours it has."""
 
     frequencies: np.ndarray
@@ -45,34 +45,34 @@ class Features(Message, tag="features"):
     n_neighbors: int
 
 
-class Sums(Message, tag="sums"):
+class Sums(Message, frozen=True, tag="sums"):
     """Sums over the sender's rows of the receiver's features: gram (B_jp, packed) and cross (C_jp)."""
 
     gram: np.ndarray
     cross: np.ndarray
 
 
-class RowFeatures(Message, tag="rows"):
+class RowFeatures(Message, frozen=True, tag="rows"):
     """The paper's exchange, for comparison: both maps' features of each of the sender's rows."""
 
     own: np.ndarray
     receivers: np.ndarray
 
 
-class Coefficients(Message, tag="theta"):
+class Coefficients(Message, frozen=True, tag="theta"):
     """The sender's coefficients, with its share of the stopping rule: (residual, scale)."""
 
     values: np.ndarray
     progress: tuple[float, float]
 
 
-class Unchanged(Message, tag="same"):
+class Unchanged(Message, frozen=True, tag="same"):
     """Instead of coefficients that differ too little from the last ones sent."""
 
     progress: tuple[float, float]
 
 
-class Total(Message, tag="total"):
+class Total(Message, frozen=True, tag="total"):
     """A partial sum on its way up a spanning tree, or the full one on its way down."""
 
     values: np.ndarray
@@ -104,7 +104,7 @@ def _from_wire(kind: type, value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
-_decoder = msgspec.msgpack.Decoder(AnyMessage, dec_hook=_from_wire)
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage, dec_hook=_from_wire)
 
 
 def encode(message: Message) -> bytes:
@@ -128,7 +128,9 @@ def decode(data: bytes, sender: str) -> AnyMessage:
         raise MessageError(f"site {sender!r} sent what is no message: {error}") from None
 
 
-def expect(inbox: Mapping[str, AnyMessage], kind: type[Kind], **shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Kind]:
+def expect(
+    inbox: Mapping[str, AnyMessage], kind: type[Kind], **shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Kind]:
     """Return the inbox with every message known to be of `kind` and its arrays of the given shapes.
 
     Parameters
@@ -147,7 +149,9 @@ def expect(inbox: Mapping[str, AnyMessage], kind: type[Kind], **shapes: Mapping[
             )
         for field, wanted in shapes.items():
             shape = getattr(message, field).shape
-            if len(shape) != len(wanted[sender]) or any(w not in (-1, s) for w, s in zip(wanted[sender], shape, strict=True)):
+            if len(shape) != len(wanted[sender]) or any(
+                w not in (-1, s) for w, s in zip(wanted[sender], shape, strict=True)
+            ):
                 raise MessageError(
                     f"site {sender!r} sent {kind.__name__}.{field} of shape {shape}, expected {wanted[sender]}"
                 )

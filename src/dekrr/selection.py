@@ -55,7 +55,7 @@ class Pool:
     @property
     def n_candidates(self) -> int:
         """How many candidates there are; a pair is one."""
-        return self.frequencies.shape[1]
+        return int(self.frequencies.shape[1])
 
     @property
     def width(self) -> int:
@@ -77,7 +77,7 @@ class Pool:
     def keep(self, chosen: np.ndarray, weights: Array | None = None) -> FeatureMap:
         """Return the map of the chosen candidates, with amplitudes scaled by `weights`."""
         frequencies = self.frequencies[:, chosen]
-        plain = paired(frequencies) if self.phases is None else FeatureMap(frequencies, self.phases[chosen])
+        plain = paired(frequencies) if self.phases is None else FeatureMap.unweighted(frequencies, self.phases[chosen])
         if weights is None:
             return plain
         return FeatureMap(plain.frequencies, plain.phases, plain.amplitudes * np.tile(weights, self.width))
@@ -250,13 +250,13 @@ class EnergySelector(Selector):
         factor = np.sqrt(2 / pool.n_candidates) / len(y)
         if self.phase_free or pool.phases is None:
             cosines, sines = pool.phase_free(X)
-            return factor * np.hypot(y @ cosines, y @ sines)
-        return factor * np.abs(y @ pool.cosines(X))
+            return np.asarray(factor * np.hypot(y @ cosines, y @ sines))
+        return np.asarray(factor * np.abs(y @ pool.cosines(X)))
 
     def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
         chosen = np.argsort(-self.scores(pool, X, y), kind="stable")[: self._n_kept]
         if self.redraw_phases and pool.phases is not None:
-            return FeatureMap(pool.frequencies[:, chosen], rng.uniform(0, 2 * np.pi, chosen.size))
+            return FeatureMap.unweighted(pool.frequencies[:, chosen], rng.uniform(0, 2 * np.pi, chosen.size))
         return pool.keep(chosen)
 
 

@@ -139,7 +139,7 @@ def proposition_1(own: OwnSums, received: dict[str, CrossSums], weights: Weights
             'self_penalty="bound" needs linearly independent features on every site\'s rows: '
             'use fewer features, or self_penalty=5.0 or "adaptive"'
         )
-    pulled = sum(weights.penalties[p] * sums.gram for p, sums in received.items())
+    pulled = np.sum([weights.penalties[p] * sums.gram for p, sums in received.items()], axis=0)
     last = len(own.gram) - 1
     largest = eigvalsh(pulled, subset_by_index=[last, last])[0]
     return float(len(received) + largest / (weights.own_penalty * smallest))

@@ -84,7 +84,6 @@ def accumulate(
             gram += features[:, part].T @ features[:, part]
     own_sums = OwnSums(with_own[:, slices[0]], moment, float(y @ y))
     cross = {
-        name: CrossSums(gram, with_own[:, part].T)
-        for name, gram, part in zip(others, grams, slices[1:], strict=True)
+        name: CrossSums(gram, with_own[:, part].T) for name, gram, part in zip(others, grams, slices[1:], strict=True)
     }
     return own_sums, cross

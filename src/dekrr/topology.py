@@ -28,7 +28,7 @@ def ring(n_sites: int, n_neighbors: int = 4) -> Graph:
         raise TopologyError(f"a ring needs an even number of neighbours, 2 or more; got n_neighbors={n_neighbors}")
     if n_sites <= n_neighbors:
         return nx.complete_graph(n_sites)
-    return nx.circulant_graph(n_sites, range(1, n_neighbors // 2 + 1))
+    return nx.circulant_graph(n_sites, list(range(1, n_neighbors // 2 + 1)))
 
 
 def grid(n_sites: int) -> Graph:

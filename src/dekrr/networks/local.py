@@ -13,7 +13,7 @@ from ..errors import MessageError
 from ..messages import AnyMessage, Message, decode, encode
 from ..protocols.site import Outbox, Procedure, Result
 
-Edge = tuple[str, str]
+Edge = tuple[Any, Any]
 
 
 @dataclass
@@ -46,7 +46,16 @@ class Traffic:
         """Bytes over all edges."""
         return self.bytes.total()
 
-    def sent_by(self, site: str) -> int:
+    def relabelled(self, labels: Mapping[str, Any]) -> "Traffic":
+        """Return the same with each site's name replaced by its label."""
+        return Traffic(
+            Counter({(labels[a], labels[b]): size for (a, b), size in self.bytes.items()}),
+            Counter({(labels[a], labels[b]): count for (a, b), count in self.messages.items()}),
+            self.bytes_by_kind,
+            self.messages_by_kind,
+        )
+
+    def sent_by(self, site: Any) -> int:
         """Bytes that one site sent."""
         return sum(size for (sender, _), size in self.bytes.items() if sender == site)
 

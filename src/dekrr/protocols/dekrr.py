@@ -106,9 +106,7 @@ def train(site: Site, selector: Selector, settings: Settings, *, keep_path: bool
         penalties={p: penalty(settings.consensus, roster.n_rows, offers[p].n_neighbors) for p in offers},
     )
     row = assemble(own, received, sent, weights)
-    solver = make_solver(
-        settings.solver, settings.self_penalty, settings.consensus, row, own, received, weights
-    )
+    solver = make_solver(settings.solver, settings.self_penalty, settings.consensus, row, own, received, weights)
     outcome = Outcome(roster, scaling, own_map, np.zeros(own_map.n_features), neighbor_maps=maps)
     yield from iterate(site, row, solver, settings, outcome, keep_path=keep_path)
     return outcome

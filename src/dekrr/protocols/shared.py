@@ -13,7 +13,7 @@ from ..statistics import OwnSums, accumulate
 from ..types import Array
 from .consensus import Roster, agree_on_scaling, roll_call
 from .dekrr import read_features
-from .site import Procedure, Site
+from .site import Outbox, Procedure, Site
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def share_features(
         mine = selector.select(X, y, np.random.default_rng(site.seed))
     told = False
     for _ in range(roster.diameter):
-        outbox = {}
+        outbox: Outbox = {}
         if mine is not None and not told:
             message = Features(mine.frequencies, mine.phases, mine.amplitudes, len(site.neighbors))
             outbox, told = site.to_all(message), True

@@ -1,0 +1,58 @@
+"""A made-up problem whose sites differ visibly."""
+
+from typing import Any
+
+import numpy as np
+from sklearn.utils import check_random_state
+
+from ..types import Array
+
+
+def make_sites(
+    n_sites: int = 10,
+    rows_per_site: int = 200,
+    n_columns: int = 3,
+    noise: float = 0.05,
+    random_state: Any = None,
+) -> tuple[Array, Array, np.ndarray]:
+    """Make stations along a coast: one smooth field, of which each station sees its own stretch.
+
+    Station j's rows lie around its own place, with overlap to the next ones; the field oscillates faster from
+    station to station, so that no one bandwidth suits them all; and stations differ in size by up to three.
+
+    Parameters
+    ----------
+    n_sites : int, default=10
+    rows_per_site : int, default=200
+        On average.
+    n_columns : int, default=3
+        The first is the place along the coast.
+    noise : float, default=0.05
+        Standard deviation of the response's noise.
+    random_state : int, RandomState instance or None
+
+    Returns
+    -------
+    X : ndarray of shape (n_rows, n_columns)
+    y : ndarray of shape (n_rows,)
+    sites : ndarray of shape (n_rows,)
+        Names, "station 00" on.
+
+    Examples
+    --------
+    >>> X, y, sites = make_sites(n_sites=4, random_state=0)
+    >>> X.shape, sorted(set(sites.tolist()))
+    ((800, 3), ['station 00', 'station 01', 'station 02', 'station 03'])
+    """
+    rng = np.random.default_rng(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+    shares = rng.uniform(1, 3, n_sites)
+    sizes = np.maximum(1, np.floor(rows_per_site * n_sites * shares / shares.sum()).astype(int))
+    sizes[-1] += rows_per_site * n_sites - sizes.sum()
+    index = np.repeat(np.arange(n_sites), sizes)
+    place = (index + 0.5 + rng.normal(scale=0.6, size=index.size)) / n_sites
+    X = np.column_stack([place, rng.uniform(size=(index.size, n_columns - 1))])
+    field = np.sin(2 * np.pi * (1 + 4 * place) * place)
+    if n_columns > 1:
+        field += place * np.cos(4 * X[:, 1:].mean(axis=1) * np.pi) + 0.3 * X[:, 1]
+    y = field + rng.normal(scale=noise, size=index.size)
+    return X, y, np.array([f"station {j:02d}" for j in range(n_sites)])[index]

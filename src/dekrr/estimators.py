@@ -1,0 +1,664 @@
+"""The scikit-learn front door: fit on rows with a site label each, and get a model per site.
+
+All regressors here share one shape. `fit(X, y, sites=labels)` makes a node procedure of every site's rows
+and has the local network run them; the procedures are the ones that a deployment runs.
+"""
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import networkx as nx
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import r2_score
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from . import topology as topologies
+from .errors import DataError, SettingsError
+from .kernels import KERNELS, make_kernel
+from .labels import factorise, names_of
+from .metrics import rse
+from .model import Header, KernelModel, Member, SiteModel
+from .networks.local import LocalNetwork, Traffic
+from .protocols import allreduce, dekrr, dkla
+from .protocols.outcome import Outcome
+from .protocols.site import Procedure, Site
+from .scaling import Scaling
+from .selection import MAPPINGS, SELECTORS, Selector
+from .types import Array
+
+# A constructor that only stores its keywords, as scikit-learn wants it.
+_parameters = dataclass(eq=False, repr=False, kw_only=True)
+
+_POSITIVE = Interval(Real, 0, None, closed="neither")
+_NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
+_COUNT = Interval(Integral, 1, None, closed="left")
+
+
+@_parameters
+class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """What all regressors share: rows in, a model per site out."""
+
+    alpha: float = 1e-6
+    sigma: float = 1.0
+    kernel: str = "gaussian"
+    scale: str | None = "minmax"
+    n_sites: int = 10
+    min_rows: int = 10
+    random_state: Any = None
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        "alpha": [_POSITIVE],
+        "sigma": [_POSITIVE],
+        "kernel": [StrOptions(set(KERNELS))],
+        "scale": [StrOptions({"minmax"}), None],
+        "n_sites": [_COUNT],
+        "min_rows": [_COUNT],
+        "random_state": ["random_state"],
+    }
+
+    def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
+        """Train a model for every site.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+        y : array-like of shape (n_rows,)
+        sites : array-like of shape (n_rows,), optional
+            The site of every row: any hashable labels. None deals the rows out to `n_sites` sites, as many as
+            get `min_rows` each.
+        """
+        self._validate_params()
+        if y is not None:
+            _refuse_missing_responses(y)
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite=False, y_numeric=True)
+        y = y.astype(np.float64)
+        if sites is None:
+            n_sites = min(self.n_sites, max(1, len(y) // self.min_rows))
+            sites = np.arange(len(y)) % n_sites
+        labels, index = factorise(sites, len(y))
+        self._refuse_bad_rows(X, labels, index)
+        self.sites_ = labels
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        self._fit(X, y, labels, [np.flatnonzero(index == j) for j in range(len(labels))], seed)
+        return self
+
+    @abstractmethod
+    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
+        """Train on finite rows; site j of `labels` has rows `rows[j]`."""
+
+    def predict(self, X: Any, sites: Any = None) -> Array:
+        """Predict each row by its own site's model.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+        sites : array-like of shape (n_rows,), optional
+            The site of every row. None takes the mean over all sites' models.
+
+        Returns
+        -------
+        ndarray of shape (n_rows,)
+        """
+        X = self._check_rows(X)
+        if sites is None:
+            different = list({id(model): model for model in self.models_.values()}.values())
+            return np.asarray(np.mean([model.predict(X) for model in different], axis=0))
+        labels, index = factorise(sites, len(X))
+        unknown = [label for label in labels if label not in self.models_]
+        if unknown:
+            raise DataError(
+                f"unknown sites {unknown}: no rows of theirs were in fit; the sites are {_listed(self.sites_)}. "
+                "models_[site].predict(X) applies any site's model to any rows"
+            )
+        prediction = np.empty(len(X))
+        for j, label in enumerate(labels):
+            prediction[index == j] = self.models_[label].predict(X[index == j])
+        return prediction
+
+    def score(self, X: Any, y: Any, sites: Any = None) -> float:
+        """Return the coefficient of determination R^2 of `predict(X, sites)`."""
+        return float(r2_score(y, self.predict(X, sites)))
+
+    def rse(self, X: Any, y: Any, sites: Any = None, metric: str = "own") -> float:
+        """Return the relative square error, sum (f - y)^2 / sum (y - mean y)^2.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+        y : array-like of shape (n_rows,)
+        sites : array-like of shape (n_rows,), optional
+        metric : {"own", "union"}, default="own"
+            "own" predicts each row by its own site's model. "union" has every site's model predict all the
+            rows and takes the mean over sites: how good is a site's model where other sites' data live?
+        """
+        if metric == "own":
+            return rse(y, self.predict(X, sites))
+        if metric != "union":
+            raise SettingsError(f'unknown metric {metric!r}; choose "own" or "union"')
+        X = self._check_rows(X)
+        different = {id(model): rse(y, model.predict(X)) for model in self.models_.values()}
+        return float(np.mean([different[id(model)] for model in self.models_.values()]))
+
+    def _check_rows(self, X: Any) -> Array:
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite=False)
+        self._refuse_bad_rows(X)
+        return np.asarray(X)
+
+    def _refuse_bad_rows(self, X: Array, labels: Sequence[Any] = (), index: np.ndarray | None = None) -> None:
+        if np.isfinite(X).all():
+            return
+        row, column = np.argwhere(~np.isfinite(X))[0]
+        name = repr(self.feature_names_in_[column]) if hasattr(self, "feature_names_in_") else column
+        where = f" of site {labels[index[row]]!r}" if index is not None else ""
+        count = int((~np.isfinite(X)).sum())
+        raise DataError(
+            f"Input X contains NaN or infinity: row {row}{where}, column {name} is {X[row, column]} "
+            f"({count} such values in all); fill or drop them"
+        )
+
+    def _header(self, name: str, n_members: int = 1) -> Header:
+        columns = [str(column) for column in self.feature_names_in_] if hasattr(self, "feature_names_in_") else None
+        return Header(
+            site=name,
+            method=type(self).__name__,
+            kernel=self.kernel,
+            sigma=float(self.sigma),
+            columns=columns,
+            n_columns=self.n_features_in_,
+            n_members=n_members,
+            scaled=self.scale is not None,
+        )
+
+
+@_parameters
+class _FeatureRegressor(_SiteRegressor):
+    """A regressor on random features, trained by node procedures on a network."""
+
+    n_features: Any = 100
+    features: Any = "plain"
+    mapping: str = "cos"
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **_SiteRegressor._parameter_constraints,
+        "n_features": [_COUNT, dict, "array-like"],
+        "features": [StrOptions(set(SELECTORS)), Selector],
+        "mapping": [StrOptions(set(MAPPINGS))],
+    }
+
+    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
+        self.graph_ = self._graph(labels, seed)
+        names = dict(zip(labels, names_of(labels), strict=True))
+        sizes = self._sizes(labels)
+        network = LocalNetwork(nx.relabel_nodes(self.graph_, names))
+        procedures = {}
+        for label, own_rows in zip(labels, rows, strict=True):
+            neighbors = tuple(names[p] for p in self.graph_[label])
+            site = Site(names[label], neighbors, X[own_rows], y[own_rows], seed=seed)
+            procedures[site.name] = self._procedure(site, self._selector(sizes[label]), names)
+        outcomes = network.run(procedures)
+        self._keep(labels, names, outcomes, network.traffic)
+
+    @abstractmethod
+    def _graph(self, labels: list[Hashable], seed: int) -> Any:
+        """Return the graph of sites."""
+
+    @abstractmethod
+    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
+        """Return what one site does."""
+
+    def _sizes(self, labels: list[Hashable]) -> dict[Hashable, int]:
+        """Return how many features each site gets (its mean, where an allocation shares them out)."""
+        if isinstance(self.n_features, Integral):
+            return dict.fromkeys(labels, int(self.n_features))
+        given = self.n_features
+        sizes = dict(given) if isinstance(given, Mapping) else dict(zip(labels, given, strict=False))
+        if set(sizes) != set(labels) or (not isinstance(given, Mapping) and len(given) != len(labels)):
+            raise SettingsError(f"n_features has {len(given)} entries for {len(labels)} sites: {_listed(labels)}")
+        return {label: int(size) for label, size in sizes.items()}
+
+    def _selector(self, n_features: int) -> Selector:
+        if isinstance(self.features, Selector):
+            chosen: Selector = self.features
+            return chosen.__class__(**{**chosen.get_params(deep=False), "n_features": n_features})
+        return SELECTORS[self.features](n_features, kernel=self.kernel, sigma=float(self.sigma), mapping=self.mapping)
+
+    def _keep(
+        self,
+        labels: list[Hashable],
+        names: Mapping[Hashable, str],
+        outcomes: Mapping[str, Outcome],
+        traffic: Traffic,
+    ) -> None:
+        self.models_ = {label: self._model(names[label], outcomes[names[label]]) for label in labels}
+        first = outcomes[names[labels[0]]]
+        self.n_rounds_ = max(outcome.rounds for outcome in outcomes.values())
+        objective = np.sum([outcome.objective_shares for outcome in outcomes.values()], axis=0)
+        self.objective_ = float(objective[-1])
+        self.history_ = {"round": np.arange(len(objective)), "objective": objective}
+        self.traffic_ = traffic.relabelled({name: label for label, name in names.items()})
+        tol = getattr(self, "tol", 0.0)
+        if tol > 0 and not first.settled:
+            warnings.warn(
+                f"{type(self).__name__} stopped after {self.n_rounds_} rounds at a relative residual of "
+                f"{first.relative_residual:.2g}, above tol={tol:g}; raise max_rounds or tol",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+
+    def _model(self, name: str, outcome: Outcome) -> SiteModel:
+        members = [Member(outcome.feature_map, outcome.coefficients)]
+        if getattr(self, "prediction", "own") == "neighborhood":
+            members += [
+                Member(feature_map, outcome.neighbor_coefficients[p])
+                for p, feature_map in outcome.neighbor_maps.items()
+            ]
+        return SiteModel(self._header(name, len(members)), tuple(members), outcome.scaling)
+
+
+@_parameters
+class _NetworkRegressor(_FeatureRegressor):
+    """A regressor whose sites talk over a graph."""
+
+    topology: Any = "ring"
+    n_neighbors: int = 4
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **_FeatureRegressor._parameter_constraints,
+        "topology": [StrOptions(set(topologies.TOPOLOGIES)), "array-like", nx.Graph],
+        "n_neighbors": [_COUNT],
+    }
+
+    def _graph(self, labels: list[Hashable], seed: int) -> Any:
+        return topologies.build(self.topology, labels, self.n_neighbors, seed)
+
+
+@_parameters
+class DeKRRRegressor(_NetworkRegressor):
+    """Decentralised kernel ridge regression with features chosen by each site (DeKRR-DDRF).
+
+    Every site chooses random features from its own rows and ends with its own model; neighbours are made to
+    agree on predictions. All sites together minimise
+
+        sum_j 1/N |Z_jj theta_j - y_j|^2 + alpha/J |theta_j|^2
+              + sum_{p in N_j} c~_j |Z_jj theta_j - Z_pj theta_p|^2,    c~_j = consensus / (N |N_j|),
+
+    exchanging sums over rows once, then coefficients in rounds, with neighbours only.
+
+    Parameters
+    ----------
+    n_features : int, mapping of site to int, or sequence of int, default=100
+        Features per site (the paper's D_j). A sequence is in the order of the sorted labels.
+    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="greedy"
+        How a site chooses its features. A selector object brings its own kernel, sigma, mapping and pool.
+    kernel : {"gaussian", "laplacian", "cauchy"}, default="gaussian"
+    sigma : float, default=1.0
+        The kernel's bandwidth, in scaled columns.
+    alpha : float, default=1e-6
+        Regularisation (the paper's lambda).
+    consensus : float, default=1.0
+        Weight of the agreement with neighbours (c of the authors' code).
+    topology : str, edge list or networkx graph, default="ring"
+        See `dekrr.topology.TOPOLOGIES`.
+    n_neighbors : int, default=4
+        Neighbours of a site in the named topologies that leave it open.
+    solver : {"chebyshev", "jacobi"}, default="chebyshev"
+        "jacobi" is the paper's; "chebyshev" takes about the root of its rounds.
+    self_penalty : float, "bound" or "adaptive", default=5.0
+        Damping of jacobi, in units of c~_j: a number, the smallest one of the paper's Proposition 1, or one
+        that starts at 0 and grows at sites whose part of the objective rises.
+    tol : float, default=1e-6
+        Relative residual at which all sites stop; 0 runs `max_rounds`.
+    max_rounds : int, default=1500
+    mapping : {"cos", "cossin"}, default="cos"
+        A cosine with a phase per feature, or cos/sin pairs.
+    prediction : {"own", "neighborhood"}, default="own"
+        Predict with the site's own model, or with the mean of its own and its neighbours', which it holds.
+    allocation : {"equal", "sqrt"}, default="equal"
+        Features per site: all `n_features`, or in proportion to the root of its rows at the same mean.
+    exchange : {"sums", "features"}, default="sums"
+        "features" sends features of every row, as the paper does. It gives rows away; for comparison only.
+    scale : {"minmax"} or None, default="minmax"
+        Columns to [0, 1] and the response to [-1, 1], by bounds agreed over edges and undone in predictions;
+        None for data that is scaled already.
+    n_sites : int, default=10
+        Sites to deal rows out to when `fit` is given none.
+    min_rows : int, default=10
+        The fewest rows that a site sends sums over.
+    random_state : int, RandomState instance or None, default=None
+
+    Attributes
+    ----------
+    models_ : dict of site to SiteModel
+    sites_ : list
+        The sites, sorted where they can be.
+    graph_ : networkx.Graph
+    n_rounds_ : int
+    objective_ : float
+        The objective above at the end.
+    history_ : dict of str to ndarray
+        "round" and "objective", before the first round and after each.
+    traffic_ : Traffic
+        Bytes and messages over every directed edge.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Where the columns had names.
+
+    References
+    ----------
+    Yang, He, He, Yang and Huang, Decentralized kernel ridge regression based on data-dependent random
+    feature, IEEE Transactions on Neural Networks and Learning Systems, 2024.
+
+    Examples
+    --------
+    >>> from dekrr import DeKRRRegressor
+    >>> from dekrr.data import make_sites
+    >>> X, y, sites = make_sites(n_sites=6, random_state=0)
+    >>> regressor = DeKRRRegressor(n_features=40, sigma=0.5, random_state=0).fit(X, y, sites=sites)
+    >>> regressor.rse(X, y, sites=sites) < 0.05
+    True
+    >>> regressor.models_[regressor.sites_[0]].predict(X[:2]).shape
+    (2,)
+    """
+
+    features: Any = "greedy"
+    consensus: float = 1.0
+    solver: str = "chebyshev"
+    self_penalty: Any = 5.0
+    tol: float = 1e-6
+    max_rounds: int = 1500
+    prediction: str = "own"
+    allocation: str = "equal"
+    exchange: str = "sums"
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **_NetworkRegressor._parameter_constraints,
+        "consensus": [_NOT_NEGATIVE],
+        "solver": [StrOptions({"jacobi", "chebyshev"})],
+        "self_penalty": [_NOT_NEGATIVE, StrOptions({"bound", "adaptive"})],
+        "tol": [_NOT_NEGATIVE],
+        "max_rounds": [_COUNT],
+        "prediction": [StrOptions({"own", "neighborhood"})],
+        "allocation": [StrOptions({"equal", "sqrt"})],
+        "exchange": [StrOptions({"sums", "features"})],
+    }
+
+    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
+        settings = dekrr.Settings(
+            alpha=self.alpha,
+            consensus=self.consensus,
+            solver=self.solver,
+            self_penalty=self.self_penalty,
+            tol=self.tol,
+            max_rounds=self.max_rounds,
+            exchange=self.exchange,
+            scale=self.scale,
+            allocation=self.allocation,
+            min_rows=self.min_rows,
+        )
+        return dekrr.train(site, selector, settings)
+
+
+@_parameters
+class DKLARegressor(_NetworkRegressor):
+    """Shared features and consensus on coefficients by ADMM (DKLA; Xu et al. 2021).
+
+    With ``features="plain"`` all sites draw the same features from the run's seed. With any other it is the
+    paper's DKLA-DDRF: one site chooses from its rows and its choice is flooded to all.
+
+    Parameters
+    ----------
+    rho : float, default=1e-4
+        Penalty of the augmented Lagrangian.
+    rho_period : int, default=200
+        Rounds after which rho doubles, as the authors of DeKRR have it.
+    selecting_site : hashable, optional
+        Who chooses features that depend on rows; the site with most rows by default.
+    tol : float, default=1e-6
+        Relative change and disagreement at which all sites stop; 0 runs `max_rounds`.
+    max_rounds : int, default=1500
+    n_features : int, default=100
+    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="plain"
+    alpha, kernel, sigma, mapping, topology, n_neighbors, scale, n_sites, min_rows, random_state
+        As in `DeKRRRegressor`.
+
+    Attributes
+    ----------
+    models_, sites_, graph_, n_rounds_, objective_, history_, traffic_
+        As in `DeKRRRegressor`.
+    """
+
+    rho: float = 1e-4
+    rho_period: int = 200
+    selecting_site: Any = None
+    tol: float = 1e-6
+    max_rounds: int = 1500
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **_NetworkRegressor._parameter_constraints,
+        "n_features": [_COUNT],
+        "rho": [_POSITIVE],
+        "rho_period": [_COUNT],
+        "selecting_site": "no_validation",
+        "tol": [_NOT_NEGATIVE],
+        "max_rounds": [_COUNT],
+    }
+
+    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
+        settings = dkla.Settings(
+            alpha=self.alpha,
+            rho=self.rho,
+            rho_period=self.rho_period,
+            tol=self.tol,
+            max_rounds=self.max_rounds,
+            scale=self.scale,
+            min_rows=self.min_rows,
+            selecting_site=_selecting_name(self.selecting_site, names),
+            **self._censoring(),
+        )
+        return dkla.train(site, selector, settings)
+
+    def _censoring(self) -> dict[str, float]:
+        return {}
+
+
+@_parameters
+class COKERegressor(DKLARegressor):
+    """DKLA that sends coefficients only when they have moved enough (COKE; Xu et al. 2021).
+
+    In round k a site that has moved by less than ``censor_start * censor_decay**k`` since it last sent its
+    coefficients says so in a few bytes, and its neighbours go on with the old ones.
+
+    Parameters
+    ----------
+    censor_start : float, default=0.5
+    censor_decay : float, default=0.99
+    rho, rho_period, selecting_site, tol, max_rounds and others
+        As in `DKLARegressor`.
+
+    Attributes
+    ----------
+    messages_saved_ : float
+        The share of coefficient messages that were not sent.
+    """
+
+    censor_start: float = 0.5
+    censor_decay: float = 0.99
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **DKLARegressor._parameter_constraints,
+        "censor_start": [_NOT_NEGATIVE],
+        "censor_decay": [Interval(Real, 0, 1, closed="both")],
+    }
+
+    def _censoring(self) -> dict[str, float]:
+        return {"censor_start": self.censor_start, "censor_decay": self.censor_decay}
+
+    @property
+    def messages_saved_(self) -> float:
+        """The share of coefficient messages that were not sent."""
+        sent, saved = (self.traffic_.messages_by_kind[kind] for kind in ("Coefficients", "Unchanged"))
+        return saved / max(sent + saved, 1)
+
+
+@_parameters
+class AllReduceRegressor(_NetworkRegressor):
+    """Shared features and exact sums over a spanning tree: where DKLA converges to, at once.
+
+    Parameters
+    ----------
+    n_features : int, default=100
+    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="plain"
+    selecting_site : hashable, optional
+        Who chooses features that depend on rows; the site with most rows by default.
+    alpha, kernel, sigma, mapping, topology, n_neighbors, scale, n_sites, min_rows, random_state
+        As in `DeKRRRegressor`.
+
+    Attributes
+    ----------
+    models_, sites_, graph_, n_rounds_, objective_, history_, traffic_
+        As in `DeKRRRegressor`.
+    """
+
+    selecting_site: Any = None
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **_NetworkRegressor._parameter_constraints,
+        "n_features": [_COUNT],
+        "selecting_site": "no_validation",
+    }
+
+    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
+        settings = allreduce.Settings(
+            alpha=self.alpha,
+            scale=self.scale,
+            min_rows=self.min_rows,
+            selecting_site=_selecting_name(self.selecting_site, names),
+        )
+        return allreduce.train(site, selector, settings)
+
+
+@_parameters
+class LocalRegressor(_FeatureRegressor):
+    """No exchange at all: every site alone with its rows, its features and its scaling.
+
+    Parameters
+    ----------
+    n_features : int, mapping of site to int, or sequence of int, default=100
+    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="greedy"
+    alpha, kernel, sigma, mapping, scale, n_sites, random_state
+        As in `DeKRRRegressor`.
+    min_rows : int, default=10
+        Only for dealing rows out when `fit` is given no sites.
+
+    Attributes
+    ----------
+    models_, sites_, graph_, n_rounds_, objective_, history_, traffic_
+        As in `DeKRRRegressor`; the graph has no edges.
+    """
+
+    features: Any = "greedy"
+
+    def _graph(self, labels: list[Hashable], seed: int) -> Any:
+        return nx.create_empty_copy(nx.path_graph(labels))
+
+    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
+        return allreduce.train(site, selector, allreduce.Settings(alpha=self.alpha, scale=self.scale))
+
+
+@_parameters
+class CentralizedRFF(_FeatureRegressor):
+    """Ridge regression on random features of the pooled rows: one site that has everything.
+
+    Parameters
+    ----------
+    n_features : int, default=100
+    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="plain"
+    alpha, kernel, sigma, mapping, scale, n_sites, min_rows, random_state
+        As in `DeKRRRegressor`.
+
+    Attributes
+    ----------
+    models_ : dict of site to SiteModel
+        The same model for every site.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **_FeatureRegressor._parameter_constraints,
+        "n_features": [_COUNT],
+    }
+
+    def _graph(self, labels: list[Hashable], seed: int) -> Any:
+        return nx.create_empty_copy(nx.path_graph(labels))
+
+    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
+        super()._fit(X, y, labels[:1], [np.arange(len(y))], seed)
+        self.models_ = dict.fromkeys(labels, self.models_[labels[0]])
+
+    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
+        return allreduce.train(site, selector, allreduce.Settings(alpha=self.alpha, scale=self.scale))
+
+
+@_parameters
+class CentralizedKRR(_SiteRegressor):
+    """Exact kernel ridge regression of the pooled rows, (K + N alpha I)^-1 y. It takes N^2 memory.
+
+    Parameters
+    ----------
+    alpha, kernel, sigma, scale, n_sites, min_rows, random_state
+        As in `DeKRRRegressor`.
+
+    Attributes
+    ----------
+    models_ : dict of site to KernelModel
+        The same model for every site.
+    objective_ : float
+        1/N |f - y|^2 + alpha |f|^2 at the end.
+    """
+
+    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
+        scaling = Scaling.of(X, y) if self.scale is not None else None
+        if scaling is not None:
+            X, y = scaling.rows(X), scaling.responses(y)
+        kernel = make_kernel(self.kernel, self.sigma)
+        gram = kernel(X, X)
+        gram[np.diag_indices(len(y))] += len(y) * self.alpha
+        dual = cho_solve(cho_factor(gram, overwrite_a=True), y)
+        self.objective_ = float(self.alpha * (y @ dual))
+        model = KernelModel(self._header("all"), kernel, X, dual, scaling)
+        self.models_ = dict.fromkeys(labels, model)
+
+
+def _selecting_name(label: Hashable, names: Mapping[Hashable, str]) -> str | None:
+    if label is None:
+        return None
+    if label not in names:
+        raise SettingsError(f"selecting_site={label!r} is not a site; the sites are {_listed(list(names))}")
+    return names[label]
+
+
+def _refuse_missing_responses(y: Any) -> None:
+    try:
+        values = np.asarray(y, dtype=float)
+    except (TypeError, ValueError):
+        return
+    if values.ndim == 1 and not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values))[0])
+        count = int((~np.isfinite(values)).sum())
+        raise DataError(
+            f"Input y contains NaN or infinity: row {row} is {values[row]} ({count} in all); drop those rows"
+        )
+
+
+def _listed(labels: Sequence[Any], most: int = 8) -> str:
+    shown = ", ".join(repr(label) for label in labels[:most])
+    return shown + (f", ... ({len(labels)} in all)" if len(labels) > most else "")

@@ -1,0 +1,66 @@
+"""Site labels: one per row, of any hashable type, and the names that stand for them in a run."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import DataError
+
+
+def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
+    """Return the different labels, sorted where they can be, and the index of each row's label.
+
+    Parameters
+    ----------
+    sites : array-like of shape (n_rows,)
+    n_rows : int
+
+    Examples
+    --------
+    >>> labels, index = factorise(["north", "east", "north"], 3)
+    >>> labels, index.tolist()
+    (['east', 'north'], [1, 0, 1])
+    """
+    values = sites.to_numpy() if hasattr(sites, "to_numpy") else sites
+    if len(values) != n_rows:
+        raise DataError(f"{len(values)} site labels for {n_rows} rows; give one label per row")
+    if isinstance(values, np.ndarray) and values.ndim != 1:
+        raise DataError(f"site labels must be a vector, got an array of shape {values.shape}")
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
+        unique, index = np.unique(values, return_inverse=True)
+        return unique.tolist(), index
+    return _factorise_objects(values)
+
+
+def _factorise_objects(values: Sequence[Any]) -> tuple[list[Hashable], np.ndarray]:
+    index = np.empty(len(values), dtype=np.intp)
+    position: dict[Hashable, int] = {}
+    for row, value in enumerate(values):
+        label = value.item() if isinstance(value, np.generic) else value
+        if label is None or label != label:
+            raise DataError(f"row {row} has no site label ({label!r})")
+        try:
+            index[row] = position.setdefault(label, len(position))
+        except TypeError:
+            raise DataError(f"the site label of row {row}, {label!r}, is not hashable") from None
+    labels = list(position)
+    try:
+        order = sorted(range(len(labels)), key=lambda i: labels[i])  # type: ignore[arg-type, return-value]
+    except TypeError:
+        return labels, index
+    rank = np.empty(len(labels), dtype=np.intp)
+    rank[order] = np.arange(len(labels))
+    return [labels[i] for i in order], rank[index]
+
+
+def names_of(labels: Sequence[Hashable]) -> list[str]:
+    """Return a different name for each label: strings stand for themselves.
+
+    Examples
+    --------
+    >>> names_of(["a", 1]), names_of(["1", 1])
+    (['a', '1'], ["'1'", '1'])
+    """
+    names = [label if isinstance(label, str) else repr(label) for label in labels]
+    return names if len(set(names)) == len(names) else [repr(label) for label in labels]

@@ -1,0 +1,251 @@
+"""What a site keeps when training is over: a model that predicts, saves and loads on its own."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from .errors import DataError, ModelFileError
+from .features import FeatureMap
+from .kernels import Kernel
+from .scaling import Scaling
+from .types import Array
+
+FORMAT = "dekrr-model"
+FORMAT_VERSION = 1
+_ROWS_PER_BLOCK = 4096
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model file says about itself, as JSON, beside its tensors.
+
+    Parameters
+    ----------
+    site : str
+        The site's name.
+    method : str
+        The estimator that trained it.
+    kernel : str
+    sigma : float
+    columns : list of str or None
+        The columns' names, where they had any.
+    n_columns : int
+    n_members : int
+        Models that are averaged: 1, or 1 + neighbours.
+    scaled : bool
+        Whether rows are scaled before they are used.
+    format, version
+        What the file is.
+    """
+
+    site: str
+    method: str
+    kernel: str
+    sigma: float
+    n_columns: int
+    columns: list[str] | None = None
+    n_members: int = 1
+    scaled: bool = False
+    format: str = FORMAT
+    version: int = FORMAT_VERSION
+
+
+def as_rows(X: Any, columns: Sequence[str] | None, n_columns: int) -> Array:
+    """Return rows as an array; a frame's columns are picked by name where `columns` has names."""
+    if columns is not None and hasattr(X, "columns"):
+        missing = [name for name in columns if name not in list(X.columns)]
+        if missing:
+            raise DataError(f"the rows lack columns {missing}; the model was trained on {list(columns)}")
+        X = X[list(columns)]
+    rows = np.asarray(X, dtype=np.float64)
+    if rows.ndim != 2 or rows.shape[1] != n_columns:
+        raise DataError(f"expected rows of {n_columns} columns, got an array of shape {rows.shape}")
+    if not np.isfinite(rows).all():
+        row, column = np.argwhere(~np.isfinite(rows))[0]
+        raise DataError(f"row {row}, column {column} is {rows[row, column]}; fill or drop NaN and infinite values")
+    return rows
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One linear model: a feature map and the coefficients of its features."""
+
+    feature_map: FeatureMap
+    coefficients: Array
+
+    def predict(self, X: Array) -> Array:
+        """Return coefficients'z(x) for scaled rows, shape (n_rows,)."""
+        blocks = [
+            self.feature_map(X[start : start + _ROWS_PER_BLOCK]) @ self.coefficients
+            for start in range(0, len(X), _ROWS_PER_BLOCK)
+        ]
+        return np.concatenate(blocks) if blocks else np.empty(0)
+
+
+@dataclass(frozen=True, eq=False)
+class SiteModel:
+    """A site's model: the mean of its members' predictions, in the response's own units.
+
+    Parameters
+    ----------
+    header : Header
+    members : tuple of Member
+        The site's own model first; then its neighbours' when it predicts with its neighbourhood.
+    scaling : Scaling or None
+    """
+
+    header: Header
+    members: tuple[Member, ...]
+    scaling: Scaling | None = field(default=None)
+
+    @property
+    def feature_map(self) -> FeatureMap:
+        """The site's own feature map."""
+        return self.members[0].feature_map
+
+    @property
+    def coefficients(self) -> Array:
+        """The site's own coefficients (the paper's theta_j)."""
+        return self.members[0].coefficients
+
+    def predict(self, X: Any) -> Array:
+        """Predict the response.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+
+        Returns
+        -------
+        ndarray of shape (n_rows,)
+        """
+        rows = as_rows(X, self.header.columns, self.header.n_columns)
+        if self.scaling is not None:
+            rows = self.scaling.rows(rows)
+        prediction = np.mean([member.predict(rows) for member in self.members], axis=0)
+        return self.scaling.undo(prediction) if self.scaling is not None else prediction
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a safetensors file; an existing file is replaced only when all is written."""
+        tensors = {}
+        for i, member in enumerate(self.members):
+            tensors[f"frequencies_{i}"] = member.feature_map.frequencies
+            tensors[f"phases_{i}"] = member.feature_map.phases
+            tensors[f"amplitudes_{i}"] = member.feature_map.amplitudes
+            tensors[f"coefficients_{i}"] = member.coefficients
+        if self.scaling is not None:
+            tensors |= {"lower": self.scaling.lower, "upper": self.scaling.upper}
+        tensors = {name: np.ascontiguousarray(tensor, dtype=np.float64) for name, tensor in tensors.items()}
+        with _replacing(Path(path)) as temporary:
+            save_file(tensors, temporary, metadata={FORMAT: msgspec.json.encode(self.header).decode()})
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Any:
+    """Give a temporary file beside `path` that takes its place when the block ends well."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(descriptor)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def load(path: str | os.PathLike[str]) -> SiteModel:
+    """Read a model that `SiteModel.save` wrote.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Raises
+    ------
+    ModelFileError
+        When the file is damaged, is no model, or is of a newer format.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = _read_header(path, file.metadata())
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise ModelFileError(f"{path} is damaged or no model file: {error}") from None
+    return _from_tensors(path, header, tensors)
+
+
+def _read_header(path: Any, metadata: dict[str, str] | None) -> Header:
+    if not metadata or FORMAT not in metadata:
+        raise ModelFileError(f"{path} is a safetensors file, but not a dekrr model: it has no {FORMAT} header")
+    try:
+        header = msgspec.json.decode(metadata[FORMAT], type=Header)
+    except msgspec.MsgspecError as error:
+        raise ModelFileError(f"{path} has a header that cannot be read: {error}") from None
+    if header.version > FORMAT_VERSION:
+        raise ModelFileError(
+            f"{path} has format version {header.version}; this dekrr reads up to {FORMAT_VERSION}: install a newer one"
+        )
+    return header
+
+
+def _from_tensors(path: Any, header: Header, tensors: dict[str, Array]) -> SiteModel:
+    try:
+        members = []
+        for i in range(header.n_members):
+            frequencies = tensors[f"frequencies_{i}"]
+            size = (frequencies.shape[1],)
+            vectors = [tensors[f"{name}_{i}"] for name in ("phases", "amplitudes", "coefficients")]
+            if frequencies.shape[0] != header.n_columns or any(vector.shape != size for vector in vectors):
+                raise ModelFileError(f"{path}: the shapes of member {i} do not fit each other")
+            members.append(Member(FeatureMap(frequencies, vectors[0], vectors[1]), vectors[2]))
+        scaling = Scaling(tensors["lower"], tensors["upper"]) if header.scaled else None
+    except (KeyError, IndexError) as error:
+        raise ModelFileError(f"{path} lacks the tensor {error}") from None
+    if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+        raise ModelFileError(f"{path} has NaN or infinite values")
+    return SiteModel(header, tuple(members), scaling)
+
+
+@dataclass(frozen=True, eq=False)
+class KernelModel:
+    """The exact kernel ridge regression of pooled rows; it holds those rows, so it cannot be saved.
+
+    Parameters
+    ----------
+    header : Header
+    kernel : Kernel
+    rows : ndarray of shape (n_rows, n_columns)
+    dual_coefficients : ndarray of shape (n_rows,)
+    scaling : Scaling or None
+    """
+
+    header: Header
+    kernel: Kernel
+    rows: Array
+    dual_coefficients: Array
+    scaling: Scaling | None = field(default=None)
+
+    def predict(self, X: Any) -> Array:
+        """Predict the response of rows `X`, shape (n_rows,)."""
+        rows = as_rows(X, self.header.columns, self.header.n_columns)
+        rows = self.scaling.rows(rows) if self.scaling is not None else rows
+        blocks = [
+            self.kernel(rows[start : start + _ROWS_PER_BLOCK], self.rows) @ self.dual_coefficients
+            for start in range(0, len(rows), _ROWS_PER_BLOCK)
+        ]
+        prediction = np.concatenate(blocks) if blocks else np.empty(0)
+        return self.scaling.undo(prediction) if self.scaling is not None else prediction
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Refuse: an exact kernel model is its training rows."""
+        raise ModelFileError(f"{path} not written: an exact kernel model holds all sites' rows; save a feature model")
