@@ -363,8 +363,9 @@ class DeKRRRegressor(_NetworkRegressor):
     >>> from dekrr import DeKRRRegressor
     >>> from dekrr.data import make_sites
     >>> X, y, sites = make_sites(n_sites=6, random_state=0)
-    >>> regressor = DeKRRRegressor(n_features=40, sigma=0.5, random_state=0).fit(X, y, sites=sites)
-    >>> regressor.rse(X, y, sites=sites) < 0.05
+    >>> regressor = DeKRRRegressor(n_features=30, sigma=0.3, alpha=1e-4, random_state=0).fit(X, y, sites=sites)
+    >>> X_new, y_new, new_sites = make_sites(n_sites=6, random_state=1)
+    >>> regressor.rse(X_new, y_new, sites=new_sites) < 0.3
     True
     >>> regressor.models_[regressor.sites_[0]].predict(X[:2]).shape
     (2,)

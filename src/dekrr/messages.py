@@ -113,7 +113,7 @@ def encode(message: Message) -> bytes:
     Examples
     --------
     >>> len(encode(Coefficients(np.zeros(60), (0.0, 0.0))))
-    515
+    516
     """
     return _encoder.encode(message)
 

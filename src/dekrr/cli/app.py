@@ -1,0 +1,54 @@
+"""The commands of `dekrr`, and what they share."""
+
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from sklearn.exceptions import ConvergenceWarning
+
+from ..errors import DekrrError
+from .demo import demo
+from .models import fit, predict
+
+app = typer.Typer(
+    help="Kernel ridge regression across sites that cannot pool their data.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+app.command()(fit)
+app.command()(predict)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"dekrr {version('dekrr')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    """Kernel ridge regression across sites that cannot pool their data."""
+
+
+def run() -> None:
+    """Run the command line; an error of dekrr's own, or of the system, is one line and exit code 1."""
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    try:
+        app()
+    except (DekrrError, OSError, ImportError) as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print("[bold red]error:[/]", str(error), markup=True)
+        sys.exit(1)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+    if issubclass(category, ConvergenceWarning):
+        Console(stderr=True, highlight=False, soft_wrap=True).print("[yellow]warning:[/]", str(message))

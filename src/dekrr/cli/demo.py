@@ -1,0 +1,201 @@
+"""`dekrr demo`: every method of the library on one problem, in one table and one picture."""
+
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .. import estimators
+from ..data import by_response, halves, load, make_sites
+from ..metrics import rse
+from ..scaling import Scaling
+from ..types import Array
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows to train on, rows to test on, and settings that suit them."""
+
+    title: str
+    train: tuple[Array, Array, np.ndarray]
+    test: tuple[Array, Array, np.ndarray]
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    method: str
+    regressor: Any
+    own: float
+    union: float
+    seconds: float
+
+
+def demo(
+    data: Annotated[str | None, typer.Option(help="A data set of the data directory, such as houses.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(envvar="DEKRR_DATA", help="Where the data sets are, as Parquet files.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder for the picture.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the split and of the features.")] = 0,
+) -> None:
+    """Compare every method on ten sites, and draw the network.
+
+    Without --data it makes up ten stations along a coast, each of which sees its own stretch. Ten sites in a
+    ring, four neighbours each.
+    """
+    problem = _built_in(seed) if data is None else _from_file(data, data_dir, seed)
+    console = Console()
+    console.print(problem.title)
+    rows = _fit_all(problem, seed)
+    console.print(_table(rows))
+    console.print(
+        "RSE: squared error over variance, on test rows. own: each row by its site's model;\n"
+        "union: every site's model on all rows, mean over sites. kB: sent by a site, mean."
+    )
+    console.print(f"picture: {_draw(problem, rows, out)}")
+
+
+def _built_in(seed: int) -> Problem:
+    train, test = (make_sites(random_state=seed + part) for part in (0, 1))
+    settings = {"n_features": 30, "sigma": 0.3, "alpha": 1e-4}
+    return Problem("10 stations along a coast, 60 rows each on average, 3 columns", train, test, settings)
+
+
+def _from_file(name: str, directory: Path | None, seed: int) -> Problem:
+    X, y = load(name, directory)
+    sites = by_response(Scaling.of(X, y).responses(y), random_state=seed)
+    train = halves(sites, random_state=seed)
+    title = f"{name}: {len(y)} rows, {X.shape[1]} columns, sorted by |y| over 10 sites; half to train, half to test"
+    settings = {"n_features": 60, "sigma": 0.25, "alpha": 1e-6}
+    return Problem(title, (X[train], y[train], sites[train]), (X[~train], y[~train], sites[~train]), settings)
+
+
+def _methods(settings: dict[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
+    shared = {**settings, "random_state": seed}
+    exact = {key: value for key, value in shared.items() if key != "n_features"}
+    yield "DeKRR, neighborhood", estimators.DeKRRRegressor(**shared, prediction="neighborhood")
+    yield "DeKRR", estimators.DeKRRRegressor(**shared)
+    yield (
+        "DeKRR-DDRF (the paper)",
+        estimators.DeKRRRegressor(**shared, features="energy", solver="jacobi", tol=0, max_rounds=200),
+    )
+    yield "AllReduce, energy", estimators.AllReduceRegressor(**shared, features="energy")
+    yield "AllReduce, plain", estimators.AllReduceRegressor(**shared)
+    yield "DKLA-DDRF", estimators.DKLARegressor(**shared, features="energy", tol=1e-4)
+    yield "DKLA", estimators.DKLARegressor(**shared, tol=1e-4)
+    yield "COKE", estimators.COKERegressor(**shared, tol=1e-4)
+    yield "Local, greedy", estimators.LocalRegressor(**shared)
+    yield "centralised features", estimators.CentralizedRFF(**shared)
+    yield "centralised exact KRR", estimators.CentralizedKRR(**exact)
+
+
+def _fit_all(problem: Problem, seed: int) -> list[Row]:
+    methods = list(_methods(problem.settings, seed))
+    columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    X, y, sites = problem.test
+    rows = []
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(methods))
+        for method, regressor in methods:
+            progress.update(task, description=method)
+            start = time.perf_counter()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                regressor.fit(problem.train[0], problem.train[1], sites=problem.train[2])
+            seconds = time.perf_counter() - start
+            own, union = (regressor.rse(X, y, sites=sites, metric=metric) for metric in ("own", "union"))
+            rows.append(Row(method, regressor, own, union, seconds))
+            progress.advance(task)
+    return rows
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table()
+    for heading in ("method", "own RSE", "union RSE", "rounds", "kB sent", "seconds"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for row in rows:
+        traffic = getattr(row.regressor, "traffic_", None)
+        rounds = getattr(row.regressor, "n_rounds_", 0)
+        kilobytes = traffic.total_bytes / len(row.regressor.sites_) / 1e3 if traffic else 0
+        table.add_row(
+            row.method,
+            f"{row.own:.3f}",
+            f"{row.union:.3f}",
+            str(rounds) if rounds else "-",
+            f"{kilobytes:.0f}" if kilobytes else "-",
+            f"{row.seconds:.2f}",
+        )
+    return table
+
+
+def _draw(problem: Problem, rows: list[Row], out: Path) -> Path:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    ours, paper, local = rows[1], rows[2], next(row for row in rows if row.method.startswith("Local"))
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 5), layout="constrained")
+    _draw_graph(left, ours.regressor, _per_site(ours.regressor, problem))
+    _draw_convergence(middle, problem, ours.regressor)
+    width = 0.27
+    for i, row in enumerate((ours, paper, local)):
+        errors = _per_site(row.regressor, problem)
+        right.bar(np.arange(len(errors)) + (i - 1) * width, list(errors.values()), width, label=row.method)
+    right.set_xticks(range(len(errors)), [str(site).removeprefix("station ") for site in errors])
+    right.set(xlabel="site", ylabel="RSE on the site's test rows", title="Each site's own model")
+    right.legend(frameon=False)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "demo.png"
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def _per_site(regressor: Any, problem: Problem) -> dict[Any, float]:
+    X, y, sites = problem.test
+    return {site: rse(y[sites == site], regressor.models_[site].predict(X[sites == site])) for site in regressor.sites_}
+
+
+def _draw_graph(axes: Any, regressor: Any, errors: dict[Any, float]) -> None:
+    import networkx as nx
+
+    graph = regressor.graph_
+    places = nx.circular_layout(graph)
+    colours = [errors[site] for site in graph]
+    nx.draw_networkx_edges(graph, places, ax=axes, edge_color="0.8")
+    nodes = nx.draw_networkx_nodes(graph, places, ax=axes, node_color=colours, cmap="viridis_r", node_size=900)
+    names = {site: str(site).removeprefix("station ") for site in graph}
+    middle = (max(colours) + min(colours)) / 2
+    for site, (x, y) in places.items():
+        ink = "white" if errors[site] > middle else "black"
+        axes.text(x, y, names[site], color=ink, ha="center", va="center")
+    axes.figure.colorbar(nodes, ax=axes, label="RSE on the site's test rows", shrink=0.8)
+    axes.set(title="Who talks to whom")
+    axes.margins(0.12)
+    axes.set_axis_off()
+
+
+def _draw_convergence(axes: Any, problem: Problem, ours: Any) -> None:
+    X, y, sites = problem.train
+    settings = {**ours.get_params(), "tol": 0.0}
+    best = estimators.DeKRRRegressor(**{**settings, "max_rounds": 400}).fit(X, y, sites=sites).objective_
+    for solver, label in (("jacobi", "jacobi (the paper's)"), ("chebyshev", "chebyshev")):
+        path = estimators.DeKRRRegressor(**{**settings, "max_rounds": 60, "solver": solver}).fit(X, y, sites=sites)
+        objective = path.history_["objective"]
+        gap = np.maximum(objective - best, 1e-16) / (objective[0] - best)
+        axes.semilogy(path.history_["round"], gap, label=label)
+    axes.set(xlabel="round", ylabel="relative objective gap", title="Convergence", ylim=(1e-10, 1.5))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
