@@ -424,7 +424,7 @@ class DKLARegressor(_NetworkRegressor):
         Rounds after which rho doubles, as the authors of DeKRR have it.
     selecting_site : hashable, optional
         Who chooses features that depend on rows; the site with most rows by default.
-    tol : float, default=1e-6
+    tol : float, default=1e-4
         Relative change and disagreement at which all sites stop; 0 runs `max_rounds`.
     max_rounds : int, default=1500
     n_features : int, default=100
@@ -441,7 +441,7 @@ class DKLARegressor(_NetworkRegressor):
     rho: float = 1e-4
     rho_period: int = 200
     selecting_site: Any = None
-    tol: float = 1e-6
+    tol: float = 1e-4
     max_rounds: int = 1500
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
@@ -648,9 +648,8 @@ def _selecting_name(label: Hashable, names: Mapping[Hashable, str]) -> str | Non
 
 
 def _refuse_missing_responses(y: Any) -> None:
-    try:
-        values = np.asarray(y, dtype=float)
-    except (TypeError, ValueError):
+    values = np.asarray(y)
+    if values.dtype.kind != "f":
         return
     if values.ndim == 1 and not np.isfinite(values).all():
         row = int(np.flatnonzero(~np.isfinite(values))[0])

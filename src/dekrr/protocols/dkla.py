@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rho_period: int = 200
     censor_start: float = 0.0
     censor_decay: float = 0.95
-    tol: float = 1e-6
+    tol: float = 1e-4
     max_rounds: int = 1500
     scale: str | None = "minmax"
     min_rows: int = 10

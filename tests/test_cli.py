@@ -1,0 +1,108 @@
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from dekrr import DataError, DeKRRRegressor
+from dekrr.cli.app import app
+from dekrr.data import make_sites
+
+X, y, SITES = make_sites(n_sites=4, random_state=0)
+COLUMNS = ["place", "north", "east"]
+
+
+@pytest.fixture
+def table(tmp_path):
+    frame = pd.DataFrame(X, columns=COLUMNS).assign(station=SITES, y=y)
+    frame.to_csv(tmp_path / "data.csv", index=False)
+    frame.to_parquet(tmp_path / "data.parquet")
+    return tmp_path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+SMALL = ("--n-features", 12, "--sigma", 0.3, "--alpha", 1e-4)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_fit_and_predict(table, suffix):
+    data, models, out = table / f"data.{suffix}", table / "models", table / f"out.{suffix}"
+    result = run("fit", data, "--target", "y", "--site", "station", "--out", models, *SMALL)
+    assert "4 models" in result.output
+    assert sorted(path.name for path in models.iterdir()) == [f"station 0{j}.safetensors" for j in range(4)]
+    run("predict", models, data, "--site", "station", "--out", out)
+    predicted = pd.read_csv(out) if suffix == "csv" else pd.read_parquet(out)
+    settings = {"n_features": 12, "sigma": 0.3, "alpha": 1e-4, "random_state": 0}
+    frame = pd.DataFrame(X, columns=COLUMNS)
+    expected = DeKRRRegressor(**settings).fit(frame, y, sites=SITES).predict(frame, sites=SITES)
+    np.testing.assert_allclose(predicted["prediction"], expected, atol=1e-9)
+
+
+def test_predict_without_sites_prints_the_mean(table):
+    run("fit", table / "data.csv", "--target", "y", "--site", "station", "--out", table / "models", *SMALL)
+    printed = run("predict", table / "models", table / "data.csv").stdout
+    assert len(printed.splitlines()) == len(X) + 1
+    assert printed.splitlines()[0].endswith(",prediction")
+
+
+def test_models_are_not_replaced_unasked(table):
+    arguments = ("fit", table / "data.csv", "--target", "y", "--site", "station", "--out", table / "models", *SMALL)
+    run(*arguments)
+    with pytest.raises(DataError, match="already has models"):
+        run(*arguments)
+    assert "4 models" in run(*arguments, "--force").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--target", "z", "--site", "station"), "no column 'z'; it has place, north, east, station, y"),
+        (("--target", "y", "--site", "place2"), "no column 'place2'"),
+        (("--target", "y", "--site", "place"), "fewer than min_rows"),
+        (("--target", "place", "--site", "y"), "columns station are not numbers"),
+    ],
+)
+def test_wrong_columns(table, arguments, reason):
+    if arguments == ("--target", "y", "--site", "place"):
+        pd.read_csv(table / "data.csv").drop(columns="station").to_csv(table / "data.csv", index=False)
+    with pytest.raises(DataError, match=reason):
+        run("fit", table / "data.csv", *arguments, "--out", table / "models")
+
+
+def test_unknown_site_and_empty_folder(table):
+    run("fit", table / "data.csv", "--target", "y", "--site", "station", "--out", table / "models", *SMALL)
+    pd.DataFrame(X[:2], columns=COLUMNS).assign(station=["x", "y"]).to_csv(table / "new.csv", index=False)
+    with pytest.raises(DataError, match=r"no model for sites \['x', 'y'\]"):
+        run("predict", table / "models", table / "new.csv", "--site", "station")
+    with pytest.raises(DataError, match="has no model"):
+        run("predict", table, table / "new.csv")
+    with pytest.raises(DataError, match="does not exist"):
+        run("predict", table / "models", table / "nothing.csv")
+
+
+def test_demo(tmp_path):
+    result = run("demo", "--out", tmp_path)
+    for word in ("own RSE", "union RSE", "rounds", "kB sent", "seconds", "DeKRR-DDRF", "DKLA", "COKE", "Local"):
+        assert word in result.output
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_demo_on_real_data(data_directory, tmp_path):
+    result = run("demo", "--data", "airquality", "--data-dir", data_directory, "--out", tmp_path)
+    assert "airquality: 9357 rows" in result.output
+
+
+def test_demo_without_the_data(tmp_path, monkeypatch):
+    monkeypatch.delenv("DEKRR_DATA", raising=False)
+    with pytest.raises(DataError, match="set the environment variable DEKRR_DATA"):
+        run("demo", "--data", "houses", "--out", tmp_path)
+    with pytest.raises(DataError, match="there is no Parquet file"):
+        run("demo", "--data", "houses", "--data-dir", tmp_path, "--out", tmp_path)
+
+
+def test_help_and_version():
+    assert "predict" in run("--help").output
+    assert run("--version").output.startswith("dekrr 0.")

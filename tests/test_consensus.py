@@ -1,0 +1,103 @@
+import networkx as nx
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dekrr.networks.local import LocalNetwork
+from dekrr.protocols.consensus import Progress, agree_on_scaling, roll_call, tree_sum
+from dekrr.protocols.site import Site
+
+
+@st.composite
+def networks(draw):
+    """A random connected graph whose sites have a few random rows."""
+    n_sites = draw(st.integers(1, 9))
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    graph = nx.random_labeled_tree(n_sites, seed=int(rng.integers(1 << 30))) if n_sites > 1 else nx.empty_graph(1)
+    graph.add_edges_from(e for e in nx.gnp_random_graph(n_sites, draw(st.floats(0, 0.6)), seed=1).edges)
+    graph = nx.relabel_nodes(graph, {j: f"s{j}" for j in graph})
+    sites = []
+    for name in graph:
+        X = rng.normal(size=(int(rng.integers(1, 6)), 2))
+        sites.append(Site(name, tuple(graph[name]), X, rng.normal(size=len(X))))
+    return graph, sites
+
+
+@settings(deadline=None)
+@given(networks())
+def test_roll_call(network):
+    graph, sites = network
+    rosters = LocalNetwork(graph).run({site.name: roll_call(site) for site in sites})
+    for site in sites:
+        roster = rosters[site.name]
+        assert roster.rows == {other.name: other.n_rows for other in sites}
+        assert roster.n_sites == len(sites)
+        assert roster.n_rows == sum(other.n_rows for other in sites)
+        assert roster.diameter == nx.diameter(graph)
+        assert roster.root == min(graph)
+        assert roster.height == nx.eccentricity(graph, roster.root)
+        assert roster.depth == nx.shortest_path_length(graph, site.name, roster.root)
+        if site.name != roster.root:
+            assert rosters[roster.parent].depth == roster.depth - 1
+
+
+def after_roll_call(procedure):
+    def run(site):
+        roster = yield from roll_call(site)
+        return (yield from procedure(site, roster))
+
+    return run
+
+
+@settings(deadline=None)
+@given(networks())
+def test_bounds_are_those_of_all_rows(network):
+    graph, sites = network
+    run = after_roll_call(agree_on_scaling)
+    scalings = LocalNetwork(graph).run({site.name: run(site) for site in sites})
+    X, y = np.vstack([s.X for s in sites]), np.concatenate([s.y for s in sites])
+    for scaling in scalings.values():
+        np.testing.assert_array_equal(scaling.lower, [*X.min(axis=0), y.min()])
+        np.testing.assert_array_equal(scaling.upper, [*X.max(axis=0), y.max()])
+
+
+@settings(deadline=None)
+@given(networks())
+def test_tree_sum_is_the_sum(network):
+    graph, sites = network
+    run = after_roll_call(lambda site, roster: tree_sum(site, roster, site.X.sum(axis=0)))
+    local = LocalNetwork(graph)
+    sums = local.run({site.name: run(site) for site in sites})
+    for total in sums.values():
+        np.testing.assert_allclose(total, np.vstack([s.X for s in sites]).sum(axis=0), atol=1e-12)
+    assert local.traffic.messages_by_kind["Total"] == 2 * (len(sites) - 1)
+
+
+@settings(deadline=None)
+@given(networks(), st.integers(0, 2**31))
+def test_all_sites_stop_together_on_the_largest_residual(network, seed):
+    graph, _ = network
+    diameter = nx.diameter(graph)
+    rng = np.random.default_rng(seed)
+    residuals = {name: np.abs(rng.normal(size=60)) * np.exp(-0.2 * np.arange(60)) for name in graph}
+    progress = {name: Progress(diameter, tol=0.01) for name in graph}
+    for k in range(60):
+        shares = {name: progress[name].share for name in graph}
+        for name in graph:
+            progress[name].after_exchange((residuals[name][k], 1.0), [shares[p] for p in graph[name]])
+        assert len({p.settled for p in progress.values()}) == 1
+        assert len({p.relative for p in progress.values()}) == 1
+        if k >= diameter and k % max(diameter, 1) == 0:
+            largest = max(residuals[name][k - diameter] for name in graph)
+            assert progress[min(graph)].relative == largest
+        if progress[min(graph)].settled:
+            break
+    else:
+        raise AssertionError("never settled")
+    assert largest <= 0.01
+
+
+def test_progress_with_tol_zero_never_settles():
+    progress = Progress(0, tol=0.0)
+    progress.after_exchange((0.0, 1.0), [])
+    assert not progress.settled

@@ -1,0 +1,184 @@
+"""The node procedure against the system solved with all rows in one place."""
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import Ridge
+
+from conftest import make_problem
+from dekrr.errors import DataError, MessageError, SettingsError
+from dekrr.networks.local import LocalNetwork
+from dekrr.protocols import dekrr
+from dekrr.protocols.site import Site
+from dekrr.selection import EnergySelector, PlainSelector
+from dekrr.solvers import Jacobi
+from dekrr.system import BlockRow
+
+
+def run(problem, **changes):
+    keep_path = changes.pop("keep_path", False)
+    common = {"alpha": problem.alpha, "consensus": problem.consensus, "scale": None, "min_rows": 1}
+    chosen = dekrr.Settings(**{**common, **changes})
+    network = LocalNetwork(problem.graph)
+    procedures = {
+        name: dekrr.train(site, PlainSelector(), chosen, keep_path=keep_path) for name, site in problem.sites.items()
+    }
+    return network.run(procedures), network.traffic
+
+
+def close(outcomes, solution, tolerance):
+    for name, expected in solution.items():
+        np.testing.assert_allclose(outcomes[name].coefficients, expected, rtol=0, atol=tolerance)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    n_sites=st.integers(1, 7),
+    consensus=st.sampled_from([0.0, 0.25, 1.0, 4.0]),
+    solver=st.sampled_from(["jacobi", "chebyshev"]),
+)
+def test_minimiser_is_that_of_the_full_system(seed, n_sites, consensus, solver):
+    problem = make_problem(seed, n_sites=n_sites, consensus=consensus)
+    outcomes, _ = run(problem, solver=solver, self_penalty=0.0, tol=1e-13, max_rounds=20_000)
+    close(outcomes, problem.solution(), 1e-8)
+    objective = sum(outcome.objective_shares[-1] for outcome in outcomes.values())
+    solved = {name: outcome.coefficients for name, outcome in outcomes.items()}
+    assert objective == pytest.approx(problem.objective(solved), abs=1e-12)
+
+
+@pytest.mark.parametrize("solver", ["jacobi", "chebyshev"])
+def test_objective_of_every_round_is_the_objective(solver):
+    problem = make_problem(3)
+    outcomes, _ = run(problem, solver=solver, tol=0.0, max_rounds=5, keep_path=True)
+    for k in range(6):
+        expected = problem.objective({name: outcome.path[k] for name, outcome in outcomes.items()})
+        assert sum(o.objective_shares[k] for o in outcomes.values()) == pytest.approx(expected, abs=1e-12)
+
+
+def test_sums_give_the_papers_iterates():
+    problem = make_problem(1, n_sites=6)
+    changes = {"solver": "jacobi", "tol": 0.0, "max_rounds": 200}
+    (by_sums, sums_traffic), (by_rows, rows_traffic) = (
+        run(problem, exchange=e, **changes) for e in ("sums", "features")
+    )
+    close(by_sums, {name: outcome.coefficients for name, outcome in by_rows.items()}, 1e-10)
+    assert sums_traffic.messages_by_kind["Sums"] == rows_traffic.messages_by_kind["RowFeatures"]
+    assert "RowFeatures" not in sums_traffic.messages_by_kind
+
+
+def test_set_up_traffic_does_not_depend_on_rows():
+    few, many = (make_problem(2, rows=rows, features=(4, 5)) for rows in ((12, 13), (600, 601)))
+    assert run(few)[1].bytes_by_kind["Sums"] == run(many)[1].bytes_by_kind["Sums"]
+
+
+@pytest.mark.parametrize("self_penalty", ["bound", "adaptive", 0.0, 5.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_objective_never_rises(self_penalty, seed):
+    problem = make_problem(seed, consensus=8.0, rows=(40, 60))
+    outcomes, _ = run(problem, solver="jacobi", self_penalty=self_penalty, tol=0.0, max_rounds=100)
+    objective = np.sum([outcome.objective_shares for outcome in outcomes.values()], axis=0)
+    assert np.diff(objective).max() <= 1e-14
+    assert objective[-1] < objective[0]
+
+
+def test_bound_is_that_of_proposition_1():
+    """Its damping makes both parts of the proof's A + U positive semi-definite: see the diagonal blocks of S."""
+    problem = make_problem(0, rows=(40, 60))
+    from dekrr.solvers import proposition_1
+    from dekrr.statistics import accumulate
+    from dekrr.system import Weights, penalty
+
+    sites, n_rows = problem.sites, problem.n_rows
+    cross = {
+        n: accumulate(s.X, s.y, s.feature_map, {p: sites[p].feature_map for p in s.neighbors}) for n, s in sites.items()
+    }
+    for name, site in sites.items():
+        own, received = cross[name][0], {p: cross[p][1][name] for p in site.neighbors}
+        c_own = penalty(1.0, n_rows, len(site.neighbors))
+        c_of = {p: penalty(1.0, n_rows, len(sites[p].neighbors)) for p in site.neighbors}
+        bound = proposition_1(own, received, Weights(n_rows, len(sites), 1e-3, c_own, c_of))
+        pulled = sum(c_of[p] * received[p].gram for p in received)
+        expected = len(received) + np.linalg.eigvalsh(pulled)[-1] / (c_own * np.linalg.eigvalsh(own.gram)[0])
+        assert bound == pytest.approx(expected)
+        block = (bound - len(received)) * c_own * own.gram - pulled
+        assert np.linalg.eigvalsh(block)[0] >= -1e-12
+
+
+def test_bound_needs_independent_features():
+    problem = make_problem(0, rows=(3, 4), features=(6, 7))
+    with pytest.raises(SettingsError, match="linearly independent features"):
+        run(problem, solver="jacobi", self_penalty="bound")
+
+
+def test_adaptive_penalty_grows_from_one_that_diverges():
+    row = BlockRow(np.eye(1), ("b",), np.array([[0.9]]), np.ones(1), 1.0)
+    solver = Jacobi(row, np.eye(1), -0.6, adaptive=True)
+    state = solver.start(np.zeros(1))
+    weights = []
+    for _ in range(60):
+        state = solver.update(state, row.residual(state.coefficients, {"b": -state.coefficients}))
+        weights.append(state.weight)
+    assert weights[0] == -0.6
+    assert weights[-1] >= 0
+    assert state.coefficients[0] == pytest.approx(1 / 1.9, rel=1e-2)
+
+
+def test_all_sites_stop_in_the_same_round_below_tol():
+    problem = make_problem(5, n_sites=7)
+    outcomes, _ = run(problem, tol=1e-6)
+    assert len({outcome.rounds for outcome in outcomes.values()}) == 1
+    assert all(outcome.settled and outcome.relative_residual <= 1e-6 for outcome in outcomes.values())
+    tighter, _ = run(problem, tol=1e-9)
+    assert tighter["0"].rounds > outcomes["0"].rounds
+
+
+def test_neighbours_last_coefficients_are_known():
+    outcomes, _ = run(make_problem(5))
+    for outcome in outcomes.values():
+        assert set(outcome.neighbor_coefficients) == set(outcome.neighbor_maps)
+        for p, values in outcome.neighbor_coefficients.items():
+            np.testing.assert_array_equal(values, outcomes[p].coefficients)
+
+
+def test_one_site_alone_is_ridge_regression():
+    problem = make_problem(0, n_sites=1)
+    site = problem.sites["0"]
+    outcomes, traffic = run(problem)
+    ridge = Ridge(alpha=site.n_rows * problem.alpha, fit_intercept=False).fit(site.feature_map(site.X), site.y)
+    np.testing.assert_allclose(outcomes["0"].coefficients, ridge.coef_, atol=1e-8)
+    assert outcomes["0"].rounds == 1
+    assert traffic.total_bytes == 0
+
+
+def sites_of_sizes(sizes, n_columns=3):
+    rng = np.random.default_rng(0)
+    graph = nx.relabel_nodes(nx.cycle_graph(len(sizes)), str)
+    rows = [rng.uniform(size=(size, n_columns)) for size in sizes]
+    return graph, {str(j): Site(str(j), tuple(graph[str(j)]), X, X[:, 0]) for j, X in enumerate(rows)}
+
+
+def test_features_in_proportion_to_the_root_of_the_rows():
+    sizes = [25, 100, 400, 900]
+    graph, sites = sites_of_sizes(sizes)
+    chosen = dekrr.Settings(allocation="sqrt")
+    outcomes = LocalNetwork(graph).run({n: dekrr.train(s, EnergySelector(26), chosen) for n, s in sites.items()})
+    n_features = [outcomes[str(j)].feature_map.n_features for j in range(4)]
+    assert n_features == [8, 16, 32, 48]
+    assert sum(n_features) == 4 * 26
+
+
+def test_too_few_rows_are_not_summed():
+    graph, sites = sites_of_sizes([40, 40, 1])
+    with pytest.raises(DataError, match=r"site '2' has 1 row, fewer than min_rows=10.*lower min_rows"):
+        LocalNetwork(graph).run({n: dekrr.train(s, PlainSelector(5), dekrr.Settings()) for n, s in sites.items()})
+
+
+def test_sites_with_different_columns_are_named():
+    graph, sites = sites_of_sizes([40, 40, 40])
+    sites["1"] = Site("1", sites["1"].neighbors, np.zeros((40, 2)), np.zeros(40))
+    chosen = dekrr.Settings()
+    with pytest.raises(MessageError, match=r"site '.' sent Bounds.lower of shape \(.,\), expected \(.,\)"):
+        LocalNetwork(graph).run({n: dekrr.train(s, PlainSelector(5), chosen) for n, s in sites.items()})

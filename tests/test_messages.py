@@ -1,0 +1,86 @@
+import re
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from dekrr import messages
+from dekrr.errors import MessageError
+
+numbers = arrays(np.float64, array_shapes(max_dims=2, max_side=6), elements=st.floats(-1e9, 1e9))
+
+
+@given(numbers, st.tuples(st.floats(0, 1e9), st.floats(0, 1e9)))
+def test_round_trip(values, progress):
+    sent = messages.Coefficients(values, progress)
+    received = messages.decode(messages.encode(sent), "a")
+    assert isinstance(received, messages.Coefficients)
+    np.testing.assert_array_equal(received.values, values)
+    assert received.progress == progress
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused_with_the_senders_name(data):
+    with pytest.raises(MessageError, match="site 'mallory'"):
+        messages.decode(data, "mallory")
+
+
+def wire(*array, kind="total"):
+    return msgspec.msgpack.encode([kind, list(array)])
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (wire("<f8", [2], np.zeros(1).tobytes()), "8 bytes of data where shape \\(2,\\) needs 16"),
+        (wire("<f8", [1], np.array([np.nan]).tobytes()), "NaN or infinite"),
+        (wire("<f8", [1], np.array([np.inf]).tobytes()), "NaN or infinite"),
+        (wire("|O", [1], b"\0" * 8), "element type '\\|O'"),
+        (wire("<f8", [-1], b""), "shape \\(-1,\\)"),
+        (wire("<f8", [1, 1, 1], b"\0" * 8), "shape \\(1, 1, 1\\)"),
+        (wire("<f8", [2**62, 2**62], b""), "needs"),
+        (wire("<f8", "x", b""), "Expected"),
+        (wire("<f8", [1], np.zeros(1).tobytes(), kind="exec"), "exec"),
+        (msgspec.msgpack.encode(["total"]), "at least length 2"),
+        (msgspec.msgpack.encode({"type": "total"}), "Expected `array`"),
+        (b"", "truncated"),
+    ],
+)
+def test_hostile_messages(data, reason):
+    with pytest.raises(MessageError, match="site 'mallory' sent what is no message") as caught:
+        messages.decode(data, "mallory")
+    assert re.search(reason, str(caught.value)), str(caught.value)
+
+
+def test_too_large(monkeypatch):
+    monkeypatch.setattr(messages, "MAX_BYTES", 10)
+    with pytest.raises(MessageError, match="site 'mallory' sent 11 bytes; the most is 10"):
+        messages.decode(b"0" * 11, "mallory")
+
+
+def test_only_float64_leaves():
+    with pytest.raises(NotImplementedError, match="cannot carry ndarray of type object"):
+        messages.encode(messages.Total(np.array([object()])))
+
+
+def test_expect_kind_and_shape():
+    inbox = {"b": messages.Total(np.zeros(3))}
+    assert messages.expect(inbox, messages.Total, values={"b": (-1,)}) == inbox
+    with pytest.raises(MessageError, match="site 'b' sent Total where Sums is due"):
+        messages.expect(inbox, messages.Sums)
+    with pytest.raises(MessageError, match=r"site 'b' sent Total.values of shape \(3,\), expected \(4,\)"):
+        messages.expect(inbox, messages.Total, values={"b": (4,)})
+    with pytest.raises(MessageError, match="expected"):
+        messages.expect(inbox, messages.Total, values={"b": (3, 1)})
+
+
+@given(st.integers(0, 8))
+def test_symmetric_packing(size):
+    half = np.random.default_rng(size).normal(size=(size, size))
+    matrix = half + half.T
+    packed = messages.pack_symmetric(matrix)
+    assert packed.shape == (size * (size + 1) // 2,)
+    np.testing.assert_array_equal(messages.unpack_symmetric(packed, size), matrix)

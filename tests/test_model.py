@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import dekrr
+from dekrr import CentralizedKRR, DeKRRRegressor, ModelFileError
+from dekrr.data import make_sites
+
+X, y, SITES = make_sites(n_sites=4, random_state=0)
+
+
+@pytest.fixture(scope="module", params=[("minmax", "own"), ("minmax", "neighborhood"), (None, "own")])
+def model(request):
+    scale, prediction = request.param
+    regressor = DeKRRRegressor(n_features=12, scale=scale, prediction=prediction, random_state=0)
+    return regressor.fit(X, y, sites=SITES).models_["station 01"]
+
+
+def test_round_trip(model, tmp_path):
+    path = tmp_path / "model.safetensors"
+    model.save(path)
+    loaded = dekrr.load(path)
+    assert loaded.header == model.header
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("keep", [0, 5, 200, -9])
+def test_damaged_file(model, tmp_path, keep):
+    path = tmp_path / "model.safetensors"
+    model.save(path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelFileError, match=r"model.safetensors is damaged or no model file"):
+        dekrr.load(path)
+
+
+def test_flipped_bytes_never_pass_silently_as_nan(model, tmp_path):
+    path = tmp_path / "model.safetensors"
+    model.save(path)
+    data = bytearray(path.read_bytes())
+    data[-8:] = np.array([np.nan]).tobytes()
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match="NaN or infinite"):
+        dekrr.load(path)
+
+
+def test_foreign_files(tmp_path):
+    path = tmp_path / "other.safetensors"
+    save_file({"weight": np.zeros(3)}, path)
+    with pytest.raises(ModelFileError, match="not a dekrr model"):
+        dekrr.load(path)
+    path.write_text("hello")
+    with pytest.raises(ModelFileError, match="damaged or no model file"):
+        dekrr.load(path)
+    with pytest.raises(FileNotFoundError):
+        dekrr.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ('{"site": "a"}', "header that cannot be read"),
+        (
+            '{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3, "version": 99}',
+            "format version 99; this dekrr reads up to 1",
+        ),
+        ('{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3}', "lacks the tensor 'frequencies_0'"),
+    ],
+)
+def test_bad_headers(tmp_path, header, reason):
+    path = tmp_path / "bad.safetensors"
+    save_file({"x": np.zeros(1)}, path, metadata={"dekrr-model": header})
+    with pytest.raises(ModelFileError, match=reason):
+        dekrr.load(path)
+
+
+def test_tensors_that_do_not_fit(tmp_path):
+    path = tmp_path / "bad.safetensors"
+    header = '{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3}'
+    vectors = {f"{name}_0": np.zeros(2) for name in ("phases", "amplitudes", "coefficients")}
+    save_file({"frequencies_0": np.zeros((3, 4)), **vectors}, path, metadata={"dekrr-model": header})
+    with pytest.raises(ModelFileError, match="member 0 do not fit"):
+        dekrr.load(path)
+
+
+def test_a_failed_save_keeps_the_old_file(model, tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    model.save(path)
+    before = path.read_bytes()
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dekrr.model.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        model.save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_exact_kernel_models_hold_rows_and_are_not_saved(tmp_path):
+    model = CentralizedKRR().fit(X, y).models_[0]
+    with pytest.raises(ModelFileError, match="holds all sites' rows"):
+        model.save(tmp_path / "krr.safetensors")

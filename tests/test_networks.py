@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+
+from dekrr.errors import MessageError
+from dekrr.messages import Total, encode
+from dekrr.networks.local import LocalNetwork
+
+PATH = {"a": ["b"], "b": ["a", "c"], "c": ["b"]}
+MESSAGE = Total(np.arange(3.0))
+
+
+def say(outbox, exchanges=1):
+    inbox = {}
+    for _ in range(exchanges):
+        inbox = yield outbox
+    return inbox
+
+
+def test_messages_reach_neighbours_and_are_counted():
+    network = LocalNetwork(PATH)
+    inboxes = network.run({"a": say({"b": MESSAGE}), "b": say({"a": MESSAGE, "c": MESSAGE}), "c": say({})})
+    assert set(inboxes["b"]) == {"a"}
+    assert set(inboxes["c"]) == {"b"}
+    np.testing.assert_array_equal(inboxes["c"]["b"].values, MESSAGE.values)
+    size = len(encode(MESSAGE))
+    assert network.traffic.bytes == {("a", "b"): size, ("b", "a"): size, ("b", "c"): size}
+    assert network.traffic.total_bytes == 3 * size
+    assert network.traffic.sent_by("b") == 2 * size
+    assert network.traffic.messages_by_kind == {"Total": 3}
+
+
+def test_received_arrays_are_copies():
+    network = LocalNetwork(PATH)
+    inbox = network.run({"a": say({"b": MESSAGE}), "b": say({}), "c": say({})})["b"]
+    assert not np.shares_memory(inbox["a"].values, MESSAGE.values)
+    assert not inbox["a"].values.flags.writeable
+
+
+def test_message_to_a_stranger_is_refused():
+    with pytest.raises(MessageError, match=r"'a' wants to send Total to 'c', which is not its neighbour.*'b'"):
+        LocalNetwork(PATH).run({"a": say({"c": MESSAGE}), "b": say({}), "c": say({})})
+
+
+def test_sites_must_end_together():
+    with pytest.raises(MessageError, match=r"\['a', 'b'\] ended after 1 exchanges while \['c'\] go on"):
+        LocalNetwork(PATH).run({"a": say({}), "b": say({}), "c": say({}, exchanges=2)})
+
+
+def test_an_error_says_at_which_site():
+    def fail():
+        yield {}
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken") as caught:
+        LocalNetwork(PATH).run({"a": say({}), "b": fail(), "c": say({})})
+    assert caught.value.__notes__ == ["at site 'b', after exchange 1"]
