@@ -45,7 +45,9 @@ ALL = [
 
 
 def regressor(**changes):
-    return DeKRRRegressor(**{"n_features": 16, "sigma": 0.3, "alpha": 1e-4, "random_state": 0, **changes})
+    return DeKRRRegressor(
+        **{"n_features": 16, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, "random_state": 0, **changes}
+    )
 
 
 @parametrize_with_checks([cls() for cls in ALL])
@@ -289,7 +291,7 @@ def test_disconnected_graph():
 
 def test_more_features_than_the_pool():
     with pytest.raises(SettingsError, match="16 features cannot be chosen from a pool of 8"):
-        regressor(features=GreedySelector(pool_ratio=0.5)).fit(X, y, sites=SITES)
+        regressor(features=GreedySelector(pool_ratio=0.5, linear=False)).fit(X, y, sites=SITES)
 
 
 def test_unknown_metric():

@@ -26,11 +26,12 @@ from .errors import DataError, SettingsError
 from .kernels import KERNELS, make_kernel
 from .labels import factorise, names_of
 from .metrics import rse
-from .model import Header, KernelModel, Member, SiteModel
+from .model import Header, KernelModel, Member, SiteModel, neighborhood_weights
 from .networks.local import LocalNetwork, Traffic
 from .protocols import allreduce, dekrr, dkla
 from .protocols.outcome import Outcome
 from .protocols.site import Procedure, Site
+from .protocols.tuning import Tuning
 from .scaling import Scaling
 from .selection import MAPPINGS, SELECTORS, Selector
 from .types import Array
@@ -41,6 +42,13 @@ _parameters = dataclass(eq=False, repr=False, kw_only=True)
 _POSITIVE = Interval(Real, 0, None, closed="neither")
 _NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
 _COUNT = Interval(Integral, 1, None, closed="left")
+
+# What "auto" chooses from; docs/accuracy.md has the evidence.
+GRIDS = {
+    "sigma": (0.25, 1.0, 4.0),
+    "alpha": (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3),
+    "consensus": (0.125, 0.25, 0.5, 1.0, 2.0),
+}
 
 
 @_parameters
@@ -172,7 +180,7 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             site=name,
             method=type(self).__name__,
             kernel=self.kernel,
-            sigma=float(self.sigma),
+            sigma=getattr(self, "sigma_", None) or float(self.sigma),
             columns=columns,
             n_columns=self.n_features_in_,
             n_members=n_members,
@@ -226,11 +234,16 @@ class _FeatureRegressor(_SiteRegressor):
             raise SettingsError(f"n_features has {len(given)} entries for {len(labels)} sites: {_listed(labels)}")
         return {label: int(size) for label, size in sizes.items()}
 
+    def _grid(self, name: str) -> tuple[float, ...]:
+        return (float(getattr(self, name)),)
+
     def _selector(self, n_features: int) -> Selector:
         if isinstance(self.features, Selector):
             chosen: Selector = self.features
             return chosen.__class__(**{**chosen.get_params(deep=False), "n_features": n_features})
-        return SELECTORS[self.features](n_features, kernel=self.kernel, sigma=float(self.sigma), mapping=self.mapping)
+        return SELECTORS[self.features](
+            n_features, kernel=self.kernel, sigma=self._grid("sigma")[0], mapping=self.mapping
+        )
 
     def _keep(
         self,
@@ -256,12 +269,13 @@ class _FeatureRegressor(_SiteRegressor):
             )
 
     def _model(self, name: str, outcome: Outcome) -> SiteModel:
-        members = [Member(outcome.feature_map, outcome.coefficients)]
-        if getattr(self, "prediction", "own") == "neighborhood":
-            members += [
-                Member(feature_map, outcome.neighbor_coefficients[p])
-                for p, feature_map in outcome.neighbor_maps.items()
-            ]
+        neighbors = list(outcome.neighbor_maps) if getattr(self, "prediction", "own") == "neighborhood" else []
+        own_weight, *weights = neighborhood_weights(len(neighbors))
+        members = [Member(outcome.feature_map, outcome.coefficients, own_weight)]
+        members += [
+            Member(outcome.neighbor_maps[p], outcome.neighbor_coefficients[p], weight)
+            for p, weight in zip(neighbors, weights, strict=True)
+        ]
         return SiteModel(self._header(name, len(members)), tuple(members), outcome.scaling)
 
 
@@ -301,16 +315,22 @@ class DeKRRRegressor(_NetworkRegressor):
     features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="greedy"
         How a site chooses its features. A selector object brings its own kernel, sigma, mapping and pool.
     kernel : {"gaussian", "laplacian", "cauchy"}, default="gaussian"
-    sigma : float, default=1.0
-        The kernel's bandwidth, in scaled columns.
-    alpha : float, default=1e-6
+    sigma : float, "auto" or sequence of float, default="auto"
+        The kernel's bandwidth, in scaled columns. "auto", or a sequence, is tuned: chosen by cross-validation
+        that all sites take part in, without a centre.
+    alpha : float, "auto" or sequence of float, default="auto"
         Regularisation (the paper's lambda).
-    consensus : float, default=1.0
+    consensus : float, "auto" or sequence of float, default="auto"
         Weight of the agreement with neighbours (c of the authors' code).
     topology : str, edge list or networkx graph, default="ring"
         See `dekrr.topology.TOPOLOGIES`.
     n_neighbors : int, default=4
         Neighbours of a site in the named topologies that leave it open.
+    folds : int, default=5
+        Of each site's own rows, for tuning.
+    objective : {"mean", "own", "union"}, default="mean"
+        What tuning minimises on held-out rows: the error of a site's own prediction, that of its neighbours'
+        models on its rows, or the mean of both.
     solver : {"chebyshev", "jacobi"}, default="chebyshev"
         "jacobi" is the paper's; "chebyshev" takes about the root of its rounds.
     self_penalty : float, "bound" or "adaptive", default=5.0
@@ -321,8 +341,9 @@ class DeKRRRegressor(_NetworkRegressor):
     max_rounds : int, default=1500
     mapping : {"cos", "cossin"}, default="cos"
         A cosine with a phase per feature, or cos/sin pairs.
-    prediction : {"own", "neighborhood"}, default="own"
-        Predict with the site's own model, or with the mean of its own and its neighbours', which it holds.
+    prediction : {"neighborhood", "own"}, default="neighborhood"
+        Predict with the site's own model and its neighbours', which it holds anyway (half its own, half their
+        mean), or with its own alone.
     allocation : {"equal", "sqrt"}, default="equal"
         Features per site: all `n_features`, or in proportion to the root of its rows at the same mean.
     exchange : {"sums", "features"}, default="sums"
@@ -345,6 +366,11 @@ class DeKRRRegressor(_NetworkRegressor):
     n_rounds_ : int
     objective_ : float
         The objective above at the end.
+    sigma_, alpha_, consensus_ : float
+        The values used: those given, or those tuned.
+    tuning_ : dict of str to ndarray, or None
+        "sigma", "alpha", "consensus" and "error" of every candidate: the mean squared held-out error over all
+        sites, in scaled units of the response.
     history_ : dict of str to ndarray
         "round" and "objective", before the first round and after each.
     traffic_ : Traffic
@@ -372,18 +398,26 @@ class DeKRRRegressor(_NetworkRegressor):
     """
 
     features: Any = "greedy"
-    consensus: float = 1.0
+    sigma: Any = "auto"
+    alpha: Any = "auto"
+    consensus: Any = "auto"
+    folds: int = 5
+    objective: str = "mean"
     solver: str = "chebyshev"
     self_penalty: Any = 5.0
     tol: float = 1e-6
     max_rounds: int = 1500
-    prediction: str = "own"
+    prediction: str = "neighborhood"
     allocation: str = "equal"
     exchange: str = "sums"
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **_NetworkRegressor._parameter_constraints,
-        "consensus": [_NOT_NEGATIVE],
+        "sigma": [_POSITIVE, StrOptions({"auto"}), "array-like"],
+        "alpha": [_POSITIVE, StrOptions({"auto"}), "array-like"],
+        "consensus": [_NOT_NEGATIVE, StrOptions({"auto"}), "array-like"],
+        "folds": [Interval(Integral, 2, None, closed="left")],
+        "objective": [StrOptions({"own", "union", "mean"})],
         "solver": [StrOptions({"jacobi", "chebyshev"})],
         "self_penalty": [_NOT_NEGATIVE, StrOptions({"bound", "adaptive"})],
         "tol": [_NOT_NEGATIVE],
@@ -394,9 +428,10 @@ class DeKRRRegressor(_NetworkRegressor):
     }
 
     def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
+        grids = {name: self._grid(name) for name in GRIDS}
         settings = dekrr.Settings(
-            alpha=self.alpha,
-            consensus=self.consensus,
+            alpha=grids["alpha"][0],
+            consensus=grids["consensus"][0],
             solver=self.solver,
             self_penalty=self.self_penalty,
             tol=self.tol,
@@ -406,7 +441,44 @@ class DeKRRRegressor(_NetworkRegressor):
             allocation=self.allocation,
             min_rows=self.min_rows,
         )
-        return dekrr.train(site, selector, settings)
+        tuning = None
+        if max(map(len, grids.values())) > 1:
+            tuning = Tuning(
+                sigmas=grids["sigma"],
+                alphas=grids["alpha"],
+                consensuses=grids["consensus"],
+                folds=self.folds,
+                objective=self.objective,
+                prediction=self.prediction,
+            )
+        return dekrr.train(site, selector, settings, tuning)
+
+    def _grid(self, name: str) -> tuple[float, ...]:
+        """Return the values of a setting to choose from; one that is given is the only one."""
+        given = getattr(self, name)
+        if isinstance(given, str):
+            return GRIDS[name]
+        values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=float)))
+        lowest_allowed = name == "consensus"
+        if not values or not all(np.isfinite(v) and (v > 0 or (lowest_allowed and v == 0)) for v in values):
+            raise SettingsError(f"{name} must be positive numbers, got {given!r}")
+        return values
+
+    def _keep(
+        self,
+        labels: list[Hashable],
+        names: Mapping[Hashable, str],
+        outcomes: Mapping[str, Outcome],
+        traffic: Traffic,
+    ) -> None:
+        tuned = outcomes[names[labels[0]]].tuned
+        chosen = (tuned.sigma, tuned.alpha, tuned.consensus) if tuned else tuple(self._grid(n)[0] for n in GRIDS)
+        self.sigma_, self.alpha_, self.consensus_ = chosen
+        self.tuning_ = None
+        if tuned:
+            columns = np.array(tuned.grid).T
+            self.tuning_ = dict(zip(GRIDS, columns, strict=True)) | {"error": tuned.errors}
+        super()._keep(labels, names, outcomes, traffic)
 
 
 @_parameters

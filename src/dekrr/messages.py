@@ -52,6 +52,13 @@ class Sums(Message, frozen=True, tag="sums"):
     cross: np.ndarray
 
 
+class Moments(Message, frozen=True, tag="moments"):
+    """Sums over the sender's rows of the receiver's shortlist: gram (Z'Z, packed) and moment (Z'y)."""
+
+    gram: np.ndarray
+    moment: np.ndarray
+
+
 class RowFeatures(Message, frozen=True, tag="rows"):
     """The paper's exchange, for comparison: both maps' features of each of the sender's rows."""
 
@@ -78,7 +85,7 @@ class Total(Message, frozen=True, tag="total"):
     values: np.ndarray
 
 
-AnyMessage = Roll | Bounds | Features | Sums | RowFeatures | Coefficients | Unchanged | Total
+AnyMessage = Roll | Bounds | Features | Sums | Moments | RowFeatures | Coefficients | Unchanged | Total
 Kind = TypeVar("Kind", bound=Message)
 
 

@@ -39,7 +39,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         The columns' names, where they had any.
     n_columns : int
     n_members : int
-        Models that are averaged: 1, or 1 + neighbours.
+        Models whose predictions are weighed: 1, or 1 + neighbours.
     scaled : bool
         Whether rows are scaled before they are used.
     format, version
@@ -74,12 +74,26 @@ def as_rows(X: Any, columns: Sequence[str] | None, n_columns: int) -> Array:
     return rows
 
 
+def neighborhood_weights(n_neighbors: int) -> list[float]:
+    """Return how a site's own model and its neighbours' count when it predicts with its neighbourhood.
+
+    One half is its own, the other half the mean of its neighbours'. Alone it has all the weight.
+
+    Examples
+    --------
+    >>> neighborhood_weights(2)
+    [0.5, 0.25, 0.25]
+    """
+    return [0.5, *[0.5 / n_neighbors] * n_neighbors] if n_neighbors else [1.0]
+
+
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One linear model: a feature map and the coefficients of its features."""
+    """One linear model: a feature map, the coefficients of its features, and its weight in a site's prediction."""
 
     feature_map: FeatureMap
     coefficients: Array
+    weight: float = 1.0
 
     def predict(self, X: Array) -> Array:
         """Return coefficients'z(x) for scaled rows, shape (n_rows,)."""
@@ -92,7 +106,7 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class SiteModel:
-    """A site's model: the mean of its members' predictions, in the response's own units.
+    """A site's model: the weighted sum of its members' predictions, in the response's own units.
 
     Parameters
     ----------
@@ -130,12 +144,12 @@ class SiteModel:
         rows = as_rows(X, self.header.columns, self.header.n_columns)
         if self.scaling is not None:
             rows = self.scaling.rows(rows)
-        prediction = np.mean([member.predict(rows) for member in self.members], axis=0)
+        prediction = np.sum([member.weight * member.predict(rows) for member in self.members], axis=0)
         return self.scaling.undo(prediction) if self.scaling is not None else prediction
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file; an existing file is replaced only when all is written."""
-        tensors = {}
+        tensors = {"weights": np.array([member.weight for member in self.members])}
         for i, member in enumerate(self.members):
             tensors[f"frequencies_{i}"] = member.feature_map.frequencies
             tensors[f"phases_{i}"] = member.feature_map.phases
@@ -201,13 +215,16 @@ def _read_header(path: Any, metadata: dict[str, str] | None) -> Header:
 def _from_tensors(path: Any, header: Header, tensors: dict[str, Array]) -> SiteModel:
     try:
         members = []
+        weights = tensors["weights"]
+        if weights.shape != (header.n_members,):
+            raise ModelFileError(f"{path}: {weights.shape} weights for {header.n_members} members")
         for i in range(header.n_members):
             frequencies = tensors[f"frequencies_{i}"]
             size = (frequencies.shape[1],)
             vectors = [tensors[f"{name}_{i}"] for name in ("phases", "amplitudes", "coefficients")]
             if frequencies.shape[0] != header.n_columns or any(vector.shape != size for vector in vectors):
                 raise ModelFileError(f"{path}: the shapes of member {i} do not fit each other")
-            members.append(Member(FeatureMap(frequencies, vectors[0], vectors[1]), vectors[2]))
+            members.append(Member(FeatureMap(frequencies, vectors[0], vectors[1]), vectors[2], float(weights[i])))
         scaling = Scaling(tensors["lower"], tensors["upper"]) if header.scaled else None
     except (KeyError, IndexError) as error:
         raise ModelFileError(f"{path} lacks the tensor {error}") from None

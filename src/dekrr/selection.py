@@ -33,6 +33,7 @@ from .kernels import KERNELS, make_kernel
 from .types import Array
 
 MAPPINGS = ("cos", "cossin")
+LONG_WAVE = 0.02
 
 # A constructor that only stores its keywords, as scikit-learn wants it.
 _parameters = dataclass(eq=False, repr=False, kw_only=True)
@@ -46,11 +47,14 @@ class Pool:
     frequencies : ndarray of shape (n_columns, n_candidates)
     phases : ndarray of shape (n_candidates,) or None
         None makes every candidate a cos/sin pair, which counts as two features.
+    amplitudes : ndarray of shape (n_candidates,), optional
+        1 when left out.
     """
 
-    def __init__(self, frequencies: Array, phases: Array | None) -> None:
+    def __init__(self, frequencies: Array, phases: Array | None, amplitudes: Array | None = None) -> None:
         self.frequencies = frequencies
         self.phases = phases
+        self.amplitudes = np.ones(frequencies.shape[1]) if amplitudes is None else amplitudes
 
     @property
     def n_candidates(self) -> int:
@@ -62,25 +66,31 @@ class Pool:
         """How many features one candidate is: 1, or 2 for a pair."""
         return 1 if self.phases is not None else 2
 
-    def cosines(self, X: Array) -> Array:
-        """Return the candidates on rows `X`, with amplitude 1; pairs have all cosines, then all sines."""
-        turns = X @ (self.frequencies / (2 * np.pi))
+    @property
+    def feature_map(self) -> FeatureMap:
+        """All candidates as features of their own amplitudes; pairs have all cosines, then all sines."""
         if self.phases is not None:
-            return cosine_of_turns(turns + self.phases / (2 * np.pi))
-        return cosine_of_turns(np.hstack([turns, turns - 0.25]))
+            return FeatureMap(self.frequencies, self.phases, self.amplitudes)
+        pairs = paired(self.frequencies)
+        return FeatureMap(pairs.frequencies, pairs.phases, np.tile(self.amplitudes, 2))
 
     def phase_free(self, X: Array) -> tuple[Array, Array]:
         """Return cos(w'x) and sin(w'x) of every candidate, each of shape (n_rows, n_candidates)."""
         turns = X @ (self.frequencies / (2 * np.pi))
         return cosine_of_turns(turns.copy()), cosine_of_turns(turns - 0.25)
 
+    def take(self, chosen: np.ndarray) -> "Pool":
+        """Return the pool of the chosen candidates."""
+        phases = self.phases[chosen] if self.phases is not None else None
+        return Pool(self.frequencies[:, chosen], phases, self.amplitudes[chosen])
+
     def keep(self, chosen: np.ndarray, weights: Array | None = None) -> FeatureMap:
-        """Return the map of the chosen candidates, with amplitudes scaled by `weights`."""
-        frequencies = self.frequencies[:, chosen]
-        plain = paired(frequencies) if self.phases is None else FeatureMap.unweighted(frequencies, self.phases[chosen])
-        if weights is None:
-            return plain
-        return FeatureMap(plain.frequencies, plain.phases, plain.amplitudes * np.tile(weights, self.width))
+        """Return the map of the chosen candidates: sqrt(2/D) times their amplitudes times `weights`."""
+        every = self.take(chosen).feature_map
+        amplitudes = every.amplitudes * np.sqrt(2 / max(every.n_features, 1))
+        if weights is not None:
+            amplitudes = amplitudes * np.tile(weights, self.width)
+        return FeatureMap(every.frequencies, every.phases, amplitudes)
 
 
 @_parameters
@@ -96,6 +106,9 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
         The kernel's bandwidth.
     bandwidths : sequence of float, default=(1.0,)
         Candidates are drawn in equal parts with bandwidth sigma times each of these.
+    max_columns : int, optional
+        Let every candidate look at 1 to `max_columns` columns, drawn at random, with the same length of
+        frequency as if it looked at all. None has it look at all columns.
     mapping : {"cos", "cossin"}, default="cos"
         One cosine with a random phase per candidate, or a cos/sin pair.
     pool_ratio : float, default=20
@@ -114,6 +127,7 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
         "kernel": [StrOptions(set(KERNELS))],
         "sigma": [Interval(Real, 0, None, closed="neither")],
         "bandwidths": ["array-like"],
+        "max_columns": [Interval(Integral, 1, None, closed="left"), None],
         "mapping": [StrOptions(set(MAPPINGS))],
         "pool_ratio": [Interval(Real, 0, None, closed="neither")],
         "random_state": ["random_state"],
@@ -123,6 +137,7 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
     kernel: str = "gaussian"
     sigma: float = 1.0
     bandwidths: tuple[float, ...] = (1.0,)
+    max_columns: int | None = None
     mapping: str = "cos"
     pool_ratio: float = 20
     random_state: Any = None
@@ -187,12 +202,21 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
                 for factor, part in zip(bandwidths, parts, strict=True)
             ]
         )
+        if self.max_columns is not None:
+            frequencies *= _random_columns(n_columns, n_candidates, self.max_columns, rng)
         phases = rng.uniform(0, 2 * np.pi, n_candidates) if self.mapping == "cos" else None
         return Pool(frequencies, phases)
 
     @abstractmethod
     def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
         """Return the map of the candidates to keep."""
+
+
+def _random_columns(n_columns: int, n_candidates: int, most: int, rng: np.random.Generator) -> Array:
+    """Return factors that leave each candidate 1 to `most` random columns, at the same expected length."""
+    how_many = np.minimum(rng.integers(1, most + 1, n_candidates), n_columns)
+    rank = rng.random((n_columns, n_candidates)).argsort(axis=0).argsort(axis=0)
+    return np.where(rank < how_many, np.sqrt(n_columns / how_many), 0.0)
 
 
 @_parameters
@@ -251,7 +275,7 @@ class EnergySelector(Selector):
         if self.phase_free or pool.phases is None:
             cosines, sines = pool.phase_free(X)
             return np.asarray(factor * np.hypot(y @ cosines, y @ sines))
-        return np.asarray(factor * np.abs(y @ pool.cosines(X)))
+        return np.asarray(factor * np.abs(y @ pool.feature_map(X)))
 
     def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
         chosen = np.argsort(-self.scores(pool, X, y), kind="stable")[: self._n_kept]
@@ -298,7 +322,7 @@ class LeverageSelector(_SampledSelector):
 
     def scores(self, pool: Pool, X: Array, y: Array) -> Array:
         """Return the ridge leverage score of every candidate; a pair has the sum of its two."""
-        features = pool.cosines(X)
+        features = pool.feature_map(X)
         features *= np.sqrt(2 / features.shape[1])
         ridge = len(X) * self.alpha
         if features.shape[1] <= len(X):
@@ -324,7 +348,7 @@ class SurrogateSelector(_SampledSelector):
 
     def scores(self, pool: Pool, X: Array, y: Array) -> Array:
         """Return (z'y)^2 + n |z|^2 of every candidate z; a pair has the sum of its two."""
-        features = pool.cosines(X)
+        features = pool.feature_map(X)
         scores = (y @ features) ** 2 + len(X) * np.einsum("ni,ni->i", features, features)
         summed: Array = scores.reshape(pool.width, -1).sum(axis=0)
         return summed
@@ -339,8 +363,19 @@ class GreedySelector(Selector):
     s_i = G_ii + mu - G_iS (G_SS + mu I)^-1 G_Si. Both are kept up to date for all candidates with one
     column of a growing Cholesky factor per feature taken; nothing is refitted.
 
+    The choice needs sums over rows only. In a network a site takes `shortlist` times as many candidates by its
+    own rows first, asks its neighbours for their sums over those, and chooses among them with the neighbours'
+    rows counting as much, together, as its own.
+
     Parameters
     ----------
+    bandwidths : sequence of float, default=(1.0, 2.0, 4.0, 8.0)
+    max_columns : int or None, default=4
+    linear : bool, default=True
+        Have the raw columns and a constant among the candidates (for mapping "cos"). A raw column is a wave so
+        long, `LONG_WAVE` radians a unit, that it is straight to 1 in 15,000 on [0, 1].
+    shortlist : float, default=2.0
+        Candidates per feature that neighbours are asked about; 1 asks nobody.
     ridge : float, default=1e-6
         mu divided by the number of rows, for candidates of amplitude 1.
 
@@ -349,37 +384,66 @@ class GreedySelector(Selector):
     Selector : the parameters that all selectors share.
     """
 
+    bandwidths: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+    max_columns: int | None = 4
+    linear: bool = True
+    shortlist: float = 2.0
+    ridge: float = 1e-6
+
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **Selector._parameter_constraints,
+        "linear": ["boolean"],
+        "shortlist": [Interval(Real, 1, None, closed="left")],
         "ridge": [Interval(Real, 0, None, closed="neither")],
     }
 
-    ridge: float = 1e-6
+    def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
+        """Draw the candidates, and add a constant and the raw columns where they are wanted."""
+        drawn = super().draw_pool(n_columns, rng)
+        if not self.linear or drawn.phases is None:
+            return drawn
+        frequencies = np.hstack([drawn.frequencies, np.zeros((n_columns, 1)), LONG_WAVE * np.eye(n_columns)])
+        phases = np.concatenate([drawn.phases, [0.0], np.full(n_columns, -np.pi / 2)])
+        amplitudes = np.concatenate([drawn.amplitudes, [1.0], np.full(n_columns, np.sqrt(2) / LONG_WAVE)])
+        return Pool(frequencies, phases, amplitudes)
+
+    def shortlisted(self, X: Array, y: Array, rng: np.random.Generator) -> Pool:
+        """Return the best candidates by these rows: `shortlist` times as many as will be kept."""
+        self._validate_params()
+        pool = self.draw_pool(X.shape[1], rng)
+        n_listed = min(round(self._n_kept * self.shortlist), pool.n_candidates)
+        return pool.take(self._order(pool, X, y, n_listed))
+
+    def choose_from(self, pool: Pool, gram: Array, moment: Array, n_rows: float) -> FeatureMap:
+        """Return the map of the best candidates by sums Z'Z and Z'y over `n_rows` (weighted) rows."""
+        return pool.keep(greedy_order(gram, moment, self._n_kept, ridge=self.ridge * n_rows, width=pool.width))
 
     def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
-        features = pool.cosines(X)
-        taken = greedy_order(features, y, self._n_kept, ridge=self.ridge * len(X), width=pool.width)
-        return pool.keep(taken)
+        return pool.keep(self._order(pool, X, y, self._n_kept))
+
+    def _order(self, pool: Pool, X: Array, y: Array, n_taken: int) -> np.ndarray:
+        features = pool.feature_map(X)
+        return greedy_order(features.T @ features, y @ features, n_taken, ridge=self.ridge * len(X), width=pool.width)
 
 
-def greedy_order(features: Array, y: Array, n_taken: int, *, ridge: float, width: int = 1) -> np.ndarray:
-    """Return the candidates that orthogonal least squares takes, in order.
+def greedy_order(gram: Array, moment: Array, n_taken: int, *, ridge: float, width: int = 1) -> np.ndarray:
+    """Return the candidates that orthogonal least squares takes, in order, from sums over rows alone.
 
     Parameters
     ----------
-    features : ndarray of shape (n_rows, width * n_candidates)
-        For ``width=2``, candidate i is the pair of columns i and n_candidates + i.
-    y : ndarray of shape (n_rows,)
+    gram : ndarray of shape (width * n_candidates, width * n_candidates)
+        Z'Z of all candidates. For ``width=2``, candidate i is the pair of features i and n_candidates + i.
+    moment : ndarray of shape (width * n_candidates,)
+        Z'y.
     n_taken : int
     ridge : float
         mu of `GreedySelector`.
     width : {1, 2}
     """
-    gram = features.T @ features
     n_candidates = gram.shape[0] // width
-    correlation = features.T @ y
+    correlation = moment
     remaining = np.diag(gram) + ridge
-    floor = ridge / 2 + 1e-12 * remaining.max()
+    floor = ridge / 2
     pair_product = np.diag(gram[:n_candidates, n_candidates:]).copy() if width == 2 else np.zeros(n_candidates)
     factor = np.empty((n_taken * width, gram.shape[0]))
     taken: list[int] = []

@@ -23,8 +23,10 @@ class Weights:
 
     Parameters
     ----------
-    n_rows, n_sites : int
-        N and J, over the whole network.
+    n_rows : float
+        N: rows of all sites that are in the sums.
+    n_sites : int
+        J.
     alpha : float
         The regularisation (the paper's lambda).
     own_penalty : float
@@ -33,14 +35,14 @@ class Weights:
         c~_p of each neighbour.
     """
 
-    n_rows: int
+    n_rows: float
     n_sites: int
     alpha: float
     own_penalty: float
     penalties: Mapping[str, float]
 
 
-def penalty(consensus: float, n_rows: int, n_neighbors: int) -> float:
+def penalty(consensus: float, n_rows: float, n_neighbors: int) -> float:
     """Return c~_j = consensus / (N |N_j|), and 0 for a site without neighbours."""
     return consensus / (n_rows * n_neighbors) if n_neighbors else 0.0
 

@@ -6,6 +6,7 @@ rows in the place of lines 4 to 6, which send features of every row.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from ..features import FeatureMap
 from ..messages import (
     Coefficients,
     Features,
+    Moments,
     RowFeatures,
     Sums,
     expect,
@@ -23,7 +25,7 @@ from ..messages import (
     unpack_symmetric,
 )
 from ..scaling import Scaling
-from ..selection import Selector
+from ..selection import GreedySelector, Selector
 from ..solvers import SelfPenalty, Solver, make_solver
 from ..statistics import CrossSums, OwnSums, accumulate
 from ..system import BlockRow, Weights, assemble, penalty
@@ -31,6 +33,7 @@ from ..types import Array
 from .consensus import Progress, Roster, agree_on_scaling, roll_call
 from .outcome import Outcome
 from .site import Procedure, Site
+from .tuning import Tuned, Tuning, tune
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +72,48 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     min_rows: int = 10
 
 
-def train(site: Site, selector: Selector, settings: Settings, *, keep_path: bool = False) -> Procedure[Outcome]:
+@dataclass(frozen=True)
+class SetUp:
+    """What a site has when features are chosen and sums exchanged: all that solving needs of the rows.
+
+    Parameters
+    ----------
+    own_map : FeatureMap
+    maps : mapping of neighbour to FeatureMap
+    degrees : mapping of neighbour to int
+        How many neighbours each neighbour has.
+    own : OwnSums
+    received, sent : mapping of neighbour to CrossSums
+        Over the neighbour's rows about this site's features, and the other way round.
+    """
+
+    own_map: FeatureMap
+    maps: dict[str, FeatureMap]
+    degrees: dict[str, int]
+    own: OwnSums
+    received: dict[str, CrossSums]
+    sent: dict[str, CrossSums]
+
+    def weights(self, roster: Roster, alpha: float, consensus: float, share: float = 1.0) -> Weights:
+        """Return the weights of the objective's terms when a `share` of all rows is in the sums."""
+        n_rows = roster.n_rows * share
+        return Weights(
+            n_rows=n_rows,
+            n_sites=roster.n_sites,
+            alpha=alpha,
+            own_penalty=penalty(consensus, n_rows, len(self.maps)),
+            penalties={p: penalty(consensus, n_rows, degree) for p, degree in self.degrees.items()},
+        )
+
+
+def train(
+    site: Site,
+    selector: Selector,
+    settings: Settings,
+    tuning: Tuning | None = None,
+    *,
+    keep_path: bool = False,
+) -> Procedure[Outcome]:
     """Train one site's model together with its neighbours (Algorithm 1).
 
     Parameters
@@ -78,6 +122,8 @@ def train(site: Site, selector: Selector, settings: Settings, *, keep_path: bool
     selector : Selector
         How to choose features; its `n_features` is the mean over sites where the allocation is not equal.
     settings : Settings
+    tuning : Tuning, optional
+        Bandwidths, alphas and consensuses to choose from by cross-validation first.
     keep_path : bool, default=False
         Keep the coefficients of every round in the outcome.
     """
@@ -88,37 +134,74 @@ def train(site: Site, selector: Selector, settings: Settings, *, keep_path: bool
     if settings.scale == "minmax":
         scaling = yield from agree_on_scaling(site, roster)
         X, y = scaling.rows(X), scaling.responses(y)
-    own_map = site.feature_map or choose_features(site, X, y, selector, settings, roster)
+    n_features = allocate(site, selector.n_features, settings.allocation, roster)
+    selector = clone(selector).set_params(n_features=n_features)
+    tuned: Tuned | None = None
+    if tuning is not None:
+        tuned = yield from tune(site, X, y, selector, settings, tuning, roster)
+        selector = clone(selector).set_params(sigma=tuned.sigma)
+        settings = msgspec.structs.replace(settings, alpha=tuned.alpha, consensus=tuned.consensus)
 
-    offer = Features(own_map.frequencies, own_map.phases, own_map.amplitudes, len(site.neighbors))
-    offers = expect((yield site.to_all(offer)), Features, frequencies=dict.fromkeys(site.neighbors, (X.shape[1], -1)))
-    maps = {p: read_features(message) for p, message in offers.items()}
-    if settings.exchange == "features":
-        own, received, sent = yield from exchange_rows(site, X, y, own_map, maps)
-    else:
-        own, received, sent = yield from exchange_sums(site, X, y, own_map, maps)
-
-    weights = Weights(
-        n_rows=roster.n_rows,
-        n_sites=roster.n_sites,
-        alpha=settings.alpha,
-        own_penalty=penalty(settings.consensus, roster.n_rows, len(site.neighbors)),
-        penalties={p: penalty(settings.consensus, roster.n_rows, offers[p].n_neighbors) for p in offers},
+    ready = yield from set_up(site, X, y, selector, roster, settings.exchange)
+    weights = ready.weights(roster, settings.alpha, settings.consensus)
+    row = assemble(ready.own, ready.received, ready.sent, weights)
+    solver = make_solver(
+        settings.solver, settings.self_penalty, settings.consensus, row, ready.own, ready.received, weights
     )
-    row = assemble(own, received, sent, weights)
-    solver = make_solver(settings.solver, settings.self_penalty, settings.consensus, row, own, received, weights)
-    outcome = Outcome(roster, scaling, own_map, np.zeros(own_map.n_features), neighbor_maps=maps)
+    zeros = np.zeros(ready.own_map.n_features)
+    outcome = Outcome(roster, scaling, ready.own_map, zeros, neighbor_maps=ready.maps, tuned=tuned)
     yield from iterate(site, row, solver, settings, outcome, keep_path=keep_path)
     return outcome
 
 
-def choose_features(
-    site: Site, X: Array, y: Array, selector: Selector, settings: Settings, roster: Roster
-) -> FeatureMap:
-    """Return the features that the site chooses from its own scaled rows."""
-    n_features = allocate(site, selector.n_features, settings.allocation, roster)
-    chosen: FeatureMap = clone(selector).set_params(n_features=n_features).select(X, y, site.rng())
-    return chosen
+def set_up(
+    site: Site, X: Array, y: Array, selector: Selector, roster: Roster, exchange: str = "sums"
+) -> Procedure[SetUp]:
+    """Choose features from scaled rows and exchange maps and sums (lines 3 to 6)."""
+    own_map = site.feature_map
+    if own_map is None:
+        own_map = yield from choose_features(site, X, y, selector, roster)
+    offers = yield from exchange_maps(site, own_map)
+    maps = {p: read_features(p, message) for p, message in offers.items()}
+    swap = exchange_rows if exchange == "features" else exchange_sums
+    own, received, sent = yield from swap(site, X, y, own_map, maps)
+    degrees = {p: message.n_neighbors for p, message in offers.items()}
+    return SetUp(own_map, maps, degrees, own, received, sent)
+
+
+def exchange_maps(site: Site, feature_map: FeatureMap) -> Procedure[dict[str, Features]]:
+    """Send a feature map to all neighbours and get theirs, with as many columns."""
+    offer = Features(feature_map.frequencies, feature_map.phases, feature_map.amplitudes, len(site.neighbors))
+    shapes = dict.fromkeys(site.neighbors, (feature_map.n_columns, -1))
+    return expect((yield site.to_all(offer)), Features, frequencies=shapes)
+
+
+def choose_features(site: Site, X: Array, y: Array, selector: Selector, roster: Roster) -> Procedure[FeatureMap]:
+    """Choose features from the site's own scaled rows and, for greedy selection, from its neighbours' sums.
+
+    A shortlist by the site's own rows goes to the neighbours, who answer with their sums Z'Z and Z'y over it. In
+    the final choice the rows of each of n neighbours count 1/n.
+    """
+    if not isinstance(selector, GreedySelector) or selector.shortlist <= 1 or not site.neighbors:
+        return selector.select(X, y, site.rng())
+    pool = selector.shortlisted(X, y, site.rng())
+    own_map = pool.feature_map
+    offers = yield from exchange_maps(site, own_map)
+    answers = {}
+    for p, message in offers.items():
+        sums, _ = accumulate(X, y, read_features(p, message), {})
+        answers[p] = Moments(pack_symmetric(sums.gram), sums.moment)
+    size = own_map.n_features
+    shapes = {"gram": dict.fromkeys(answers, (size * (size + 1) // 2,)), "moment": dict.fromkeys(answers, (size,))}
+    inbox = expect((yield answers), Moments, **shapes)
+    own, _ = accumulate(X, y, own_map, {})
+    weight = 1 / len(inbox)
+    gram, moment, n_rows = own.gram, own.moment, float(len(y))
+    for p, answer in sorted(inbox.items()):
+        gram = gram + weight * unpack_symmetric(answer.gram, size)
+        moment = moment + weight * answer.moment
+        n_rows += weight * roster.rows[p]
+    return selector.choose_from(pool, gram, moment, n_rows)
 
 
 def allocate(site: Site, mean: int, allocation: str, roster: Roster) -> int:
@@ -131,12 +214,10 @@ def allocate(site: Site, mean: int, allocation: str, roster: Roster) -> int:
     return max(1, round(float(mean * roster.n_sites * roots[site.name] / sum(roots.values()))))
 
 
-def read_features(message: Features) -> FeatureMap:
+def read_features(sender: str, message: Features) -> FeatureMap:
     """Return the feature map in a message whose frequencies have the right number of columns."""
-    n_features = message.frequencies.shape[1]
-    for name in ("phases", "amplitudes"):
-        if getattr(message, name).shape != (n_features,):
-            raise SettingsError(f"a feature map of {n_features} frequencies came with {name} of another length")
+    size = (message.frequencies.shape[1],)
+    expect({sender: message}, Features, phases={sender: size}, amplitudes={sender: size})
     return FeatureMap(message.frequencies, message.phases, message.amplitudes)
 
 

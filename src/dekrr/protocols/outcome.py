@@ -6,6 +6,7 @@ from ..features import FeatureMap
 from ..scaling import Scaling
 from ..types import Array
 from .consensus import Roster
+from .tuning import Tuned
 
 
 @dataclass
@@ -32,6 +33,8 @@ class Outcome:
         Coefficients before each round and after the last, if asked for.
     dual_path : list of ndarray
         The same of the multipliers, for methods that have them.
+    tuned : Tuned or None
+        What cross-validation chose, if it was asked.
     """
 
     roster: Roster
@@ -46,3 +49,4 @@ class Outcome:
     objective_shares: list[float] = field(default_factory=list)
     path: list[Array] = field(default_factory=list)
     dual_path: list[Array] = field(default_factory=list)
+    tuned: Tuned | None = None

@@ -84,8 +84,9 @@ def share_features(
             message = Features(mine.frequencies, mine.phases, mine.amplitudes, len(site.neighbors))
             outbox, told = site.to_all(message), True
         inbox = yield outbox
-        for message in expect(inbox, Features, frequencies=dict.fromkeys(inbox, (X.shape[1], -1))).values():
-            mine = mine or read_features(message)
+        offers = expect(inbox, Features, frequencies=dict.fromkeys(inbox, (X.shape[1], -1)))
+        for sender, message in offers.items():
+            mine = mine or read_features(sender, message)
     if mine is None:
         raise SettingsError(f"site {site.name!r} was not told the features that site {chooser!r} chose")
     return mine

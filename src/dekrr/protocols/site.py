@@ -46,9 +46,9 @@ class Site:
         """How many rows the site has (N_j)."""
         return len(self.y)
 
-    def rng(self) -> np.random.Generator:
-        """Return this site's random numbers: a stream that depends on the seed and the name only."""
-        digest = hashlib.sha256(self.name.encode()).digest()
+    def rng(self, purpose: str = "features") -> np.random.Generator:
+        """Return this site's random numbers: a stream that depends on seed, name and purpose only."""
+        digest = hashlib.sha256(f"{purpose} {self.name}".encode()).digest()
         return np.random.default_rng([self.seed, int.from_bytes(digest[:8])])
 
     def to_all(self, message: Message) -> Outbox:

@@ -1,0 +1,228 @@
+"""Choosing bandwidth, alpha and consensus by cross-validation, without a centre.
+
+Every site divides its own rows into folds. For each bandwidth and fold, features are chosen and sums exchanged
+as in training, from the rows outside the fold; then every (alpha, consensus) is a function of those sums, and
+all of them are solved side by side, their coefficients in one message a round. A site scores on the rows it
+held out, again through sums, its own prediction and its neighbours' models, which it holds. What it gives away
+to agree on a choice is one number per candidate, summed over the spanning tree, so that all choose the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from sklearn.base import clone
+
+from ..messages import Coefficients, expect
+from ..model import neighborhood_weights
+from ..selection import Selector
+from ..solvers import lower_end
+from ..system import BlockRow, assemble
+from ..types import Array
+from .consensus import Roster, tree_sum
+from .site import Procedure, Site
+
+if TYPE_CHECKING:
+    from .dekrr import Settings, SetUp
+
+_ACCURACY = 1e-3  # of the solutions that are scored, in the norm that Chebyshev's bound is about
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """What to choose from, and how.
+
+    Parameters
+    ----------
+    sigmas, alphas, consensuses : tuple of float
+        The grid; a tuple of one is not tuned.
+    folds : int
+    objective : {"own", "union", "mean"}
+        Score on held-out rows a site's own prediction, its neighbours' models, or the mean of both.
+    prediction : {"own", "neighborhood"}
+        How a site will predict.
+    """
+
+    sigmas: tuple[float, ...]
+    alphas: tuple[float, ...]
+    consensuses: tuple[float, ...]
+    folds: int = 5
+    objective: str = "mean"
+    prediction: str = "neighborhood"
+
+    @property
+    def grid(self) -> list[tuple[float, float, float]]:
+        """All candidates (sigma, alpha, consensus), in the order of their scores."""
+        return [(s, a, c) for s in self.sigmas for c in self.consensuses for a in self.alphas]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What all sites chose.
+
+    Parameters
+    ----------
+    sigma, alpha, consensus : float
+    grid : list of (sigma, alpha, consensus)
+    errors : ndarray of shape (n_candidates,)
+        Mean squared held-out error of each candidate over all sites, in scaled units of the response.
+    """
+
+    sigma: float
+    alpha: float
+    consensus: float
+    grid: list[tuple[float, float, float]]
+    errors: Array
+
+
+def tune(
+    site: Site,
+    X: Array,
+    y: Array,
+    selector: Selector,
+    settings: "Settings",
+    tuning: Tuning,
+    roster: Roster,
+) -> Procedure[Tuned]:
+    """Agree with all sites on the candidate of the least held-out error.
+
+    Parameters
+    ----------
+    site : Site
+    X, y : ndarray of shape (n_rows, n_columns) and (n_rows,)
+        Scaled rows and responses.
+    selector : Selector
+    settings : Settings
+    tuning : Tuning
+    roster : Roster
+    """
+    from .dekrr import set_up
+
+    fold_of = site.rng("folds").permutation(len(y)) % tuning.folds
+    errors: list[Array] = []
+    for sigma in tuning.sigmas:
+        with_sigma = clone(selector).set_params(sigma=sigma)
+        ready: list[SetUp] = []
+        for fold in range(tuning.folds):
+            kept = fold_of != fold
+            ready.append((yield from set_up(site, X[kept], y[kept], with_sigma, roster)))
+        held_out = [HeldOut(X[fold_of == k], y[fold_of == k], ready[k], tuning) for k in range(tuning.folds)]
+        errors += yield from _score_grid(site, ready, held_out, tuning, roster)
+    total = yield from tree_sum(site, roster, np.concatenate(errors))
+    best = tuning.grid[int(np.argmin(total))]
+    return Tuned(*best, grid=tuning.grid, errors=total / roster.n_rows)
+
+
+class HeldOut:
+    """Sums over held-out rows that turn coefficients of a neighbourhood into squared errors.
+
+    Parameters
+    ----------
+    X, y : ndarray of shape (n_rows, n_columns) and (n_rows,)
+    ready : SetUp
+        The maps, and the order of the neighbours.
+    tuning : Tuning
+    """
+
+    def __init__(self, X: Array, y: Array, ready: "SetUp", tuning: Tuning) -> None:
+        self._maps = [ready.own_map, *ready.maps.values()]
+        features = np.hstack([feature_map(X) for feature_map in self._maps])
+        self._gram, self._moment = features.T @ features, features.T @ y
+        self._response_energy = float(y @ y)
+        self._tuning = tuning
+
+    def error(self, coefficients: Sequence[Array]) -> Array:
+        """Return the squared error of each of n candidates.
+
+        Parameters
+        ----------
+        coefficients : sequence of ndarray of shape (n, D_p)
+            The site's own, then its neighbours'.
+        """
+        n_others = len(self._maps) - 1
+        own = self._error_seen_from(0, coefficients)
+        if self._tuning.objective == "own" or not n_others:
+            return own
+        union = np.mean([self._error_seen_from(p, coefficients) for p in range(1, n_others + 1)], axis=0)
+        return np.asarray(union if self._tuning.objective == "union" else (own + union) / 2)
+
+    def _error_seen_from(self, place: int, coefficients: Sequence[Array]) -> Array:
+        """Return the errors of the prediction that has the model at `place` in the middle of those held here.
+
+        With place 0 this is the site's own prediction. For a neighbour's it is as near as can be known here:
+        half its model, half the mean of the others that this site holds.
+        """
+        if self._tuning.prediction == "own":
+            return self._squared_error([c if p == place else 0 * c for p, c in enumerate(coefficients)])
+        middle, *around = neighborhood_weights(len(self._maps) - 1)
+        weights = [middle if p == place else around[0] for p in range(len(self._maps))]
+        return self._squared_error([weight * c for weight, c in zip(weights, coefficients, strict=True)])
+
+    def _squared_error(self, coefficients: Sequence[Array]) -> Array:
+        theta = np.hstack(coefficients)
+        quadratic = np.einsum("ni,ni->n", theta @ self._gram, theta)
+        return np.asarray(quadratic - 2 * theta @ self._moment + self._response_energy)
+
+
+def _score_grid(
+    site: Site, ready: "Sequence[SetUp]", held_out: Sequence[HeldOut], tuning: Tuning, roster: Roster
+) -> Procedure[list[Array]]:
+    """Return this site's squared errors, one array over alphas per consensus, along a path of consensus values."""
+    share = 1 - 1 / tuning.folds
+    shape = (len(ready), len(tuning.alphas), ready[0].own_map.n_features)
+    state = np.zeros(shape)
+    scores = []
+    for consensus in tuning.consensuses:
+        systems = []
+        for one in ready:
+            weights = one.weights(roster, alpha=0.0, consensus=consensus, share=share)
+            systems.append(assemble(one.own, one.received, one.sent, weights))
+        stack = _Stack(systems, np.array(tuning.alphas) / roster.n_sites)
+        state, of_neighbors = yield from _solve(site, stack, state, consensus)
+        errors = [
+            held_out[k].error([state[k], *(of_neighbors[p][k] for p in stack.neighbors)]) for k in range(len(ready))
+        ]
+        scores.append(np.sum(errors, axis=0))
+    return scores
+
+
+class _Stack:
+    """One site's block rows of all folds and alphas at one consensus."""
+
+    def __init__(self, systems: Sequence[BlockRow], ridges: Array) -> None:
+        self.neighbors: tuple[str, ...] = systems[0].neighbors
+        self._hessians = np.array([row.hessian for row in systems])
+        self._couplings = [row.couplings for row in systems]
+        self._right_sides = np.array([row.right_side for row in systems])[:, None, :]
+        self._ridges = ridges[None, :, None]
+        eye = np.eye(self._hessians.shape[1])
+        self._inverses = np.linalg.inv(self._hessians[:, None] + ridges[None, :, None, None] * eye)
+
+    def step(self, theta: Array, of_neighbors: Mapping[str, Array]) -> Array:
+        """Return B^-1 (d - H theta) for all folds and alphas, shape (folds, alphas, D)."""
+        residual = self._right_sides - theta @ self._hessians - self._ridges * theta
+        if self.neighbors:
+            around = np.concatenate([of_neighbors[p] for p in self.neighbors], axis=2)
+            residual = residual + np.array([a @ c.T for a, c in zip(around, self._couplings, strict=True)])
+        return np.asarray((self._inverses @ residual[..., None])[..., 0])
+
+
+def _solve(site: Site, stack: _Stack, theta: Array, consensus: float) -> Procedure[tuple[Array, dict[str, Array]]]:
+    """Run as many rounds of Chebyshev as its bound asks for, from where the last consensus ended."""
+    radius = 1 - lower_end(consensus if site.neighbors else 0.0)
+    rounds = 1 if radius == 0 else int(np.ceil(np.arccosh(1 / _ACCURACY) / np.arccosh(1 / radius)))
+    folds, alphas, _ = theta.shape
+    previous, weight = theta, 0.0
+    of_neighbors: dict[str, Array] = {}
+    for k in range(rounds + 1):
+        flat = Coefficients(np.ascontiguousarray(theta.reshape(folds * alphas, -1)), (0.0, 0.0))
+        shapes = dict.fromkeys(site.neighbors, (folds * alphas, -1))
+        inbox = expect((yield site.to_all(flat)), Coefficients, values=shapes)
+        of_neighbors = {p: message.values.reshape(folds, alphas, -1) for p, message in inbox.items()}
+        if k == rounds:
+            break
+        weight = 1.0 if k == 0 else 1 / (1 - radius**2 / 2) if k == 1 else 1 / (1 - radius**2 * weight / 4)
+        moved = weight * (theta + stack.step(theta, of_neighbors) - previous) + previous
+        previous, theta = theta, moved
+    return theta, of_neighbors
