@@ -342,8 +342,8 @@ class DeKRRRegressor(_NetworkRegressor):
     mapping : {"cos", "cossin"}, default="cos"
         A cosine with a phase per feature, or cos/sin pairs.
     prediction : {"neighborhood", "own"}, default="neighborhood"
-        Predict with the site's own model and its neighbours', which it holds anyway (half its own, half their
-        mean), or with its own alone.
+        Predict with the site's own model and its neighbours', which it holds anyway (a third its own, the rest
+        their mean), or with its own alone.
     allocation : {"equal", "sqrt"}, default="equal"
         Features per site: all `n_features`, or in proportion to the root of its rows at the same mean.
     exchange : {"sums", "features"}, default="sums"

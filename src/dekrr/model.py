@@ -21,6 +21,7 @@ from .types import Array
 
 FORMAT = "dekrr-model"
 FORMAT_VERSION = 1
+OWN_WEIGHT = 1 / 3
 _ROWS_PER_BLOCK = 4096
 
 
@@ -77,14 +78,14 @@ def as_rows(X: Any, columns: Sequence[str] | None, n_columns: int) -> Array:
 def neighborhood_weights(n_neighbors: int) -> list[float]:
     """Return how a site's own model and its neighbours' count when it predicts with its neighbourhood.
 
-    One half is its own, the other half the mean of its neighbours'. Alone it has all the weight.
+    One third is its own, the rest the mean of its neighbours'. Alone it has all the weight.
 
     Examples
     --------
-    >>> neighborhood_weights(2)
-    [0.5, 0.25, 0.25]
+    >>> [round(weight, 3) for weight in neighborhood_weights(4)]
+    [0.333, 0.167, 0.167, 0.167, 0.167]
     """
-    return [0.5, *[0.5 / n_neighbors] * n_neighbors] if n_neighbors else [1.0]
+    return [OWN_WEIGHT, *[(1 - OWN_WEIGHT) / n_neighbors] * n_neighbors] if n_neighbors else [1.0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -374,10 +374,12 @@ class GreedySelector(Selector):
     linear : bool, default=True
         Have the raw columns and a constant among the candidates (for mapping "cos"). A raw column is a wave so
         long, `LONG_WAVE` radians a unit, that it is straight to 1 in 15,000 on [0, 1].
-    shortlist : float, default=2.0
+    shortlist : float, default=3.0
         Candidates per feature that neighbours are asked about; 1 asks nobody.
     ridge : float, default=1e-6
         mu divided by the number of rows, for candidates of amplitude 1.
+    max_rows : int or None, default=5000
+        Choose by at most so many rows, drawn at random.
 
     See Also
     --------
@@ -387,14 +389,16 @@ class GreedySelector(Selector):
     bandwidths: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
     max_columns: int | None = 4
     linear: bool = True
-    shortlist: float = 2.0
+    shortlist: float = 3.0
     ridge: float = 1e-6
+    max_rows: int | None = 5000
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **Selector._parameter_constraints,
         "linear": ["boolean"],
         "shortlist": [Interval(Real, 1, None, closed="left")],
         "ridge": [Interval(Real, 0, None, closed="neither")],
+        "max_rows": [Interval(Integral, 1, None, closed="left"), None],
     }
 
     def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
@@ -409,21 +413,70 @@ class GreedySelector(Selector):
 
     def shortlisted(self, X: Array, y: Array, rng: np.random.Generator) -> Pool:
         """Return the best candidates by these rows: `shortlist` times as many as will be kept."""
+        return self.fold_shortlists(X, y, np.zeros(len(y), dtype=int), 0, rng)[-1]
+
+    def fold_shortlists(
+        self, X: Array, y: Array, fold_of: np.ndarray, n_folds: int, rng: np.random.Generator
+    ) -> list[Pool]:
+        """Return the shortlist by the rows outside each fold, and last the one by all rows.
+
+        Sums over rows add up, so that all folds cost one pass over the pool.
+
+        Parameters
+        ----------
+        X, y : ndarray of shape (n_rows, n_columns) and (n_rows,)
+        fold_of : ndarray of int, shape (n_rows,)
+        n_folds : int
+        rng : Generator
+        """
         self._validate_params()
         pool = self.draw_pool(X.shape[1], rng)
         n_listed = min(round(self._n_kept * self.shortlist), pool.n_candidates)
-        return pool.take(self._order(pool, X, y, n_listed))
+        sample = self._sample(len(y), rng)
+        X, y, fold_of = X[sample], y[sample], fold_of[sample]
+        every = _PoolSums.over(pool, X, y)
+        shortlists = []
+        buffer = np.empty_like(every.gram) if n_folds else None
+        for fold in range(n_folds):
+            inside = _PoolSums.over(pool, X[fold_of == fold], y[fold_of == fold], buffer)
+            shortlists.append(pool.take(self._order(pool, every.without(inside), n_listed)))
+        return [*shortlists, pool.take(self._order(pool, every, n_listed))]
 
     def choose_from(self, pool: Pool, gram: Array, moment: Array, n_rows: float) -> FeatureMap:
         """Return the map of the best candidates by sums Z'Z and Z'y over `n_rows` (weighted) rows."""
         return pool.keep(greedy_order(gram, moment, self._n_kept, ridge=self.ridge * n_rows, width=pool.width))
 
     def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
-        return pool.keep(self._order(pool, X, y, self._n_kept))
+        sample = self._sample(len(y), rng)
+        return pool.keep(self._order(pool, _PoolSums.over(pool, X[sample], y[sample]), self._n_kept))
 
-    def _order(self, pool: Pool, X: Array, y: Array, n_taken: int) -> np.ndarray:
+    def _sample(self, n_rows: int, rng: np.random.Generator) -> np.ndarray | slice:
+        if self.max_rows is None or n_rows <= self.max_rows:
+            return slice(None)
+        return np.sort(rng.choice(n_rows, size=self.max_rows, replace=False))
+
+    def _order(self, pool: Pool, sums: "_PoolSums", n_taken: int) -> np.ndarray:
+        return greedy_order(sums.gram, sums.moment, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)
+
+
+@dataclass(frozen=True)
+class _PoolSums:
+    """Z'Z and Z'y of a pool's candidates over some rows."""
+
+    gram: Array
+    moment: Array
+    n_rows: int
+
+    @classmethod
+    def over(cls, pool: Pool, X: Array, y: Array, gram: Array | None = None) -> Self:
+        """Sum over rows; `gram` is memory to use, as fresh memory costs as much as the product."""
         features = pool.feature_map(X)
-        return greedy_order(features.T @ features, y @ features, n_taken, ridge=self.ridge * len(X), width=pool.width)
+        return cls(np.matmul(features.T, features, out=gram), y @ features, len(y))
+
+    def without(self, part: Self) -> "_PoolSums":
+        """Return the sums over the other rows, in the memory of `part`."""
+        gram = np.subtract(self.gram, part.gram, out=part.gram)
+        return _PoolSums(gram, self.moment - part.moment, self.n_rows - part.n_rows)
 
 
 def greedy_order(gram: Array, moment: Array, n_taken: int, *, ridge: float, width: int = 1) -> np.ndarray:

@@ -7,6 +7,7 @@ rows in the place of lines 4 to 6, which send features of every row.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from ..messages import (
     unpack_symmetric,
 )
 from ..scaling import Scaling
-from ..selection import GreedySelector, Selector
+from ..selection import GreedySelector, Pool, Selector
 from ..solvers import SelfPenalty, Solver, make_solver
 from ..statistics import CrossSums, OwnSums, accumulate
 from ..system import BlockRow, Weights, assemble, penalty
@@ -155,12 +156,18 @@ def train(
 
 
 def set_up(
-    site: Site, X: Array, y: Array, selector: Selector, roster: Roster, exchange: str = "sums"
+    site: Site,
+    X: Array,
+    y: Array,
+    selector: Selector,
+    roster: Roster,
+    exchange: str = "sums",
+    shortlist: Pool | None = None,
 ) -> Procedure[SetUp]:
-    """Choose features from scaled rows and exchange maps and sums (lines 3 to 6)."""
+    """Choose features from scaled rows, or from a shortlist, and exchange maps and sums (lines 3 to 6)."""
     own_map = site.feature_map
     if own_map is None:
-        own_map = yield from choose_features(site, X, y, selector, roster)
+        own_map = yield from choose_features(site, X, y, selector, roster, shortlist)
     offers = yield from exchange_maps(site, own_map)
     maps = {p: read_features(p, message) for p, message in offers.items()}
     swap = exchange_rows if exchange == "features" else exchange_sums
@@ -176,15 +183,22 @@ def exchange_maps(site: Site, feature_map: FeatureMap) -> Procedure[dict[str, Fe
     return expect((yield site.to_all(offer)), Features, frequencies=shapes)
 
 
-def choose_features(site: Site, X: Array, y: Array, selector: Selector, roster: Roster) -> Procedure[FeatureMap]:
+def asks_neighbors(selector: Selector, site: Site) -> TypeGuard[GreedySelector]:
+    """Return whether the site's choice of features takes its neighbours' sums into account."""
+    return isinstance(selector, GreedySelector) and selector.shortlist > 1 and bool(site.neighbors)
+
+
+def choose_features(
+    site: Site, X: Array, y: Array, selector: Selector, roster: Roster, shortlist: Pool | None = None
+) -> Procedure[FeatureMap]:
     """Choose features from the site's own scaled rows and, for greedy selection, from its neighbours' sums.
 
     A shortlist by the site's own rows goes to the neighbours, who answer with their sums Z'Z and Z'y over it. In
     the final choice the rows of each of n neighbours count 1/n.
     """
-    if not isinstance(selector, GreedySelector) or selector.shortlist <= 1 or not site.neighbors:
+    if not asks_neighbors(selector, site):
         return selector.select(X, y, site.rng())
-    pool = selector.shortlisted(X, y, site.rng())
+    pool = shortlist or selector.shortlisted(X, y, site.rng())
     own_map = pool.feature_map
     offers = yield from exchange_maps(site, own_map)
     answers = {}

@@ -17,7 +17,7 @@ from sklearn.base import clone
 
 from ..messages import Coefficients, expect
 from ..model import neighborhood_weights
-from ..selection import Selector
+from ..selection import Pool, Selector
 from ..solvers import lower_end
 from ..system import BlockRow, assemble
 from ..types import Array
@@ -97,16 +97,20 @@ def tune(
     tuning : Tuning
     roster : Roster
     """
-    from .dekrr import set_up
+    from .dekrr import asks_neighbors, set_up
 
     fold_of = site.rng("folds").permutation(len(y)) % tuning.folds
     errors: list[Array] = []
     for sigma in tuning.sigmas:
         with_sigma = clone(selector).set_params(sigma=sigma)
+        shortlists: list[Pool | None] = [None] * tuning.folds
+        if asks_neighbors(with_sigma, site):
+            shortlists = [*with_sigma.fold_shortlists(X, y, fold_of, tuning.folds, site.rng())]
         ready: list[SetUp] = []
         for fold in range(tuning.folds):
             kept = fold_of != fold
-            ready.append((yield from set_up(site, X[kept], y[kept], with_sigma, roster)))
+            shortlist = shortlists[fold]
+            ready.append((yield from set_up(site, X[kept], y[kept], with_sigma, roster, shortlist=shortlist)))
         held_out = [HeldOut(X[fold_of == k], y[fold_of == k], ready[k], tuning) for k in range(tuning.folds)]
         errors += yield from _score_grid(site, ready, held_out, tuning, roster)
     total = yield from tree_sum(site, roster, np.concatenate(errors))
@@ -148,16 +152,16 @@ class HeldOut:
         return np.asarray(union if self._tuning.objective == "union" else (own + union) / 2)
 
     def _error_seen_from(self, place: int, coefficients: Sequence[Array]) -> Array:
-        """Return the errors of the prediction that has the model at `place` in the middle of those held here.
+        """Return the errors of the prediction of the site at `place`, as far as it can be known here.
 
-        With place 0 this is the site's own prediction. For a neighbour's it is as near as can be known here:
-        half its model, half the mean of the others that this site holds.
+        Place 0 is this site. A neighbour's prediction is taken from the models of all neighbours but this
+        site's own, which has seen these rows' like: most sites of a network do not have it.
         """
+        others = [p for p in range(len(coefficients)) if p != place and (p or not place)]
         if self._tuning.prediction == "own":
-            return self._squared_error([c if p == place else 0 * c for p, c in enumerate(coefficients)])
-        middle, *around = neighborhood_weights(len(self._maps) - 1)
-        weights = [middle if p == place else around[0] for p in range(len(self._maps))]
-        return self._squared_error([weight * c for weight, c in zip(weights, coefficients, strict=True)])
+            others = []
+        weights = dict(zip([place, *others], neighborhood_weights(len(others)), strict=True))
+        return self._squared_error([weights.get(p, 0.0) * c for p, c in enumerate(coefficients)])
 
     def _squared_error(self, coefficients: Sequence[Array]) -> Array:
         theta = np.hstack(coefficients)
