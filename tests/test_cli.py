@@ -23,7 +23,7 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
-SMALL = ("--n-features", 12, "--sigma", 0.3, "--alpha", 1e-4)
+SMALL = ("--n-features", 12, "--sigma", 0.3, "--alpha", 1e-4, "--consensus", 1)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -34,7 +34,7 @@ def test_fit_and_predict(table, suffix):
     assert sorted(path.name for path in models.iterdir()) == [f"station 0{j}.safetensors" for j in range(4)]
     run("predict", models, data, "--site", "station", "--out", out)
     predicted = pd.read_csv(out) if suffix == "csv" else pd.read_parquet(out)
-    settings = {"n_features": 12, "sigma": 0.3, "alpha": 1e-4, "random_state": 0}
+    settings = {"n_features": 12, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
     frame = pd.DataFrame(X, columns=COLUMNS)
     expected = DeKRRRegressor(**settings).fit(frame, y, sites=SITES).predict(frame, sites=SITES)
     np.testing.assert_allclose(predicted["prediction"], expected, atol=1e-9)

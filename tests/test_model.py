@@ -12,7 +12,9 @@ X, y, SITES = make_sites(n_sites=4, random_state=0)
 @pytest.fixture(scope="module", params=[("minmax", "own"), ("minmax", "neighborhood"), (None, "own")])
 def model(request):
     scale, prediction = request.param
-    regressor = DeKRRRegressor(n_features=12, scale=scale, prediction=prediction, random_state=0)
+    regressor = DeKRRRegressor(
+        n_features=12, sigma=0.3, alpha=1e-4, consensus=1.0, scale=scale, prediction=prediction, random_state=0
+    )
     return regressor.fit(X, y, sites=SITES).models_["station 01"]
 
 
@@ -64,7 +66,7 @@ def test_foreign_files(tmp_path):
             '{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3, "version": 99}',
             "format version 99; this dekrr reads up to 1",
         ),
-        ('{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3}', "lacks the tensor 'frequencies_0'"),
+        ('{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3}', "lacks the tensor 'weights'"),
     ],
 )
 def test_bad_headers(tmp_path, header, reason):
@@ -78,7 +80,9 @@ def test_tensors_that_do_not_fit(tmp_path):
     path = tmp_path / "bad.safetensors"
     header = '{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3}'
     vectors = {f"{name}_0": np.zeros(2) for name in ("phases", "amplitudes", "coefficients")}
-    save_file({"frequencies_0": np.zeros((3, 4)), **vectors}, path, metadata={"dekrr-model": header})
+    save_file(
+        {"weights": np.ones(1), "frequencies_0": np.zeros((3, 4)), **vectors}, path, metadata={"dekrr-model": header}
+    )
     with pytest.raises(ModelFileError, match="member 0 do not fit"):
         dekrr.load(path)
 

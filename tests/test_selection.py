@@ -15,6 +15,8 @@ from dekrr.selection import (
     LeverageSelector,
     PlainSelector,
     SurrogateSelector,
+    _FewRows,
+    _PoolSums,
     greedy_order,
 )
 
@@ -47,6 +49,10 @@ def ridge_objective(features, y, ridge):
     return residual @ residual
 
 
+def sums_of(features, y):
+    return _PoolSums(features.T @ features, features.T @ y, len(y))
+
+
 def brute_force(features, y, n_taken, ridge, width):
     n_candidates = features.shape[1] // width
     taken = []
@@ -65,7 +71,7 @@ def test_greedy_is_brute_force(seed, ridge, width):
     rng = np.random.default_rng(seed)
     features, y = rng.normal(size=(20, 12)), rng.normal(size=20)
     expected = brute_force(features, y, 4, ridge, width)
-    taken = greedy_order(features.T @ features, features.T @ y, 4, ridge=ridge, width=width)
+    taken = greedy_order(sums_of(features, y), 4, ridge=ridge, width=width)
     assert taken.tolist() == expected
 
 
@@ -73,8 +79,62 @@ def test_greedy_does_not_take_copies():
     X, y = problem()
     features = np.cos(X @ np.random.default_rng(0).normal(size=(3, 6)))
     copies = np.hstack([features, features])
-    taken = greedy_order(copies.T @ copies, copies.T @ y, 6, ridge=1e-8)
+    taken = greedy_order(sums_of(copies, y), 6, ridge=1e-8)
     assert sorted(taken % 6) == list(range(6))
+
+
+@pytest.mark.parametrize("mapping", ["cos", "cossin"])
+def test_few_rows_take_the_same_way(mapping):
+    X, y = problem(n_rows=12)
+    selector = GreedySelector(8, mapping=mapping)
+    pool = selector.draw_pool(3, np.random.default_rng(0))
+    orders = [
+        greedy_order(sums(pool, X, y), 4, ridge=1e-4, width=pool.width).tolist() for sums in (_FewRows, _PoolSums.over)
+    ]
+    assert orders[0] == orders[1]
+
+
+def test_shortlists_of_folds_are_those_of_the_rows_outside():
+    X, y = problem(n_rows=90)
+    fold_of = np.arange(90) % 3
+    selector = GreedySelector(10, sigma=0.5, shortlist=2.0)
+    shortlists = selector.fold_shortlists(X, y, fold_of, 3, np.random.default_rng(0))
+    assert len(shortlists) == 4
+    for fold, shortlist in enumerate(shortlists):
+        kept = fold_of != fold
+        alone = selector.shortlisted(X[kept], y[kept], np.random.default_rng(0))
+        assert shortlist.n_candidates == 20
+        np.testing.assert_array_equal(shortlist.frequencies, alone.frequencies)
+
+
+def test_candidates_look_at_few_columns_with_the_same_length():
+    dense, sparse = (
+        PlainSelector(20_000, max_columns=most).draw_pool(9, np.random.default_rng(0)).frequencies for most in (None, 3)
+    )
+    used = (sparse != 0).sum(axis=0)
+    assert set(used) == {1, 2, 3}
+    lengths = [np.mean((frequencies**2).sum(axis=0)) for frequencies in (dense, sparse)]
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.05)
+    assert (PlainSelector(50, max_columns=99).draw_pool(2, np.random.default_rng(0)).frequencies != 0).any()
+
+
+def test_raw_columns_and_a_constant_are_candidates():
+    X, _ = problem(n_rows=200)
+    pool = GreedySelector(5).draw_pool(3, np.random.default_rng(0))
+    assert pool.n_candidates == 5 * 20 + 1 + 3
+    added = pool.feature_map(X)[:, -4:]
+    np.testing.assert_allclose(added, np.column_stack([np.ones(200), np.sqrt(2) * X]), atol=2e-4)
+    line = 3 * X[:, 1] + 7
+    greedy, without = (GreedySelector(8, sigma=0.3, linear=linear, random_state=0) for linear in (True, False))
+    errors = [ridge_objective(s.fit(X, line).transform(X), line, 1e-9) for s in (greedy, without)]
+    assert errors[0] < 0.1 * errors[1]
+
+
+def test_a_sample_of_the_rows_is_enough():
+    X, y = problem(n_rows=400)
+    selector = GreedySelector(10, sigma=0.5, max_rows=100, random_state=0).fit(X, y)
+    features = selector.transform(X)
+    assert ridge_objective(features, y, 1e-6) < 0.1 * y.var() * len(y)
 
 
 def test_greedy_beats_energy_at_the_same_size():

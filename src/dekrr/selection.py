@@ -431,41 +431,48 @@ class GreedySelector(Selector):
         """
         self._validate_params()
         pool = self.draw_pool(X.shape[1], rng)
-        n_listed = min(round(self._n_kept * self.shortlist), pool.n_candidates)
+        n_listed = min(round(self._n_kept * self.shortlist), max(self._n_kept, len(y)), pool.n_candidates)
         sample = self._sample(len(y), rng)
         X, y, fold_of = X[sample], y[sample], fold_of[sample]
-        every = _PoolSums.over(pool, X, y)
-        shortlists = []
-        buffer = np.empty_like(every.gram) if n_folds else None
-        for fold in range(n_folds):
-            inside = _PoolSums.over(pool, X[fold_of == fold], y[fold_of == fold], buffer)
-            shortlists.append(pool.take(self._order(pool, every.without(inside), n_listed)))
-        return [*shortlists, pool.take(self._order(pool, every, n_listed))]
+        orders: list[np.ndarray] = []
+        if len(y) <= n_listed:
+            kept_rows = [*(fold_of != fold for fold in range(n_folds)), slice(None)]
+            orders = [self._order(pool, _FewRows(pool, X[kept], y[kept]), n_listed) for kept in kept_rows]
+        else:
+            every = _PoolSums.over(pool, X, y)
+            buffer = np.empty_like(every.gram) if n_folds else None
+            for fold in range(n_folds):
+                inside = _PoolSums.over(pool, X[fold_of == fold], y[fold_of == fold], buffer)
+                orders.append(self._order(pool, every.without(inside), n_listed))
+            orders.append(self._order(pool, every, n_listed))
+        return [pool.take(order) for order in orders]
 
     def choose_from(self, pool: Pool, gram: Array, moment: Array, n_rows: float) -> FeatureMap:
         """Return the map of the best candidates by sums Z'Z and Z'y over `n_rows` (weighted) rows."""
-        return pool.keep(greedy_order(gram, moment, self._n_kept, ridge=self.ridge * n_rows, width=pool.width))
+        sums = _PoolSums(gram, moment, n_rows)
+        return pool.keep(self._order(pool, sums, self._n_kept))
 
     def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
         sample = self._sample(len(y), rng)
-        return pool.keep(self._order(pool, _PoolSums.over(pool, X[sample], y[sample]), self._n_kept))
+        sums = _FewRows if len(y) <= self._n_kept else _PoolSums.over
+        return pool.keep(self._order(pool, sums(pool, X[sample], y[sample]), self._n_kept))
 
     def _sample(self, n_rows: int, rng: np.random.Generator) -> np.ndarray | slice:
         if self.max_rows is None or n_rows <= self.max_rows:
             return slice(None)
         return np.sort(rng.choice(n_rows, size=self.max_rows, replace=False))
 
-    def _order(self, pool: Pool, sums: "_PoolSums", n_taken: int) -> np.ndarray:
-        return greedy_order(sums.gram, sums.moment, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)
+    def _order(self, pool: Pool, sums: "_PoolSums | _FewRows", n_taken: int) -> np.ndarray:
+        return greedy_order(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)
 
 
 @dataclass(frozen=True)
 class _PoolSums:
-    """Z'Z and Z'y of a pool's candidates over some rows."""
+    """Z'Z and Z'y of all candidates over some rows."""
 
     gram: Array
     moment: Array
-    n_rows: int
+    n_rows: float
 
     @classmethod
     def over(cls, pool: Pool, X: Array, y: Array, gram: Array | None = None) -> Self:
@@ -478,27 +485,51 @@ class _PoolSums:
         gram = np.subtract(self.gram, part.gram, out=part.gram)
         return _PoolSums(gram, self.moment - part.moment, self.n_rows - part.n_rows)
 
+    def column(self, i: int) -> Array:
+        """Return column i of Z'Z."""
+        return np.asarray(self.gram[i])
 
-def greedy_order(gram: Array, moment: Array, n_taken: int, *, ridge: float, width: int = 1) -> np.ndarray:
+    def diagonal(self, offset: int = 0) -> Array:
+        """Return the entries (i, i + offset) of Z'Z."""
+        return np.diagonal(self.gram, offset)
+
+
+class _FewRows:
+    """The same from fewer rows than features are taken, one column of Z'Z at a time."""
+
+    def __init__(self, pool: Pool, X: Array, y: Array) -> None:
+        self._features = pool.feature_map(X)
+        self.moment: Array = y @ self._features
+        self.n_rows = float(len(y))
+
+    def column(self, i: int) -> Array:
+        return np.asarray(self._features[:, i] @ self._features)
+
+    def diagonal(self, offset: int = 0) -> Array:
+        end = self._features.shape[1] - offset
+        return np.asarray(np.einsum("ni,ni->i", self._features[:, :end], self._features[:, offset:]))
+
+
+def greedy_order(sums: "_PoolSums | _FewRows", n_taken: int, *, ridge: float, width: int = 1) -> np.ndarray:
     """Return the candidates that orthogonal least squares takes, in order, from sums over rows alone.
 
     Parameters
     ----------
-    gram : ndarray of shape (width * n_candidates, width * n_candidates)
-        Z'Z of all candidates. For ``width=2``, candidate i is the pair of features i and n_candidates + i.
-    moment : ndarray of shape (width * n_candidates,)
-        Z'y.
+    sums : object with `moment`, `column(i)` and `diagonal(offset)`
+        Z'y and Z'Z of all candidates. For ``width=2``, candidate i is the pair of features i and
+        n_candidates + i.
     n_taken : int
     ridge : float
         mu of `GreedySelector`.
     width : {1, 2}
     """
-    n_candidates = gram.shape[0] // width
-    correlation = moment
-    remaining = np.diag(gram) + ridge
+    n_features = len(sums.moment)
+    n_candidates = n_features // width
+    correlation = sums.moment
+    remaining = sums.diagonal() + ridge
     floor = ridge / 2
-    pair_product = np.diag(gram[:n_candidates, n_candidates:]).copy() if width == 2 else np.zeros(n_candidates)
-    factor = np.empty((n_taken * width, gram.shape[0]))
+    pair_product = sums.diagonal(n_candidates) if width == 2 else np.zeros(n_candidates)
+    factor = np.empty((n_taken * width, n_features))
     taken: list[int] = []
     open_candidates = np.ones(n_candidates, dtype=bool)
 
@@ -508,7 +539,7 @@ def greedy_order(gram: Array, moment: Array, n_taken: int, *, ridge: float, widt
         for column in range(best, width * n_candidates, n_candidates):
             size = len(taken) * width + column // n_candidates
             pivot = np.sqrt(max(remaining[column], floor))
-            row = gram[column] - factor[:size, column] @ factor[:size]
+            row = sums.column(column) - factor[:size, column] @ factor[:size]
             row[column] += ridge
             row /= pivot
             factor[size] = row

@@ -84,8 +84,8 @@ def _from_file(name: str, directory: Path | None, seed: int) -> Problem:
 def _methods(settings: dict[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
     shared = {**settings, "random_state": seed}
     exact = {key: value for key, value in shared.items() if key != "n_features"}
-    yield "DeKRR, neighborhood", estimators.DeKRRRegressor(**shared, prediction="neighborhood")
-    yield "DeKRR", estimators.DeKRRRegressor(**shared)
+    yield "DeKRR", estimators.DeKRRRegressor(n_features=shared["n_features"], folds=3, random_state=seed)
+    yield "DeKRR, not tuned", estimators.DeKRRRegressor(**shared, consensus=1.0)
     yield (
         "DeKRR-DDRF (the paper)",
         estimators.DeKRRRegressor(**shared, features="energy", solver="jacobi", tol=0, max_rounds=200),
@@ -145,7 +145,7 @@ def _draw(problem: Problem, rows: list[Row], out: Path) -> Path:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    ours, paper, local = rows[1], rows[2], next(row for row in rows if row.method.startswith("Local"))
+    ours, paper, local = rows[0], rows[2], next(row for row in rows if row.method.startswith("Local"))
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 5), layout="constrained")
     _draw_graph(left, ours.regressor, _per_site(ours.regressor, problem))
     _draw_convergence(middle, problem, ours.regressor)
@@ -189,7 +189,8 @@ def _draw_graph(axes: Any, regressor: Any, errors: dict[Any, float]) -> None:
 
 def _draw_convergence(axes: Any, problem: Problem, ours: Any) -> None:
     X, y, sites = problem.train
-    settings = {**ours.get_params(), "tol": 0.0}
+    chosen = {"sigma": ours.sigma_, "alpha": ours.alpha_, "consensus": ours.consensus_}
+    settings = {**ours.get_params(), **chosen, "tol": 0.0}
     best = estimators.DeKRRRegressor(**{**settings, "max_rounds": 400}).fit(X, y, sites=sites).objective_
     for solver, label in (("jacobi", "jacobi (the paper's)"), ("chebyshev", "chebyshev")):
         path = estimators.DeKRRRegressor(**{**settings, "max_rounds": 60, "solver": solver}).fit(X, y, sites=sites)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..data import read_table
-from ..errors import DataError
+from ..errors import DataError, SettingsError
 from ..estimators import DeKRRRegressor
 from ..model import SiteModel, load
 
@@ -25,12 +25,12 @@ def fit(
     n_features: Annotated[int, typer.Option(min=1, help="Features per site.")] = 100,
     features: Annotated[str, typer.Option(help="plain, energy, leverage, surrogate or greedy.")] = "greedy",
     kernel: Annotated[str, typer.Option(help="gaussian, laplacian or cauchy.")] = "gaussian",
-    sigma: Annotated[float, typer.Option(help="Bandwidth, in columns scaled to [0, 1].")] = 1.0,
-    alpha: Annotated[float, typer.Option(help="Regularisation.")] = 1e-6,
-    consensus: Annotated[float, typer.Option(help="Weight of the agreement with neighbours.")] = 1.0,
+    sigma: Annotated[str, typer.Option(help="Bandwidth, in columns scaled to [0, 1]; auto is tuned.")] = "auto",
+    alpha: Annotated[str, typer.Option(help="Regularisation; auto is tuned.")] = "auto",
+    consensus: Annotated[str, typer.Option(help="Weight of the agreement with neighbours; auto is tuned.")] = "auto",
     topology: Annotated[str, typer.Option(help="ring, complete, grid, star, random_regular, ...")] = "ring",
     n_neighbors: Annotated[int, typer.Option(help="Neighbours of a site, where the topology leaves it open.")] = 4,
-    prediction: Annotated[str, typer.Option(help="own or neighborhood.")] = "own",
+    prediction: Annotated[str, typer.Option(help="neighborhood or own.")] = "neighborhood",
     seed: Annotated[int, typer.Option(help="Seed of the random features.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace models that are already there.")] = False,
 ) -> None:
@@ -50,9 +50,9 @@ def fit(
         n_features=n_features,
         features=features,
         kernel=kernel,
-        sigma=sigma,
-        alpha=alpha,
-        consensus=consensus,
+        sigma=_number_or_auto("sigma", sigma),
+        alpha=_number_or_auto("alpha", alpha),
+        consensus=_number_or_auto("consensus", consensus),
         topology=topology,
         n_neighbors=n_neighbors,
         prediction=prediction,
@@ -65,6 +65,15 @@ def fit(
     for model in regressor.models_.values():
         model.save(out / file_name(model.header.site))
     _summary(regressor, rows, table[target], table[site], out)
+
+
+def _number_or_auto(name: str, given: str) -> float | str:
+    if given == "auto":
+        return given
+    try:
+        return float(given)
+    except ValueError:
+        raise SettingsError(f'--{name} must be a number or "auto", got {given!r}') from None
 
 
 def file_name(site: str) -> str:
@@ -97,6 +106,7 @@ def _summary(regressor: DeKRRRegressor, rows: Any, y: Any, sites: Any, out: Path
     console.print(table)
     own_rse, union_rse = (regressor.rse(rows, y, sites=sites, metric=metric) for metric in ("own", "union"))
     console.print(
+        f"sigma {regressor.sigma_:g}, alpha {regressor.alpha_:g}, consensus {regressor.consensus_:g}; "
         f"training RSE: own {own_rse:.4f}, union {union_rse:.4f}; {regressor.n_rounds_} rounds. "
         f"Predict new rows with: dekrr predict {out} NEW.csv"
     )
