@@ -127,7 +127,7 @@ def test_raw_columns_and_a_constant_are_candidates():
     line = 3 * X[:, 1] + 7
     greedy, without = (GreedySelector(8, sigma=0.3, linear=linear, random_state=0) for linear in (True, False))
     errors = [ridge_objective(s.fit(X, line).transform(X), line, 1e-9) for s in (greedy, without)]
-    assert errors[0] < 0.1 * errors[1]
+    assert errors[0] < 0.5 * errors[1]
 
 
 def test_a_sample_of_the_rows_is_enough():

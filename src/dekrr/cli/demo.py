@@ -88,7 +88,9 @@ def _methods(settings: dict[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
     yield "DeKRR, not tuned", estimators.DeKRRRegressor(**shared, consensus=1.0)
     yield (
         "DeKRR-DDRF (the paper)",
-        estimators.DeKRRRegressor(**shared, features="energy", solver="jacobi", tol=0, max_rounds=200),
+        estimators.DeKRRRegressor(
+            **shared, consensus=1.0, features="energy", prediction="own", solver="jacobi", tol=0, max_rounds=200
+        ),
     )
     yield "AllReduce, energy", estimators.AllReduceRegressor(**shared, features="energy")
     yield "AllReduce, plain", estimators.AllReduceRegressor(**shared)

@@ -1,0 +1,145 @@
+"""Tuning without a centre against the same done with all rows in one place."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conftest import make_problem
+from dekrr import DeKRRRegressor, SettingsError
+from dekrr.data import make_sites
+from dekrr.messages import Total
+from dekrr.model import neighborhood_weights
+from dekrr.networks.local import LocalNetwork
+from dekrr.protocols import dekrr
+from dekrr.protocols.tuning import Tuning
+from dekrr.selection import GreedySelector, PlainSelector
+
+FOLDS = 2
+
+
+def tuning(**changes):
+    common = {"sigmas": (1.0,), "alphas": (1e-4, 1e-2), "consensuses": (0.5, 4.0), "folds": FOLDS}
+    return Tuning(**{**common, **changes})
+
+
+def run(problem, chosen):
+    network = LocalNetwork(problem.graph)
+    settings = dekrr.Settings(scale=None, min_rows=1)
+    outcomes = network.run(
+        {name: dekrr.train(site, PlainSelector(), settings, chosen) for name, site in problem.sites.items()}
+    )
+    return outcomes, network.traffic
+
+
+def held_out_errors(problem, chosen):
+    """Solve every fold and candidate exactly and return the squared errors, summed over sites and folds."""
+    fold_of = {n: s.rng("folds").permutation(s.n_rows) % FOLDS for n, s in problem.sites.items()}
+    errors = []
+    for _, alpha, consensus in chosen.grid:
+        total = 0.0
+        for fold in range(FOLDS):
+            kept = {
+                n: replace(s, X=s.X[fold_of[n] != fold], y=s.y[fold_of[n] != fold]) for n, s in problem.sites.items()
+            }
+            solution = replace(problem, sites=kept, alpha=alpha, consensus=consensus).solution()
+            for name, site in problem.sites.items():
+                X, y = site.X[fold_of[name] == fold], site.y[fold_of[name] == fold]
+                held = [name, *site.neighbors]
+                predictions = {p: problem.sites[p].feature_map(X) @ solution[p] for p in held}
+
+                def error(middle, others, predictions=predictions, y=y):
+                    weights = neighborhood_weights(len(others) if chosen.prediction == "neighborhood" else 0)
+                    mixed = sum(w * predictions[p] for w, p in zip(weights, [middle, *others], strict=False))
+                    return np.sum((mixed - y) ** 2)
+
+                own = error(name, site.neighbors)
+                union = np.mean([error(p, [q for q in site.neighbors if q != p]) for p in site.neighbors])
+                total += {"own": own, "union": union, "mean": (own + union) / 2}[chosen.objective]
+        errors.append(total)
+    return np.array(errors)
+
+
+@pytest.mark.parametrize("objective", ["own", "union", "mean"])
+@pytest.mark.parametrize("prediction", ["own", "neighborhood"])
+def test_scores_are_held_out_errors(objective, prediction):
+    problem = make_problem(4, n_sites=5, rows=(20, 21))
+    chosen = tuning(objective=objective, prediction=prediction)
+    outcomes, traffic = run(problem, chosen)
+    expected = held_out_errors(problem, chosen)
+    for outcome in outcomes.values():
+        np.testing.assert_allclose(outcome.tuned.errors * problem.n_rows, expected, rtol=5e-3)
+        best = chosen.grid[int(np.argmin(expected))]
+        assert (outcome.tuned.sigma, outcome.tuned.alpha, outcome.tuned.consensus) == best
+    one_total = LocalNetwork({"a": ["b"], "b": ["a"]})
+    one_total.run({"a": _say(Total(np.zeros(len(expected)))), "b": _say(None)})
+    per_message = one_total.traffic.bytes[("a", "b")]
+    assert traffic.bytes_by_kind["Total"] == per_message * traffic.messages_by_kind["Total"]
+
+
+def _say(message):
+    yield {"b": message} if message is not None else {}
+
+
+def test_one_site_alone_is_tuned_too():
+    problem = make_problem(0, n_sites=1, rows=(30, 31))
+    outcomes, traffic = run(problem, tuning())
+    assert outcomes["0"].tuned.alpha in (1e-4, 1e-2)
+    assert traffic.total_bytes == 0
+
+
+X, y, SITES = make_sites(n_sites=5, random_state=0)
+X_NEW, Y_NEW, SITES_NEW = make_sites(n_sites=5, random_state=1)
+SMALL = {"n_features": 16, "folds": 2, "random_state": 0}
+
+
+def test_grids_are_searched_and_the_best_is_used():
+    grid = {"sigma": (0.01, 0.5), "alpha": (1e-5, 10.0), "consensus": (0.5, 1.0)}
+    fitted = DeKRRRegressor(**SMALL, **grid).fit(X, y, sites=SITES)
+    assert fitted.sigma_ == 0.5
+    assert fitted.alpha_ == 1e-5
+    table = fitted.tuning_
+    assert set(table) == {"sigma", "alpha", "consensus", "error"}
+    assert len(table["error"]) == 8
+    best = np.argmin(table["error"])
+    chosen = (fitted.sigma_, fitted.alpha_, fitted.consensus_)
+    assert chosen == tuple(table[name][best] for name in ("sigma", "alpha", "consensus"))
+    again = DeKRRRegressor(n_features=16, sigma=chosen[0], alpha=chosen[1], consensus=chosen[2], random_state=0)
+    np.testing.assert_allclose(again.fit(X, y, sites=SITES).predict(X_NEW), fitted.predict(X_NEW))
+    assert again.tuning_ is None
+    assert fitted.models_["station 00"].header.sigma == 0.5
+
+
+def test_defaults_beat_the_papers_method():
+    ours = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
+    paper = DeKRRRegressor(**SMALL, features="energy", prediction="own", objective="own").fit(X, y, sites=SITES)
+    for metric in ("own", "union"):
+        errors = [r.rse(X_NEW, Y_NEW, sites=SITES_NEW, metric=metric) for r in (ours, paper)]
+        assert errors[0] < errors[1]
+
+
+@pytest.mark.parametrize("bad", [(), (1.0, -1.0), (0.5, np.nan), ("wide",)])
+def test_bad_grids(bad):
+    with pytest.raises((SettingsError, ValueError), match=r"alpha|convert"):
+        DeKRRRegressor(**SMALL, alpha=bad).fit(X, y, sites=SITES)
+
+
+def test_neighbours_sums_take_part_in_the_choice():
+    problem = make_problem(2, n_sites=4, rows=(60, 61))
+    sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
+    settings = dekrr.Settings(scale=None, min_rows=1, consensus=1.0)
+    selector = GreedySelector(5, sigma=0.5, shortlist=2.0)
+    network = LocalNetwork(problem.graph)
+    outcomes = network.run({n: dekrr.train(s, selector, settings) for n, s in sites.items()})
+    for name, site in sites.items():
+        shortlist = selector.shortlisted(site.X, site.y, site.rng())
+        assert shortlist.n_candidates == 10
+        weighted = [(site, 1.0), *((sites[p], 1 / len(site.neighbors)) for p in site.neighbors)]
+        features = [(shortlist.feature_map(s.X), s.y, w) for s, w in weighted]
+        gram, moment = sum(w * Z.T @ Z for Z, _, w in features), sum(w * Z.T @ t for Z, t, w in features)
+        expected = selector.choose_from(shortlist, gram, moment, 120.0)
+        np.testing.assert_array_equal(outcomes[name].feature_map.frequencies, expected.frequencies)
+    alone = LocalNetwork(problem.graph)
+    alone.run({n: dekrr.train(s, selector.set_params(shortlist=1.0), settings) for n, s in sites.items()})
+    assert network.traffic.messages_by_kind["Moments"] > 0
+    assert alone.traffic.messages_by_kind["Moments"] == 0
