@@ -11,6 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from ..errors import DekrrError
 from .demo import demo
 from .models import fit, predict
+from .reproduce import reproduce
 
 app = typer.Typer(
     help="Kernel ridge regression across sites that cannot pool their data.",
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(fit)
 app.command()(predict)
+app.add_typer(reproduce, name="reproduce")
 
 
 def _show_version(asked: bool) -> None:

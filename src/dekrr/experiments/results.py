@@ -1,0 +1,162 @@
+"""The results: one Parquet file, one row per fit, whole at every moment.
+
+The file is rewritten beside itself and put in its place after every fit, in an order that depends on the tasks
+alone. So it can be read while a run goes on, a killed run loses the fits under way and no others, and a run that
+was killed and started again ends with the same file as one that was not. Times are not reproducible and live in
+a second file.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import DataError
+from .fits import versions
+from .tasks import Task
+
+RESULTS, TIMINGS, RUNS = "results.parquet", "timings.parquet", "runs.json"
+
+_TEXT, _WHOLE, _NUMBER = "string", "int64", "double"
+_COLUMNS: dict[str, str] = {
+    **{name: _TEXT for name in ("experiment", "data", "partition", "protocol", "splits")},
+    **{name: _WHOLE for name in ("n_sites", "n_neighbors")},
+    "mix": _NUMBER,
+    **{name: _WHOLE for name in ("n_rows", "n_features")},
+    **{name: _TEXT for name in ("method", "solver", "allocation")},
+    **{name: _WHOLE for name in ("max_rounds", "repetition", "seed")},
+    **{name: _NUMBER for name in ("sigma", "alpha", "consensus")},
+    **{name: _WHOLE for name in ("n_train", "n_test")},
+    **{name: _NUMBER for name in ("own_rse", "union_rse", "own_mse", "union_mse", "objective")},
+    **{name: _WHOLE for name in ("rounds", "bytes")},
+    **{name: _NUMBER for name in ("authors_rse", "authors_std")},
+    **{name: f"list {_WHOLE}" for name in ("site_rows", "site_features")},
+    **{name: f"list {_NUMBER}" for name in ("site_rse", "site_mse", "site_union_rse")},
+    **{name: f"list {_WHOLE}" for name in ("edge_from", "edge_to", "edge_bytes")},
+    **{name: f"list {_WHOLE}" for name in ("curve_round", "curve_bytes")},
+    **{name: f"list {_NUMBER}" for name in ("curve_objective", "curve_own_rse", "curve_union_rse")},
+    **{name: _TEXT for name in ("python", "dekrr", "numpy", "scipy")},
+}
+
+
+class Results:
+    """The results in a folder.
+
+    Parameters
+    ----------
+    folder : path-like
+        Made if it is not there; what is in it is taken up.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._versions = versions()
+        self._rows: dict[Task, dict[str, Any]] = {}
+        self._seconds: dict[Task, float] = {}
+        for row in _read(self.folder / RESULTS):
+            self._rows[task_of(row)] = row
+        for row in _read(self.folder / TIMINGS):
+            self._seconds[task_of(row)] = row["seconds"]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, in order, each with the `seconds` that its fit took (None where that is not known)."""
+        return [{**self._rows[task], "seconds": self._seconds.get(task)} for task in sorted(self._rows)]
+
+    def waiting(self, tasks: Iterable[Task]) -> list[Task]:
+        """Return the tasks that are not done; one that another experiment has done is taken over from there."""
+        done = {task.key: task for task, row in self._rows.items() if self._is_current(row)}
+        waiting = []
+        for task in tasks:
+            twin = done.get(task.key)
+            if twin is None or (task.experiment == "convergence") != (twin.experiment == "convergence"):
+                waiting.append(task)
+            elif task != twin and task not in self._rows:
+                self._rows[task] = {**self._rows[twin], "experiment": task.experiment}
+                if twin in self._seconds:
+                    self._seconds[task] = self._seconds[twin]
+        return waiting
+
+    def _is_current(self, row: dict[str, Any]) -> bool:
+        return all(row[name] == value for name, value in self._versions.items())
+
+    def add(self, task: Task, row: dict[str, Any], seconds: float) -> None:
+        """Take in the row of a task, and save."""
+        self._rows[task] = row
+        self._seconds[task] = seconds
+        self.save()
+
+    def save(self) -> None:
+        """Put the files in their places."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        ordered = sorted(self._rows)
+        timings = [
+            {**msgspec.structs.asdict(task), "seconds": self._seconds[task]} for task in ordered if task in self._seconds
+        ]
+        _write(self.folder / RESULTS, [self._rows[task] for task in ordered], _COLUMNS)
+        kinds = {name: _COLUMNS[name] for name in Task.__struct_fields__}
+        _write(self.folder / TIMINGS, timings, {**kinds, "seconds": _NUMBER})
+
+    @property
+    def runs(self) -> dict[str, str]:
+        """The last command of each experiment."""
+        path = self.folder / RUNS
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def note_run(self, experiment: str, command: str) -> None:
+        """Remember the command of an experiment, for the report."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        runs = dict(sorted({**self.runs, experiment: command}.items()))
+        _replace(self.folder / RUNS, json.dumps(runs, indent=1).encode() + b"\n")
+
+
+def task_of(row: dict[str, Any]) -> Task:
+    """Return the task whose row this is."""
+    return msgspec.convert({name: row[name] for name in Task.__struct_fields__}, Task)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError("results are Parquet files and need pyarrow: pip install 'dekrr[cli]'") from None
+    return pyarrow
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    pa = _pyarrow()
+    try:
+        rows: list[dict[str, Any]] = pa.parquet.read_table(path).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is damaged or no results: {error}; move it away to start afresh") from None
+    missing = [name for name in Task.__struct_fields__ if rows and name not in rows[0]]
+    if missing:
+        raise DataError(f"{path} has no columns {missing}: it is from another version; give another folder")
+    return rows
+
+
+def _write(path: Path, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+    pa = _pyarrow()
+    kinds = {_TEXT: pa.string(), _WHOLE: pa.int64(), _NUMBER: pa.float64()}
+    schema = pa.schema(
+        [
+            (name, pa.list_(kinds[kind.removeprefix("list ")]) if kind.startswith("list ") else kinds[kind])
+            for name, kind in columns.items()
+        ]
+    )
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
+    _replace(path, sink.getvalue().to_pybytes())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write beside `path` and take its place in one step."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
