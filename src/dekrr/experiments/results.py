@@ -32,7 +32,7 @@ _COLUMNS: dict[str, str] = {
     **{name: _WHOLE for name in ("n_train", "n_test")},
     **{name: _NUMBER for name in ("own_rse", "union_rse", "own_mse", "union_mse", "objective")},
     **{name: _WHOLE for name in ("rounds", "bytes")},
-    **{name: _NUMBER for name in ("authors_rse", "authors_std")},
+    **{name: _NUMBER for name in ("best_objective", "authors_rse", "authors_std")},
     **{name: f"list {_WHOLE}" for name in ("site_rows", "site_features")},
     **{name: f"list {_NUMBER}" for name in ("site_rse", "site_mse", "site_union_rse")},
     **{name: f"list {_WHOLE}" for name in ("edge_from", "edge_to", "edge_bytes")},
@@ -85,7 +85,7 @@ class Results:
 
     def add(self, task: Task, row: dict[str, Any], seconds: float) -> None:
         """Take in the row of a task, and save."""
-        self._rows[task] = row
+        self._rows[task] = {name: row.get(name) for name in _COLUMNS}
         self._seconds[task] = seconds
         self.save()
 

@@ -359,9 +359,9 @@ def convergence_tables(rows: Sequence[Row], gap: float = 1e-6) -> Iterator[Table
 
 
 def gap_curve(row: Row) -> Array:
-    """Return the relative objective gap after every round, |L - L*| / |L_0 - L*|, with L* the last value."""
+    """Return the relative objective gap after every recorded round, |L - L*| / |L_0 - L*|, with L* the minimum."""
     objective = np.asarray(row["curve_objective"], dtype=float)
-    best = objective[-1]
+    best = row["best_objective"]
     start = abs(objective[0] - best)
     return np.abs(objective - best) / (start if start > 0 else 1.0)
 
@@ -370,9 +370,9 @@ def until(row: Row, gap: float) -> tuple[str, str]:
     """Return the rounds, and the kilobytes a site has sent, from which on the gap stays small."""
     if not row["curve_round"]:
         return "-", f"{row['bytes'] / row['n_sites'] / 1e3:.0f}"
-    above = np.flatnonzero(gap_curve(row)[:-1] > gap)
+    above = np.flatnonzero(gap_curve(row) > gap)
     first = int(above[-1]) + 1 if len(above) else 0
-    if first >= len(row["curve_round"]) - 1:
+    if first == len(row["curve_round"]):
         return f"over {row['curve_round'][-1]}", "-"
     return str(row["curve_round"][first]), f"{row['curve_bytes'][first] / row['n_sites'] / 1e3:.0f}"
 

@@ -1,0 +1,24 @@
+"""`dekrr report`: all results on one page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..experiments.report import write_report
+
+
+def report(
+    results: Annotated[Path, typer.Argument(help="The folder that `dekrr reproduce` wrote to.")],
+    out: Annotated[Path | None, typer.Option(help="The page; report.html in the folder if left out.")] = None,
+    figures: Annotated[
+        bool, typer.Option(help="Write the figures as PNG, PDF and SVG too, to the folder's figures/.")
+    ] = True,
+) -> None:
+    """Write one self-contained HTML page of tables and figures, and the figures as files for papers."""
+    folder = results / "figures" if figures else None
+    console = Console(soft_wrap=True)
+    console.print(f"page: {write_report(results, out, figures=folder)}")
+    if folder is not None:
+        console.print(f"figures: {folder}")
