@@ -19,7 +19,9 @@ from .tables import print_table
 
 reproduce = typer.Typer(help="Redo the paper's tables and figures.", no_args_is_help=True)
 
-Data = Annotated[list[str] | None, typer.Option(help="A data set; give it again for more. The experiment's own if none.")]
+Data = Annotated[
+    list[str] | None, typer.Option(help="A data set; give it again for more. The experiment's own if none.")
+]
 DataDir = Annotated[Path | None, typer.Option(envvar="DEKRR_DATA", help="Where the data sets are.")]
 Out = Annotated[Path, typer.Option(help="The folder for the results. What is there is not done again.")]
 Methods = Annotated[list[str] | None, typer.Option(help="A method; give it again for more. All if none.")]
@@ -28,7 +30,9 @@ Jobs = Annotated[int, typer.Option(help="Fits at a time; -1 for one a processor.
 Protocol = Annotated[
     str, typer.Option(help=f"{' or '.join(PROTOCOLS)}: settings tuned on training rows, or the paper's own.")
 ]
-Splits = Annotated[str, typer.Option(help=f"{' or '.join(SPLITS)}: whose division of rows over sites, where there is one.")]
+Splits = Annotated[
+    str, typer.Option(help=f"{' or '.join(SPLITS)}: whose division of rows over sites, where there is one.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of the splits and of the features.")]
 Quick = Annotated[bool, typer.Option("--quick", help="2000 rows, half of the features, 2 repetitions: a taste.")]
 

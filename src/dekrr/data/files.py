@@ -135,7 +135,8 @@ def _missing(name: str, entry: Entry | None, folder: Path) -> str:
     if not entry.url:
         return f"{folder} has no {name}.parquet (it has {there}); {entry.note}"
     return (
-        f"{folder} has neither {name}.parquet (it has {there}) nor the original, {entry.archive} or {entry.members[0]}. "
+        f"{folder} has neither {name}.parquet (it has {there}) nor the original, "
+        f"{entry.archive} or {entry.members[0]}. "
         f"With a network: dekrr data fetch {name}. Without: put {entry.url} there"
     )
 

@@ -25,9 +25,9 @@ _HOUSES = (
     "Latitude",
     "Longitude",
 )
-_WIND = "N NNE NE ENE E ESE SE SSE S SSW SW WSW W WNW NW NNW".split()
-_BUZZ_TWITTER = "NCD AI AS_NA BL NAC AS_NAC CS AT NA ADL NAD".split()
-_BUZZ_TOMS = "NCD BL NAD AI NAC ND CS AT NA ADL AS_NA AS_NAC".split()
+_WIND = ["N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE", "S", "SSW", "SW", "WSW", "W", "WNW", "NW", "NNW"]
+_BUZZ_TWITTER = ["NCD", "AI", "AS_NA", "BL", "NAC", "AS_NAC", "CS", "AT", "NA", "ADL", "NAD"]
+_BUZZ_TOMS = ["NCD", "BL", "NAD", "AI", "NAC", "ND", "CS", "AT", "NA", "ADL", "AS_NA", "AS_NAC"]
 
 
 def read_original(name: str, entry: Entry, folder: Path) -> Dataset | None:
@@ -47,7 +47,9 @@ def read_original(name: str, entry: Entry, folder: Path) -> Dataset | None:
     try:
         table = _READERS[name](found)
     except (KeyError, ValueError, IndexError) as error:
-        raise DataError(f"{folder}: {', '.join(n for n, _ in found)} is not the {name} of {entry.url}: {error}") from None
+        raise DataError(
+            f"{folder}: {', '.join(n for n, _ in found)} is not the {name} of {entry.url}: {error}"
+        ) from None
     sites = table.pop("node").to_numpy() if "node" in table else None
     y = table.pop("y").to_numpy(dtype=np.float64)
     return Dataset(name, table.to_numpy(dtype=np.float64), y, tuple(map(str, table.columns)), sites)
@@ -152,15 +154,14 @@ def _buzz(files: Files, kinds: list[str]) -> Any:
 def _wave(files: Files) -> Any:
     pd = import_pandas()
     table = pd.concat([pd.read_csv(io.BytesIO(data)) for _, data in files], ignore_index=True)
-    y = table.pop("Total_Power")
-    return table.assign(y=y)
+    return table.rename(columns={"Total_Power": "y"}).copy()
 
 
 def _beijing(files: Files) -> Any:
     pd = import_pandas()
     table = pd.concat([pd.read_csv(io.BytesIO(data)) for _, data in files], ignore_index=True)
     angle = table["wd"].map({name: 2 * np.pi * i / len(_WIND) for i, name in enumerate(_WIND)})
-    day = pd.to_datetime(table[["year", "month", "day"]]).dt.dayofyear
+    day = pd.to_datetime(table[["year", "month", "day"]]).dt.day_of_year
     plain = table[["SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "RAIN", "WSPM"]]
     complete = plain.assign(
         wd_cos=np.cos(angle),

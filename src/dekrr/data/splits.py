@@ -23,8 +23,8 @@ class Split:
     X_test, y_test, test_sites : ndarray
         The same of the test rows.
     n_neighbors : int
-    sigma, alpha : float or None
-        The authors' settings, in their own files.
+    kernel : (float, float)
+        The authors' bandwidth and regularisation, in their own files.
     authors : mapping of str to ndarray
         The authors' results, in their own files: method to rows of (D, mean, standard deviation).
     """
@@ -36,8 +36,7 @@ class Split:
     y_test: Array
     test_sites: np.ndarray
     n_neighbors: int = 4
-    sigma: float | None = None
-    alpha: float | None = None
+    kernel: tuple[float, float] = (1.0, 1e-6)
     authors: dict[str, Array] = field(default_factory=dict)
 
     @property
@@ -68,8 +67,7 @@ def authors_split(name: str, directory: str | os.PathLike[str] | None = None) ->
             *train,
             *test,
             n_neighbors=int(file["n_neighbors"]),
-            sigma=float(file["sigma"]),
-            alpha=float(file["alpha"]),
+            kernel=(float(file["sigma"]), float(file["alpha"])),
             authors={method: np.column_stack([n_features, file[key]]) for method, key in results.items()},
         )
 

@@ -106,7 +106,9 @@ def _run(task: Task, problem: Problem, regressor: Any) -> tuple[MeteredNetwork, 
         site = Site(name, around, problem.split.X[rows], problem.split.y[rows], seed=seed)
         common = {"alpha": problem.alpha, "tol": 0.0, "max_rounds": task.max_rounds, "scale": None, "min_rows": 1}
         if task.method in ("DKLA", "COKE"):
-            censoring = {key: getattr(regressor, key) for key in ("censor_start", "censor_decay") if task.method == "COKE"}
+            censoring = {
+                key: getattr(regressor, key) for key in ("censor_start", "censor_decay") if task.method == "COKE"
+            }
             settings = dkla.Settings(**common, **censoring)  # type: ignore[arg-type]
             procedures[name] = dkla.train(site, selector, settings, keep_path=True)
         else:

@@ -60,7 +60,9 @@ METHODS: Mapping[str, Method] = {
         {"features": "greedy", "prediction": "neighborhood"},
         OUR_GRID,
     ),
-    "COKE": Method("DKLA that leaves out messages that change little", COKERegressor, {"features": "plain", "tol": 0.0}),
+    "COKE": Method(
+        "DKLA that leaves out messages that change little", COKERegressor, {"features": "plain", "tol": 0.0}
+    ),
     "AllReduce": Method("shared plain features, exact sums over a tree", AllReduceRegressor, {"features": "plain"}),
 }
 PAPER_METHODS = ("DKLA", "DKLA-DDRF", "DeKRR-DDRF")
@@ -73,7 +75,8 @@ def features_per_site(task: Task, problem: Problem) -> list[int]:
     if task.allocation == "equal":
         return [task.n_features] * len(counts)
     roots = np.sqrt(counts)
-    return np.maximum(1, np.round(task.n_features * len(counts) * roots / roots.sum())).astype(int).tolist()
+    sizes = np.round(task.n_features * len(counts) * roots / roots.sum())
+    return [max(1, int(size)) for size in sizes]
 
 
 def selectors_of(task: Task, problem: Problem) -> list[Selector]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .tables import METRICS, Row, _ordered, by, column, gap_curve, label_of, title_of
+from .tables import METRICS, Row, by, column, gap_curve, label_of, ordered, title_of
 
 INK = "#1a1b1c"  # what is drawn in it takes the page's own text colour
 _COLOURS = {
@@ -22,11 +22,11 @@ _COLOURS = {
     "AllReduce": "#1f9a72",
 }
 _MARKERS = {"DKLA": "o", "DKLA-DDRF": "s", "DeKRR-DDRF": "^", "ours": "D", "COKE": "v", "AllReduce": "*"}
-_STYLE = {
+_STYLE: Any = {
     "font.size": 10,
     "svg.fonttype": "path",
     "svg.hashsalt": "dekrr",
-    **{key: INK for key in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")},
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -38,6 +38,7 @@ _STYLE = {
     "axes.facecolor": "none",
     "figure.constrained_layout.use": True,
 }
+_PLAIN_TICKS = [digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5)]
 Draw = Callable[[Any], None]
 
 
@@ -150,13 +151,15 @@ def against_features(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
     """Give RSE against D: a panel per data set, a figure per metric."""
     for metric in METRICS:
         panels = [_lines_against_features(group, metric, title_of(data)) for data, group in _by_data(rows)]
-        caption = f"Test RSE ({metric}) against the features per site: mean over repetitions, band of one standard deviation."
+        caption = (
+            f"Test RSE ({metric}) against the features per site: mean over repetitions, band of one standard deviation."
+        )
         yield Picture(_name(name, metric), caption, panels)
 
 
 def _by_data(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
     seen: dict[str, list[Row]] = {}
-    for (data, _), group in _ordered(rows):
+    for (data, _), group in ordered(rows):
         seen.setdefault(data, []).extend(group)
     yield from seen.items()
 
@@ -191,7 +194,9 @@ def per_site(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
     panels = []
     for data, group in _by_data(rows):
         panels += [_site_lines(group, quantity, title_of(data)) for quantity in ("rse", "mse")]
-    yield Picture(name, "Each site's own model on its own test rows, mean over repetitions. Rows grow from 1 to 10.", panels)
+    yield Picture(
+        name, "Each site's own model on its own test rows, mean over repetitions. Rows grow from 1 to 10.", panels
+    )
 
 
 def _site_lines(rows: Sequence[Row], quantity: str, title: str) -> Panel:
@@ -217,8 +222,8 @@ def convergence(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
             for axis in ("rounds", "bytes")
         ]
         caption = (
-            "Relative objective gap and test RSE against rounds, and against the kilobytes that a site has sent, set-up "
-            "and all. AllReduce is done in one pass: a star."
+            "Relative objective gap and test RSE against rounds, and against the kilobytes that a site has sent, "
+            "set-up and all. AllReduce is done in one pass: a star."
         )
         yield Picture(_name(name, data), caption, panels)
 
@@ -231,7 +236,11 @@ def _curves(rows: Sequence[Row], quantity: str, axis: str, title: str) -> Panel:
                 if quantity != "gap" and axis == "bytes":
                     axes.plot(kilobytes, row[f"{quantity}_rse"], "*", markersize=11, **_look(row))
                 continue
-            x = np.array(row["curve_round"]) + 1 if axis == "rounds" else np.array(row["curve_bytes"]) / row["n_sites"] / 1e3
+            x = (
+                np.array(row["curve_round"]) + 1
+                if axis == "rounds"
+                else np.array(row["curve_bytes"]) / row["n_sites"] / 1e3
+            )
             y = np.maximum(gap_curve(row), 1e-14) if quantity == "gap" else np.array(row[f"curve_{quantity}_rse"])
             axes.plot(x, y, **_look(row))
         axes.set(xscale="log", xlabel="rounds + 1" if axis == "rounds" else "kB sent by a site", title=title)
@@ -257,7 +266,9 @@ def scaling(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
             if len({row[key] for row in chosen}) > 1:
                 panels.append(_cost(chosen, what, key, words))
     if panels:
-        yield Picture(name, "Time of a fit on one thread, all sites in one process, and kilobytes sent by a site.", panels)
+        yield Picture(
+            name, "Time of a fit on one thread, all sites in one process, and kilobytes sent by a site.", panels
+        )
 
 
 def _cost(rows: Sequence[Row], what: str, key: str, words: str) -> Panel:
@@ -266,7 +277,9 @@ def _cost(rows: Sequence[Row], what: str, key: str, words: str) -> Panel:
             values = sorted({row[key] for row in group})
             means = [np.mean([_cost_of(row, what) for row in group if row[key] == value]) for value in values]
             axes.plot(values, means, marker=_MARKERS.get(group[0]["method"], "o"), markersize=4, **_look(group[0]))
-        axes.set(xscale="log", yscale="log", xlabel=words, ylabel="seconds" if what == "seconds" else "kB sent by a site")
+        axes.set(
+            xscale="log", yscale="log", xlabel=words, ylabel="seconds" if what == "seconds" else "kB sent by a site"
+        )
         axes.set_xticks(values, [str(value) for value in values])
         axes.minorticks_off()
         axes.legend()
@@ -283,7 +296,9 @@ def _cost_of(row: Row, what: str) -> float:
 def networks(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
     """Give the graph of sites: colour by RSE, width and figure of an edge by the kilobytes it carried."""
     panels = []
-    for data, group in _by_data([row for row in rows if row["repetition"] == 0 and row["method"] in ("DeKRR-DDRF", "ours")]):
+    for data, group in _by_data(
+        [row for row in rows if row["repetition"] == 0 and row["method"] in ("DeKRR-DDRF", "ours")]
+    ):
         largest = max(row["n_features"] for row in group)
         chosen = [row for row in group if row["n_features"] == largest and row["allocation"] == group[0]["allocation"]]
         chosen = list({row["method"]: row for row in chosen}.values())
@@ -291,8 +306,8 @@ def networks(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
         panels += [_graph(row, f"{title_of(data)}: {row['method']}", limits) for row in chosen]
     if panels:
         caption = (
-            "Sites coloured by the RSE of their own model on their own test rows (repetition 1); a site's RSE is relative "
-            "to the variance of its own rows, which sorting by |y| makes small. Edges: kilobytes both ways."
+            "Sites coloured by the RSE of their own model on their own test rows (repetition 1); a site's RSE is "
+            "relative to the variance of its own rows, which sorting by |y| makes small. Edges: kilobytes both ways."
         )
         yield Picture(name, caption, panels, size=(4.6, 4.2))
 
@@ -308,15 +323,11 @@ def _graph(row: Row, title: str, limits: tuple[float, float]) -> Panel:
         x, y = np.cos(angles), np.sin(angles)
         kilobytes = np.array(row["edge_bytes"]) / 1e3
         widths = 0.8 + 2.2 * kilobytes / kilobytes.max()
-        near = n_sites > 16
         for a, b, size, width in zip(row["edge_from"], row["edge_to"], kilobytes, widths, strict=True):
             axes.plot([x[a], x[b]], [y[a], y[b]], color="#888888", alpha=0.55, linewidth=width, zorder=1)
-            if not near:
-                place = 0.5 if (b - a) % n_sites in (1, n_sites - 1) else 0.36
-                axes.text(
-                    x[a] + place * (x[b] - x[a]), y[a] + place * (y[b] - y[a]), f"{size:.0f}", fontsize=6.5,
-                    ha="center", va="center", zorder=2,
-                )
+            middle = np.array([x[a] + x[b], y[a] + y[b]]) / 2
+            away = 1.14 if (b - a) % n_sites in (1, n_sites - 1) else 0.86
+            axes.text(*(away * middle), f"{size:.0f}", fontsize=8, ha="center", va="center", zorder=2)
         norm = LogNorm(max(limits[0], 1e-6), max(limits[1], 2e-6))
         colours = colormaps["viridis_r"]
         axes.scatter(x, y, s=420, c=[colours(norm(value)) for value in row["site_rse"]], zorder=3, edgecolors="#888888")
@@ -327,8 +338,11 @@ def _graph(row: Row, title: str, limits: tuple[float, float]) -> Panel:
             )
         bar = axes.figure.colorbar(ScalarMappable(norm, "viridis_r"), ax=axes, shrink=0.7, pad=0.02)
         bar.set_label("RSE at the site")
+        ticks = [value for value in _PLAIN_TICKS if limits[0] <= value <= limits[1]]
+        bar.set_ticks(ticks, labels=[f"{value:g}" for value in ticks])
+        bar.minorticks_off()
         bar.outline.set_visible(False)
-        axes.set(title=title, xlim=(-1.2, 1.2), ylim=(-1.2, 1.2), aspect="equal")
+        axes.set(title=title, xlim=(-1.25, 1.25), ylim=(-1.25, 1.25), aspect="equal")
         axes.set_axis_off()
 
     return Panel(f"{title}: the graph of sites, coloured by RSE, with the traffic of each edge", draw)
@@ -347,8 +361,11 @@ _PICTURES: Mapping[str, Callable[[str, Sequence[Row]], Iterator[Picture]]] = {
 
 def pictures_of(experiment: str, rows: Sequence[Row], prefix: str = "") -> list[Picture]:
     """Return the figures of one experiment's rows; file names start with `prefix`."""
-    name = _name(prefix, experiment)
-    shown = list(_PICTURES[experiment](name, rows))
-    if experiment in ("table", "imbalanced"):
-        shown += networks(f"{name}-network", rows)
-    return shown
+    return list(_PICTURES[experiment](_name(prefix, experiment), rows))
+
+
+def networks_of(experiment: str, rows: Sequence[Row], prefix: str = "") -> list[Picture]:
+    """Return the pictures of the graph, for experiments that compare sites."""
+    if experiment not in ("table", "imbalanced"):
+        return []
+    return list(networks(_name(prefix, experiment, "network"), rows))

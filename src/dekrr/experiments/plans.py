@@ -149,7 +149,11 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "RSE against features, sites split by |x|", "The paper's Figure 3.", AT_HAND, 10, _against_features("norm")
     ),
     "imbalanced": Experiment(
-        "Sites of different sizes", "The paper's Figure 4: who gets how many features.", ("twitter13813",), 10, _imbalanced
+        "Sites of different sizes",
+        "The paper's Figure 4: who gets how many features.",
+        ("twitter13813",),
+        10,
+        _imbalanced,
     ),
     "per-site": Experiment(
         "Each site's error", "The paper's Figure 5: RSE and MSE of every site.", ("twitter13813",), 10, _per_site
@@ -195,7 +199,10 @@ def _task(
     directory: str | os.PathLike[str] | None,
 ) -> Task:
     authors = options.splits == "authors" and fit["partition"] == "response" and has_authors_split(data, directory)
-    quick = {"n_rows": min(fit.get("n_rows") or _QUICK_ROWS, _QUICK_ROWS), "n_features": max(10, fit["n_features"] // 2)}
+    quick = {
+        "n_rows": min(fit.get("n_rows") or _QUICK_ROWS, _QUICK_ROWS),
+        "n_features": max(10, fit["n_features"] // 2),
+    }
     mix = {"response": PAPER[data].mix, "norm": 0.2}.get(fit["partition"], 0.0)
     settings = {
         "n_sites": N_SITES,

@@ -33,11 +33,11 @@ class Problem(NamedTuple):
 
 def problem_of(task: Task, directory: str | os.PathLike[str] | None = None) -> Problem:
     """Return the rows of a task and the settings that its protocol gives them."""
+    folder = os.fspath(directory) if directory is not None else None
     if task.splits == "authors":
-        split = _authors(task.data, directory)
-        assert split.sigma is not None and split.alpha is not None
-        return Problem(split, split.sigma, split.alpha)
-    key = (task.data, directory, task.partition, task.n_sites, task.mix, task.n_rows, task.split_seed)
+        split = _authors(task.data, folder)
+        return Problem(split, *split.kernel)
+    key = (task.data, folder, task.partition, task.n_sites, task.mix, task.n_rows, task.split_seed)
     split = _own_split(*key, honest=task.protocol == "honest", n_neighbors=task.n_neighbors)
     if task.protocol == "paper":
         return Problem(split, PAPER[task.data].sigma, PAPER[task.data].alpha)
@@ -51,7 +51,7 @@ _load = lru_cache(maxsize=2)(load)
 @lru_cache(maxsize=4)
 def _own_split(
     name: str,
-    directory: str | os.PathLike[str] | None,
+    directory: str | None,
     how: str,
     n_sites: int,
     mix: float,
@@ -77,7 +77,7 @@ def _own_split(
 @lru_cache(maxsize=4)
 def _tuned(
     name: str,
-    directory: str | os.PathLike[str] | None,
+    directory: str | None,
     how: str,
     n_sites: int,
     mix: float,

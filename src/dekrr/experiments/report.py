@@ -10,10 +10,10 @@ from typing import Any
 from ..data.catalogue import CATALOGUE
 from ..errors import DataError
 from .methods import METHODS
-from .pictures import Picture, pictures_of, save, svg_of
+from .pictures import Picture, networks_of, pictures_of, save, svg_of
 from .plans import EXPERIMENTS
 from .results import RESULTS, Results
-from .tables import Cell, Mean, Row, Table, by, column, families, tables_of, title_of
+from .tables import Cell, Row, Table, by, column, families, ordered, tables_of, title_of
 
 _TITLE = "Decentralised kernel ridge regression: the results"
 
@@ -24,7 +24,6 @@ class Figure:
 
     caption: str
     panels: Sequence[tuple[str, str]]
-    width: int
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class Section:
     command: str
     figures: Sequence[Figure]
     tables: Sequence[Table]
+    graphs: Sequence[Figure]
 
 
 def write_report(folder: Path, out: Path | None = None, *, figures: Path | None = None) -> Path:
@@ -58,16 +58,19 @@ def write_report(folder: Path, out: Path | None = None, *, figures: Path | None 
     results = Results(folder)
     rows = results.rows
     if not rows:
-        raise DataError(f"{folder} has no {RESULTS} with a fit in it; run for instance: dekrr reproduce table --out {folder}")
+        raise DataError(
+            f"{folder} has no {RESULTS} with a fit in it; run for instance: dekrr reproduce table --out {folder}"
+        )
     sections = []
     for name in EXPERIMENTS:
         groups = families([row for row in rows if row["experiment"] == name])
         for group in groups:
-            drawn = pictures_of(name, group, prefix=_protocol_name(group[0]))
+            prefix = _protocol_name(group[0])
+            drawn, graphs = pictures_of(name, group, prefix), networks_of(name, group, prefix)
             if figures is not None:
-                for picture in drawn:
+                for picture in (*drawn, *graphs):
                     save(picture, figures)
-            sections.append(_section(name, group, drawn, results.runs.get(name, "")))
+            sections.append(_section(name, group, drawn, graphs, results.runs.get(name, "")))
     environment = Environment(autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
     page = template.render(
@@ -91,36 +94,46 @@ def _protocol_name(row: Row) -> str:
     return f"{row['protocol']}{quick}-{row['seed']}"
 
 
-def _section(name: str, rows: Sequence[Row], drawn: Sequence[Picture], command: str) -> Section:
+def _section(
+    name: str, rows: Sequence[Row], drawn: Sequence[Picture], graphs: Sequence[Picture], command: str
+) -> Section:
     experiment = EXPERIMENTS[name]
     protocol = rows[0]["protocol"]
     anchor = f"{name}-{_protocol_name(rows[0])}"
-    figures = [
-        Figure(
-            picture.caption,
-            [(svg_of(panel, picture.size, f"{picture.name}-{i}"), panel.about) for i, panel in enumerate(picture.panels)],
-            round(picture.size[0] * 96),
-        )
-        for picture in drawn
-    ]
     tables = tables_of(name, rows)
     if name in ("table", "imbalanced"):
         tables = [*tables, traffic_table(rows)]
     quick = ", quick" if rows[0]["max_rounds"] < 1500 else ""
-    return Section(anchor, f"{experiment.title} ({protocol} protocol{quick})", experiment.about, command, figures, tables)
+    return Section(
+        anchor,
+        f"{experiment.title} ({protocol} protocol{quick})",
+        experiment.about,
+        command,
+        [_figure(picture) for picture in drawn],
+        tables,
+        [_figure(picture) for picture in graphs],
+    )
+
+
+def _figure(picture: Picture) -> Figure:
+    panels = [
+        (svg_of(panel, picture.size, f"{picture.name}-{i}"), panel.about) for i, panel in enumerate(picture.panels)
+    ]
+    return Figure(picture.caption, panels)
 
 
 def traffic_table(rows: Sequence[Row]) -> Table:
     """Return the bytes that each method sends, over an edge and by a site."""
     lines = []
-    for (data, method, n_features), group in by(rows, "data", "method", "n_features"):
+    groups = [(*key, *by_method) for key, fits in ordered(rows) for by_method in by(fits, "method")]
+    for data, n_features, (method,), group in groups:
         edges = [size / 1e3 for row in group for size in row["edge_bytes"]]
         lines.append(
             [
                 Cell(title_of(data)),
                 Cell(str(n_features)),
                 Cell(method),
-                Cell(str(Mean.of(column(group, "rounds")).value.__round__())),
+                Cell(f"{column(group, 'rounds').mean():.0f}"),
                 Cell(f"{min(edges):.0f}"),
                 Cell(f"{sum(edges) / len(edges):.0f}"),
                 Cell(f"{max(edges):.0f}"),

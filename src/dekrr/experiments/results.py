@@ -22,23 +22,23 @@ RESULTS, TIMINGS, RUNS = "results.parquet", "timings.parquet", "runs.json"
 
 _TEXT, _WHOLE, _NUMBER = "string", "int64", "double"
 _COLUMNS: dict[str, str] = {
-    **{name: _TEXT for name in ("experiment", "data", "partition", "protocol", "splits")},
-    **{name: _WHOLE for name in ("n_sites", "n_neighbors")},
+    **dict.fromkeys(("experiment", "data", "partition", "protocol", "splits"), _TEXT),
+    **dict.fromkeys(("n_sites", "n_neighbors"), _WHOLE),
     "mix": _NUMBER,
-    **{name: _WHOLE for name in ("n_rows", "n_features")},
-    **{name: _TEXT for name in ("method", "solver", "allocation")},
-    **{name: _WHOLE for name in ("max_rounds", "repetition", "seed")},
-    **{name: _NUMBER for name in ("sigma", "alpha", "consensus")},
-    **{name: _WHOLE for name in ("n_train", "n_test")},
-    **{name: _NUMBER for name in ("own_rse", "union_rse", "own_mse", "union_mse", "objective")},
-    **{name: _WHOLE for name in ("rounds", "bytes")},
-    **{name: _NUMBER for name in ("best_objective", "authors_rse", "authors_std")},
-    **{name: f"list {_WHOLE}" for name in ("site_rows", "site_features")},
-    **{name: f"list {_NUMBER}" for name in ("site_rse", "site_mse", "site_union_rse")},
-    **{name: f"list {_WHOLE}" for name in ("edge_from", "edge_to", "edge_bytes")},
-    **{name: f"list {_WHOLE}" for name in ("curve_round", "curve_bytes")},
-    **{name: f"list {_NUMBER}" for name in ("curve_objective", "curve_own_rse", "curve_union_rse")},
-    **{name: _TEXT for name in ("python", "dekrr", "numpy", "scipy")},
+    **dict.fromkeys(("n_rows", "n_features"), _WHOLE),
+    **dict.fromkeys(("method", "solver", "allocation"), _TEXT),
+    **dict.fromkeys(("max_rounds", "repetition", "seed"), _WHOLE),
+    **dict.fromkeys(("sigma", "alpha", "consensus"), _NUMBER),
+    **dict.fromkeys(("n_train", "n_test"), _WHOLE),
+    **dict.fromkeys(("own_rse", "union_rse", "own_mse", "union_mse", "objective"), _NUMBER),
+    **dict.fromkeys(("rounds", "bytes"), _WHOLE),
+    **dict.fromkeys(("best_objective", "authors_rse", "authors_std"), _NUMBER),
+    **dict.fromkeys(("site_rows", "site_features"), f"list {_WHOLE}"),
+    **dict.fromkeys(("site_rse", "site_mse", "site_union_rse"), f"list {_NUMBER}"),
+    **dict.fromkeys(("edge_from", "edge_to", "edge_bytes"), f"list {_WHOLE}"),
+    **dict.fromkeys(("curve_round", "curve_bytes"), f"list {_WHOLE}"),
+    **dict.fromkeys(("curve_objective", "curve_own_rse", "curve_union_rse"), f"list {_NUMBER}"),
+    **dict.fromkeys(("python", "dekrr", "numpy", "scipy"), _TEXT),
 }
 
 
@@ -94,7 +94,9 @@ class Results:
         self.folder.mkdir(parents=True, exist_ok=True)
         ordered = sorted(self._rows)
         timings = [
-            {**msgspec.structs.asdict(task), "seconds": self._seconds[task]} for task in ordered if task in self._seconds
+            {**msgspec.structs.asdict(task), "seconds": self._seconds[task]}
+            for task in ordered
+            if task in self._seconds
         ]
         _write(self.folder / RESULTS, [self._rows[task] for task in ordered], _COLUMNS)
         kinds = {name: _COLUMNS[name] for name in Task.__struct_fields__}

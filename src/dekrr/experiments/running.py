@@ -45,9 +45,7 @@ def execute(
     return len(waiting)
 
 
-def _in_parallel(
-    tasks: Sequence[Task], directory: str | os.PathLike[str] | None, jobs: int
-) -> Iterator[_Done]:
+def _in_parallel(tasks: Sequence[Task], directory: str | os.PathLike[str] | None, jobs: int) -> Iterator[_Done]:
     calls = [delayed(_run)(task, directory) for task in tasks]
     backend, _ = get_active_backend()
     if backend.supports_return_generator:

@@ -77,9 +77,10 @@ class Mean:
         return cls(float(values.mean()), spread / np.sqrt(len(values)))
 
     def __str__(self) -> str:
+        digits = 4 if abs(self.value) < 10 else 1
         if not np.isfinite(self.error):
-            return f"{self.value:.4f}"
-        return f"{self.value:.4f} ± {self.error:.4f}"
+            return f"{self.value:.{digits}f}"
+        return f"{self.value:.{digits}f} ± {self.error:.{digits}f}"
 
 
 def off(ours: Mean, theirs: float, error: float, rounding: float = 0.0) -> bool:
@@ -136,12 +137,15 @@ def main_tables(rows: Sequence[Row]) -> Iterator[Table]:
     """Give the main table by either metric, the comparison with the published figures, and the tests."""
     for metric in METRICS:
         yield _means(rows, metric)
-    yield _published(rows)
+    published = _published(rows)
+    if any(cell.text != "-" for line in published.rows for cell in line[3:5]):
+        yield published
     yield _tests(rows)
     yield _improvements(rows)
 
 
-def _ordered(rows: Sequence[Row]) -> list[tuple[tuple[Any, ...], list[Row]]]:
+def ordered(rows: Sequence[Row]) -> list[tuple[tuple[Any, ...], list[Row]]]:
+    """Group rows by data set and D, in the paper's order of data sets."""
     known = list(PAPER)
     groups = list(by(rows, "data", "n_features"))
     return sorted(groups, key=lambda group: (known.index(group[0][0]), group[0][1]))
@@ -150,7 +154,7 @@ def _ordered(rows: Sequence[Row]) -> list[tuple[tuple[Any, ...], list[Row]]]:
 def _means(rows: Sequence[Row], metric: str) -> Table:
     methods = list(_methods(rows))
     lines = []
-    for (data, n_features), group in _ordered(rows):
+    for (data, n_features), group in ordered(rows):
         means = {m: Mean.of(column(r, f"{metric}_rse")) for m, r in _methods(group).items()}
         best = min(means, key=lambda m: means[m].value)
         cells = [Cell(str(means[m]), "best" if m == best else "") if m in means else Cell("-") for m in methods]
@@ -166,7 +170,7 @@ def _means(rows: Sequence[Row], metric: str) -> Table:
 
 def _published(rows: Sequence[Row]) -> Table:
     lines = []
-    for (data, n_features), group in _ordered(rows):
+    for (data, n_features), group in ordered(rows):
         for method, fits in _methods(group).items():
             if method not in PAPER_METHODS:
                 continue
@@ -204,7 +208,7 @@ def _authors_cell(fits: Sequence[Row], ours: Mean) -> Cell:
 def _tests(rows: Sequence[Row]) -> Table:
     lines = []
     pairs = [("DeKRR-DDRF", "DKLA"), ("DeKRR-DDRF", "DKLA-DDRF"), ("ours", "DeKRR-DDRF"), ("ours", "DKLA-DDRF")]
-    for (data, n_features), group in _ordered(rows):
+    for (data, n_features), group in ordered(rows):
         methods = _methods(group)
         for ours, theirs in pairs:
             if ours not in methods or theirs not in methods:
@@ -266,7 +270,7 @@ def _improvements(rows: Sequence[Row]) -> Table:
 
 def _gains(rows: Sequence[Row], ours: str, theirs: str, metric: str) -> list[float]:
     gains = []
-    for _, group in _ordered(rows):
+    for _, group in ordered(rows):
         methods = _methods(group)
         if ours in methods and theirs in methods:
             a, b = (column(methods[m], f"{metric}_rse").mean() for m in (ours, theirs))
@@ -285,7 +289,8 @@ def feature_tables(rows: Sequence[Row]) -> Iterator[Table]:
 def label_of(row: Row) -> str:
     """Return a method's name with what distinguishes it: its allocation or its solver."""
     allocation = f", {row['allocation']}" if row["partition"] == "imbalanced" and row["consensus"] is not None else ""
-    return row["method"] + allocation + (f", {row['solver']}" if row["solver"] else "")
+    solver = f", {row['solver']}" if row["solver"] else ""
+    return f"{row['method']}{allocation}{solver}"
 
 
 def allocation_tables(rows: Sequence[Row]) -> Iterator[Table]:
@@ -293,15 +298,16 @@ def allocation_tables(rows: Sequence[Row]) -> Iterator[Table]:
     for metric in METRICS:
         labels = list(dict.fromkeys(map(label_of, rows)))
         lines = []
-        for (data, n_features), group in _ordered(rows):
-            cells = []
+        for (data, n_features), group in ordered(rows):
             means = {
                 label: Mean.of(column([r for r in group if label_of(r) == label], f"{metric}_rse"))
                 for label in dict.fromkeys(map(label_of, group))
             }
             best = min(means, key=lambda label: means[label].value)
-            for label in labels:
-                cells.append(Cell(str(means[label]), "best" if label == best else "") if label in means else Cell("-"))
+            cells = [
+                Cell(str(means[label]), "best" if label == best else "") if label in means else Cell("-")
+                for label in labels
+            ]
             lines.append([Cell(title_of(data)), Cell(str(n_features)), *cells])
         yield Table(f"Test RSE, {metric}", ["data", "mean D", *labels], lines, _settings(rows), n_labels=2)
 
@@ -313,7 +319,8 @@ def site_tables(rows: Sequence[Row]) -> Iterator[Table]:
         labels = list(dict.fromkeys(map(label_of, rows)))
         for (data,), group in by(rows, "data"):
             per_label = {
-                label: np.array([r[f"site_{quantity}"] for r in group if label_of(r) == label]) * factor for label in labels
+                label: np.array([r[f"site_{quantity}"] for r in group if label_of(r) == label]) * factor
+                for label in labels
             }
             for site, n_rows in enumerate(group[0]["site_rows"]):
                 means = [Mean.of(values[:, site]) for values in per_label.values()]
@@ -333,7 +340,7 @@ def site_tables(rows: Sequence[Row]) -> Iterator[Table]:
 def convergence_tables(rows: Sequence[Row], gap: float = 1e-6) -> Iterator[Table]:
     """Give the rounds and bytes to a relative objective gap."""
     lines = []
-    for (data, n_features), group in _ordered(rows):
+    for (data, n_features), group in ordered(rows):
         for row in group:
             rounds, kilobytes = until(row, gap)
             lines.append(
@@ -363,7 +370,7 @@ def gap_curve(row: Row) -> Array:
     objective = np.asarray(row["curve_objective"], dtype=float)
     best = row["best_objective"]
     start = abs(objective[0] - best)
-    return np.abs(objective - best) / (start if start > 0 else 1.0)
+    return np.asarray(np.abs(objective - best) / (start if start > 0 else 1.0))
 
 
 def until(row: Row, gap: float) -> tuple[str, str]:
