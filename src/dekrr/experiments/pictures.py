@@ -302,7 +302,8 @@ def networks(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
         largest = max(row["n_features"] for row in group)
         chosen = [row for row in group if row["n_features"] == largest and row["allocation"] == group[0]["allocation"]]
         chosen = list({row["method"]: row for row in chosen}.values())
-        limits = min(min(r["site_rse"]) for r in chosen), max(max(r["site_rse"]) for r in chosen)
+        errors = [value for row in chosen for value in row["site_rse"] if np.isfinite(value)]
+        limits = min(errors), max(errors)
         panels += [_graph(row, f"{title_of(data)}: {row['method']}", limits) for row in chosen]
     if panels:
         caption = (
@@ -328,11 +329,11 @@ def _graph(row: Row, title: str, limits: tuple[float, float]) -> Panel:
             middle = np.array([x[a] + x[b], y[a] + y[b]]) / 2
             away = 1.14 if (b - a) % n_sites in (1, n_sites - 1) else 0.86
             axes.text(*(away * middle), f"{size:.0f}", fontsize=8, ha="center", va="center", zorder=2)
-        norm = LogNorm(max(limits[0], 1e-6), max(limits[1], 2e-6))
+        norm = LogNorm(max(limits[0], 1e-6), max(limits[1], 2e-6), clip=True)
         colours = colormaps["viridis_r"]
-        axes.scatter(x, y, s=420, c=[colours(norm(value)) for value in row["site_rse"]], zorder=3, edgecolors="#888888")
+        axes.scatter(x, y, s=420, c=[colours(norm(min(value, limits[1]))) for value in row["site_rse"]], zorder=3, edgecolors="#888888")
         for j, value in enumerate(row["site_rse"]):
-            dark = norm(value) > 0.55
+            dark = norm(min(value, limits[1])) > 0.55
             axes.text(
                 x[j], y[j], str(j + 1), color="#ffffff" if dark else "#000000", ha="center", va="center", zorder=4
             )

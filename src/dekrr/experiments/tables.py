@@ -72,11 +72,15 @@ class Mean:
 
     @classmethod
     def of(cls, values: Array) -> "Mean":
-        """Return the mean of `values`; its error is NaN for a single one."""
+        """Return the mean of `values`; its error is NaN for a single one, and both are where a value is infinite."""
+        if not np.isfinite(values).all():
+            return cls(float("nan"), float("nan"))
         spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
         return cls(float(values.mean()), spread / np.sqrt(len(values)))
 
     def __str__(self) -> str:
+        if not np.isfinite(self.value):
+            return "-"
         digits = 4 if abs(self.value) < 10 else 1
         if not np.isfinite(self.error):
             return f"{self.value:.{digits}f}"
@@ -324,7 +328,7 @@ def site_tables(rows: Sequence[Row]) -> Iterator[Table]:
             }
             for site, n_rows in enumerate(group[0]["site_rows"]):
                 means = [Mean.of(values[:, site]) for values in per_label.values()]
-                best = min(mean.value for mean in means)
+                best = min((mean.value for mean in means if np.isfinite(mean.value)), default=None)
                 cells = [Cell(str(mean), "best" if mean.value == best else "") for mean in means]
                 lines.append([Cell(title_of(data)), Cell(str(site + 1)), Cell(str(n_rows)), *cells])
         unit = "" if factor == 1 else " times 10000, of responses scaled to [-1, 1]"
