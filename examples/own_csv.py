@@ -16,7 +16,7 @@ from dekrr.data import make_sites, read_table
 
 
 def make_file(path: Path, rows_per_site: int) -> None:
-    X, y, stations = make_sites(n_sites=5, rows_per_site=rows_per_site, random_state=0)
+    X, y, stations = make_sites(n_sites=5, rows_per_site=rows_per_site, noise=0.1, random_state=0)
     table = pd.DataFrame(X, columns=["place", "salinity", "depth"])
     table.assign(station=stations, temperature=y).to_csv(path, index=False)
 
@@ -27,7 +27,7 @@ def main(file: Path, target: str, site: str) -> dict[str, float]:
     train, test = table.drop(index=held_out), table.loc[held_out]
     columns = [name for name in table.columns if name not in (target, site)]
 
-    regressor = dekrr.DeKRRRegressor(n_features=30, sigma=0.5, alpha=1e-4, random_state=0)
+    regressor = dekrr.DeKRRRegressor(n_features=30, sigma=0.3, alpha=1e-4, random_state=0)
     regressor.fit(train[columns], train[target], sites=train[site])
     errors = {}
     for label, rows in test.groupby(site):
@@ -42,7 +42,7 @@ def main(file: Path, target: str, site: str) -> dict[str, float]:
     return errors
 
 
-def with_a_small_file(rows_per_site: int = 80) -> dict[str, float]:
+def with_a_small_file(rows_per_site: int = 200) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stations.csv"
         make_file(path, rows_per_site)

@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from dekrr import data
+from dekrr.cli.app import app
 from dekrr.data import catalogue, fetching, files, splits
 from dekrr.errors import DataError, SettingsError
 
@@ -311,3 +313,26 @@ def test_the_data_at_hand_is_what_the_catalogue_says(name, data_directory):
     files.check(dataset)
     if name == "beijing12":
         assert sorted(set(dataset.sites.tolist())) == list(catalogue.STATIONS)
+
+
+def test_the_command_line_lists_and_draws(tmp_path):
+    X, y = rows(100, 0, d=8)
+    pd.DataFrame(X, columns=list("abcdefgh")).assign(y=y).to_parquet(tmp_path / "houses.parquet")
+    runner = CliRunner()
+    listed = runner.invoke(app, ["data", "list", "--data-dir", str(tmp_path)])
+    assert listed.exit_code == 0
+    assert "houses" in listed.output
+    picture = tmp_path / "sites.png"
+    arguments = [
+        "data",
+        "sites",
+        "houses",
+        "--partition",
+        "dirichlet",
+        "--data-dir",
+        str(tmp_path),
+        "--out",
+        str(picture),
+    ]
+    assert runner.invoke(app, arguments).exit_code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -24,7 +24,7 @@ def test_quick_start():
 
 
 def test_own_csv():
-    errors = script("own_csv").with_a_small_file(rows_per_site=60)
+    errors = script("own_csv").with_a_small_file(rows_per_site=100)
     assert len(errors) == 5
     assert max(errors.values()) < 1
 

@@ -317,6 +317,15 @@ def test_a_backend_that_gives_results_in_batches_works_too(small_data, tmp_path)
     assert len(Results(tmp_path).rows) == 2
 
 
+def test_two_runs_do_not_write_to_one_folder(small_data, tmp_path):
+    def start_another(task, left):
+        with pytest.raises(SettingsError, match="another run is writing"):
+            execute(few_tasks(), Results(tmp_path), directory=small_data)
+
+    execute(few_tasks()[:1], Results(tmp_path), directory=small_data, after_each=start_another)
+    assert execute(few_tasks(), Results(tmp_path), directory=small_data) == 3
+
+
 def test_damaged_results_are_named(tmp_path):
     (tmp_path / RESULTS).write_bytes(b"no parquet")
     with pytest.raises(DataError, match="damaged"):
@@ -384,11 +393,13 @@ def test_ctrl_c_keeps_what_is_done(small_data, tmp_path):
 # --- curves
 
 
-@pytest.mark.parametrize(("method", "solver"), [("DeKRR-DDRF", "jacobi"), ("ours", "chebyshev"), ("DKLA", "")])
+@pytest.mark.parametrize(
+    ("method", "solver"), [("DeKRR-DDRF", "jacobi"), ("ours", "chebyshev"), ("DKLA", ""), ("DKLA-DDRF", "")]
+)
 def test_curves_end_where_the_estimator_ends(method, solver, small_data):
     task = a_task(experiment="convergence", method=method, solver=solver, max_rounds=60)
     problem = problem_of(task, small_data)
-    consensus = 1.0 if method != "DKLA" else None
+    consensus = None if method.startswith("DKLA") else 1.0
     curve = curves_of(task, problem, consensus)
     regressor = methods.make_estimator(task, problem, consensus).set_params(tol=0.0)
     split = problem.split
@@ -402,7 +413,7 @@ def test_curves_end_where_the_estimator_ends(method, solver, small_data):
     assert (steps > 0).all()
     assert np.ptp(steps) <= 100
     assert curve["curve_bytes"][-1] <= regressor.traffic_.total_bytes
-    if method != "DKLA":
+    if consensus is not None:
         assert curve["best_objective"] == pytest.approx(regressor.objective_, rel=1e-5)
 
 

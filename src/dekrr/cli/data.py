@@ -7,8 +7,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..data import CATALOGUE, fetch, load
+from ..data import CATALOGUE, draw_sites, fetch, load, partition
+from ..data.partitions import PARTITIONS
 from ..errors import DataError
+from ..scaling import Scaling
 
 data = typer.Typer(help="List and download the data sets of the paper.", no_args_is_help=True)
 DataDir = Annotated[Path | None, typer.Option(envvar="DEKRR_DATA", help="Where the data sets are, or shall go.")]
@@ -27,6 +29,28 @@ def list_data(data_dir: DataDir = None) -> None:
             found = "no"
         table.add_row(name, str(entry.n_rows), str(entry.n_columns), found, entry.note)
     Console().print(table)
+
+
+@data.command("sites")
+def show_sites(
+    name: Annotated[str, typer.Argument(help="A data set, such as houses.")],
+    partition_by: Annotated[str, typer.Option("--partition", help=f"{', '.join(PARTITIONS)}.")] = "response",
+    n_sites: Annotated[int, typer.Option(min=1)] = 10,
+    mix: Annotated[float, typer.Option(help="The share of rows that is drawn at random.")] = 0.2,
+    seed: Annotated[int, typer.Option()] = 0,
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("sites.png"),
+    data_dir: DataDir = None,
+) -> None:
+    """Draw what every site sees under a partition: y, |x| and the number of rows."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    X, y = load(name, data_dir)
+    scaling = Scaling.of(X, y)
+    X, y = scaling.rows(X), scaling.responses(y)
+    sites = partition(partition_by, X, y, n_sites=n_sites, mix=mix, random_state=seed)
+    draw_sites(sites, X, y).savefig(out, dpi=150)
+    Console(soft_wrap=True).print(f"picture: {out}")
 
 
 @data.command("fetch")

@@ -10,13 +10,16 @@ from ..experiments.report import write_report
 
 
 def report(
-    results: Annotated[Path, typer.Argument(help="The folder that `dekrr reproduce` wrote to.")],
+    results: Annotated[
+        Path, typer.Argument(help="The folder that `dekrr reproduce` wrote to, or its results.parquet.")
+    ],
     out: Annotated[Path | None, typer.Option(help="The page; report.html in the folder if left out.")] = None,
     figures: Annotated[
         bool, typer.Option(help="Write the figures as PNG, PDF and SVG too, to the folder's figures/.")
     ] = True,
 ) -> None:
     """Write one self-contained HTML page of tables and figures, and the figures as files for papers."""
+    results = results.parent if results.is_file() else results
     folder = results / "figures" if figures else None
     console = Console(soft_wrap=True)
     console.print(f"page: {write_report(results, out, figures=folder)}")

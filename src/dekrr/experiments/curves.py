@@ -60,7 +60,7 @@ def curves_of(task: Task, problem: Problem, consensus: float | None) -> dict[str
     Parameters
     ----------
     task : Task
-        Of DeKRR-DDRF, ours, DKLA or COKE; any other method has no curve.
+        Of any method but AllReduce, which has no rounds.
     problem : Problem
     consensus : float or None
         The weight c, for methods that have one.
@@ -100,16 +100,18 @@ def _run(task: Task, problem: Problem, regressor: Any) -> tuple[MeteredNetwork, 
     network = MeteredNetwork({names[j]: [names[p] for p in neighbors[j]] for j in range(len(names))})
     seed = int(check_random_state(regressor.random_state).randint(np.iinfo(np.int32).max))
     procedures = {}
+    consensus_free = not METHODS[task.method].consensus_grid
     for j, (name, selector) in enumerate(zip(names, selectors_of(task, problem), strict=True)):
         rows = problem.split.sites == j
         around = tuple(names[p] for p in neighbors[j])
         site = Site(name, around, problem.split.X[rows], problem.split.y[rows], seed=seed)
         common = {"alpha": problem.alpha, "tol": 0.0, "max_rounds": task.max_rounds, "scale": None, "min_rows": 1}
-        if task.method in ("DKLA", "COKE"):
+        if consensus_free:
             censoring = {
                 key: getattr(regressor, key) for key in ("censor_start", "censor_decay") if task.method == "COKE"
             }
-            settings = dkla.Settings(**common, **censoring)  # type: ignore[arg-type]
+            chooser = None if regressor.selecting_site is None else names[regressor.selecting_site]
+            settings = dkla.Settings(**common, **censoring, selecting_site=chooser)  # type: ignore[arg-type]
             procedures[name] = dkla.train(site, selector, settings, keep_path=True)
         else:
             own = dekrr.Settings(
@@ -135,8 +137,8 @@ def _best(task: Task, problem: Problem, consensus: float | None) -> float:
     split = problem.split
     best: Any = make_estimator(task, problem, consensus)
     if consensus is None:
-        shared = ("n_features", "features", "sigma", "alpha", "n_neighbors", "scale", "min_rows", "random_state")
-        best = AllReduceRegressor(**{name: getattr(best, name) for name in shared})
+        shared = set(AllReduceRegressor().get_params()) & set(best.get_params())
+        best = AllReduceRegressor(**{name: getattr(best, name) for name in sorted(shared)})
     else:
         best.set_params(solver="chebyshev", tol=1e-12, max_rounds=10000)
     objective: Array = best.fit(split.X, split.y, sites=split.sites).objective_

@@ -193,23 +193,27 @@ def per_site(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
     """Give RSE and MSE of every site's own model."""
     panels = []
     for data, group in _by_data(rows):
-        panels += [_site_lines(group, quantity, title_of(data)) for quantity in ("rse", "mse")]
+        panels += [_site_lines(group, quantity, title_of(data)) for quantity in ("rse", "union_rse", "mse")]
     yield Picture(
-        name, "Each site's own model on its own test rows, mean over repetitions. Rows grow from 1 to 10.", panels
+        name,
+        "A site's model on its own test rows (own) and on all (union); mean over repetitions. The last has most rows.",
+        panels,
     )
 
 
 def _site_lines(rows: Sequence[Row], quantity: str, title: str) -> Panel:
+    words = {"rse": "RSE, own", "union_rse": "RSE, union", "mse": "MSE, own"}[quantity]
+
     def draw(axes: Any) -> None:
         for _, group in by(rows, "method", "allocation"):
             values = np.array([row[f"site_{quantity}"] for row in group]).mean(axis=0)
             marker = _MARKERS.get(group[0]["method"], "o")
             axes.plot(np.arange(1, len(values) + 1), values, marker=marker, markersize=4, **_look(group[0]))
-        axes.set(title=title, xlabel="site", ylabel=f"test {quantity.upper()}, own", yscale="log")
+        axes.set(title=title, xlabel="site", ylabel=f"test {words}", yscale="log")
         axes.set_xticks(range(1, len(values) + 1))
         axes.legend()
 
-    return Panel(f"{title}: {quantity.upper()} of every site, a line per method", draw)
+    return Panel(f"{title}: {words} of every site, a line per method", draw)
 
 
 def convergence(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
@@ -331,7 +335,8 @@ def _graph(row: Row, title: str, limits: tuple[float, float]) -> Panel:
             axes.text(*(away * middle), f"{size:.0f}", fontsize=8, ha="center", va="center", zorder=2)
         norm = LogNorm(max(limits[0], 1e-6), max(limits[1], 2e-6), clip=True)
         colours = colormaps["viridis_r"]
-        axes.scatter(x, y, s=420, c=[colours(norm(min(value, limits[1]))) for value in row["site_rse"]], zorder=3, edgecolors="#888888")
+        shades = [colours(norm(min(value, limits[1]))) for value in row["site_rse"]]
+        axes.scatter(x, y, s=420, c=shades, zorder=3, edgecolors="#888888")
         for j, value in enumerate(row["site_rse"]):
             dark = norm(min(value, limits[1])) > 0.55
             axes.text(

@@ -117,8 +117,10 @@ def _convergence(data: str) -> Iterator[dict[str, Any]]:
     for method, solver in (
         ("DeKRR-DDRF", "jacobi"),
         ("DeKRR-DDRF", "chebyshev"),
+        ("ours", "jacobi"),
         ("ours", "chebyshev"),
         ("DKLA", ""),
+        ("DKLA-DDRF", ""),
         ("COKE", ""),
         ("AllReduce", ""),
     ):

@@ -1,12 +1,16 @@
 """Fits done side by side, each kept as soon as it is done."""
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from joblib import Parallel, delayed
 from joblib.parallel import get_active_backend
 
+from ..errors import SettingsError
 from .fits import run
 from .results import Results
 from .tasks import Task
@@ -35,14 +39,27 @@ def execute(
     after_each : callable
         Called with each task done and the number that waits.
     """
-    waiting = results.waiting(tasks)
-    results.save()
-    left = len(waiting)
-    for task, row, seconds in _in_parallel(waiting, directory, jobs):
-        results.add(task, row, seconds)
-        left -= 1
-        after_each(task, left)
+    with _alone(results.folder):
+        waiting = results.waiting(tasks)
+        results.save()
+        left = len(waiting)
+        for task, row, seconds in _in_parallel(waiting, directory, jobs):
+            results.add(task, row, seconds)
+            left -= 1
+            after_each(task, left)
     return len(waiting)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a second run out of the folder; the lock goes with the process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(f"another run is writing to {folder}: wait for it, or give another folder") from None
+        yield
 
 
 def _in_parallel(tasks: Sequence[Task], directory: str | os.PathLike[str] | None, jobs: int) -> Iterator[_Done]:

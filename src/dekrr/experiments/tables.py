@@ -317,28 +317,25 @@ def allocation_tables(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def site_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Give RSE and MSE of every site's own model on its own rows."""
-    for quantity, factor in (("rse", 1.0), ("mse", 1e4)):
-        lines = []
+    """Give every site's RSE and MSE on its own rows, and its model's RSE on all sites' rows."""
+    for quantity, title, factor, note in (
+        ("rse", "Each site's RSE, own", 1.0, "RSE of a site's model on its own test rows."),
+        ("union_rse", "Each site's RSE, union", 1.0, "RSE of a site's model on all sites' test rows."),
+        ("mse", "Each site's MSE", 1e4, "MSE times 10000, of responses scaled to [-1, 1], on a site's own test rows."),
+    ):
         labels = list(dict.fromkeys(map(label_of, rows)))
+        lines = []
         for (data,), group in by(rows, "data"):
-            per_label = {
-                label: np.array([r[f"site_{quantity}"] for r in group if label_of(r) == label]) * factor
+            per_label = [
+                factor * np.array([row[f"site_{quantity}"] for row in group if label_of(row) == label])
                 for label in labels
-            }
+            ]
             for site, n_rows in enumerate(group[0]["site_rows"]):
-                means = [Mean.of(values[:, site]) for values in per_label.values()]
+                means = [Mean.of(values[:, site]) for values in per_label]
                 best = min((mean.value for mean in means if np.isfinite(mean.value)), default=None)
                 cells = [Cell(str(mean), "best" if mean.value == best else "") for mean in means]
                 lines.append([Cell(title_of(data)), Cell(str(site + 1)), Cell(str(n_rows)), *cells])
-        unit = "" if factor == 1 else " times 10000, of responses scaled to [-1, 1]"
-        yield Table(
-            f"Each site's {quantity.upper()}",
-            ["data", "site", "rows", *labels],
-            lines,
-            f"{quantity.upper()}{unit} of a site's own model on its own test rows. {_settings(rows)}",
-            n_labels=3,
-        )
+        yield Table(title, ["data", "site", "rows", *labels], lines, f"{note} {_settings(rows)}", n_labels=3)
 
 
 def convergence_tables(rows: Sequence[Row], gap: float = 1e-6) -> Iterator[Table]:
