@@ -100,7 +100,7 @@ def _run(task: Task, problem: Problem, regressor: Any) -> tuple[MeteredNetwork, 
     network = MeteredNetwork({names[j]: [names[p] for p in neighbors[j]] for j in range(len(names))})
     seed = int(check_random_state(regressor.random_state).randint(np.iinfo(np.int32).max))
     procedures = {}
-    consensus_free = not METHODS[task.method].consensus_grid
+    consensus_free = not METHODS[task.method].has_consensus
     for j, (name, selector) in enumerate(zip(names, selectors_of(task, problem), strict=True)):
         rows = problem.split.sites == j
         around = tuple(names[p] for p in neighbors[j])

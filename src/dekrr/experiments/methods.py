@@ -12,8 +12,8 @@ from .problems import Problem
 from .tasks import Task
 from .tuning import choose_consensus, cross_validate
 
-AUTHORS_GRID = (0.5, 1.0, 2.0, 4.0, 8.0)
-OUR_GRID = (0.125, 0.25, *AUTHORS_GRID)
+# The values of c that cross-validation chooses from. The authors' are often too large.
+CONSENSUS_GRIDS = {"paper": (0.5, 1.0, 2.0, 4.0, 8.0), "honest": (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)}
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Method:
     estimator : type
     settings : mapping
         Keywords of the estimator, beside those that the task and the problem give.
-    consensus_grid : tuple of float
-        The values of c that cross-validation chooses from; empty for methods without one.
+    has_consensus : bool
+        Whether the method has a weight c to choose.
     """
 
     about: str
     estimator: Callable[..., Any]
     settings: Mapping[str, Any]
-    consensus_grid: tuple[float, ...] = ()
+    has_consensus: bool = False
 
 
 METHODS: Mapping[str, Method] = {
@@ -52,13 +52,13 @@ METHODS: Mapping[str, Method] = {
         "the paper's: energy features of each site's own, consensus on predictions",
         DeKRRRegressor,
         {"features": "energy"},
-        AUTHORS_GRID,
+        has_consensus=True,
     ),
     "ours": Method(
         "greedy features of each site's own, predictions by the mean over a site's neighbourhood",
         DeKRRRegressor,
         {"features": "greedy", "prediction": "neighborhood"},
-        OUR_GRID,
+        has_consensus=True,
     ),
     "COKE": Method(
         "DKLA that leaves out messages that change little", COKERegressor, {"features": "plain", "tol": 0.0}
@@ -88,12 +88,12 @@ def selectors_of(task: Task, problem: Problem) -> list[Selector]:
 def tuned_consensus(task: Task, problem: Problem) -> float | None:
     """Return c by 5-fold cross-validation on the training rows; None for a method without c."""
     method = METHODS[task.method]
-    if not method.consensus_grid:
+    if not method.has_consensus:
         return None
     errors = cross_validate(
         problem.split,
         selectors_of(task, problem),
-        method.consensus_grid,
+        CONSENSUS_GRIDS[task.protocol],
         alpha=problem.alpha,
         prediction=method.settings.get("prediction", "own"),
         shuffle=task.protocol == "honest",
