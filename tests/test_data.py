@@ -267,7 +267,8 @@ def test_fetch_downloads_and_checks(tmp_path, served, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     target = tmp_path / "data"
     target.mkdir()
-    small = replace(catalogue.CATALOGUE["houses"], url=served, n_rows=5, sha256=None, means=None)
+    means = tuple(np.abs(part).mean() for part in (houses_lines()[:, 8], houses_lines()[:, :8]))
+    small = replace(catalogue.CATALOGUE["houses"], url=served, n_rows=5, sha256=None, means=means)
     for module in (fetching, files):
         monkeypatch.setattr(module, "CATALOGUE", {"houses": small})
     assert fetching.fetch("houses", target) == target / "cal_housing.tgz"

@@ -10,7 +10,7 @@ import pytest
 from dekrr.errors import DataError
 from dekrr.experiments.pictures import INK, pictures_of, svg_of
 from dekrr.experiments.plans import EXPERIMENTS, Options, plan
-from dekrr.experiments.report import traffic_table, write_report
+from dekrr.experiments.report import tables_as_markdown, traffic_table, write_report
 from dekrr.experiments.results import Results, task_of
 from dekrr.experiments.running import execute
 
@@ -201,3 +201,11 @@ def test_traffic_adds_up(results):
 def test_no_results_say_so(tmp_path):
     with pytest.raises(DataError, match="dekrr reproduce table"):
         write_report(Path(tmp_path))
+
+
+def test_tables_as_markdown(results):
+    text = tables_as_markdown(results)
+    for name, experiment in EXPERIMENTS.items():
+        assert f"## {experiment.title} (paper protocol)\n\n    dekrr reproduce {name} --quick" in text
+    widths = [line.count("|") for line in text.splitlines() if line.startswith("|")]
+    assert min(widths) >= 5

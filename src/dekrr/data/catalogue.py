@@ -36,7 +36,8 @@ class Entry:
     members : tuple of str
         Patterns of the files in the archive (or beside it, unpacked) that hold the rows.
     means : tuple of (float, float), optional
-        The mean of y and the mean of |X|, to one part in a thousand: the check of a downloaded file.
+        The mean of y and the mean of |X|, to one part in a thousand: the check of a downloaded file. Without
+        them the size is what the publisher says, and is checked to one row in a hundred.
     sha256 : str, optional
         Of the archive, where its publisher keeps it fixed.
     sites : tuple of str

@@ -145,20 +145,32 @@ def _scaling(data: str) -> Iterator[dict[str, Any]]:
 EXPERIMENTS: Mapping[str, Experiment] = {
     "table": Experiment("The main table", "The paper's Table 2, own and union RSE.", AT_HAND, 10, _table),
     "response": Experiment(
-        "RSE against features, sites split by |y|", "The paper's Figure 2.", AT_HAND, 10, _against_features("response")
+        "RSE against features, sites split by |y|",
+        "The paper's first figure of six panels.",
+        AT_HAND,
+        10,
+        _against_features("response"),
     ),
     "norm": Experiment(
-        "RSE against features, sites split by |x|", "The paper's Figure 3.", AT_HAND, 10, _against_features("norm")
+        "RSE against features, sites split by |x|",
+        "The paper's second figure of six panels.",
+        AT_HAND,
+        10,
+        _against_features("norm"),
     ),
     "imbalanced": Experiment(
         "Sites of different sizes",
-        "The paper's Figure 4: who gets how many features.",
+        "The paper's imbalanced setting: who gets how many features.",
         ("twitter13813",),
         10,
         _imbalanced,
     ),
     "per-site": Experiment(
-        "Each site's error", "The paper's Figure 5: RSE and MSE of every site.", ("twitter13813",), 10, _per_site
+        "Each site's error",
+        "The paper's figure of each site: RSE and, what it really shows, MSE.",
+        ("twitter13813",),
+        10,
+        _per_site,
     ),
     "convergence": Experiment(
         "Convergence", "Objective and RSE against rounds and bytes.", ("houses",), 1, _convergence

@@ -89,6 +89,17 @@ def write_report(folder: Path, out: Path | None = None, *, figures: Path | None 
     return path
 
 
+def tables_as_markdown(folder: Path) -> str:
+    """Return all tables of the results in `folder` as Markdown, under a heading and a command each."""
+    results = Results(folder)
+    parts = []
+    for name, experiment in EXPERIMENTS.items():
+        for group in families([row for row in results.rows if row["experiment"] == name]):
+            parts.append(f"## {experiment.title} ({group[0]['protocol']} protocol)\n\n    {results.runs.get(name, '')}")
+            parts += [f"### {table.title}\n\n{table.markdown()}\n\n{table.note}" for table in tables_of(name, group)]
+    return "\n\n".join(parts) + "\n"
+
+
 def _protocol_name(row: Row) -> str:
     quick = "-quick" if row["max_rounds"] < 1500 else ""
     return f"{row['protocol']}{quick}-{row['seed']}"
