@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from itertools import pairwise
 
@@ -480,3 +481,21 @@ def test_rows_know_their_task(small_data, tmp_path):
     execute(few_tasks()[:1], results, directory=small_data)
     assert task_of(results.rows[0]) == few_tasks()[0]
     assert isinstance(problem_of(few_tasks()[0], small_data), Problem)
+
+
+def test_results_can_be_read_while_they_are_written(small_data, tmp_path):
+    results = Results(tmp_path)
+    execute(few_tasks(), results, directory=small_data)
+    stop = threading.Event()
+
+    def keep_saving():
+        while not stop.is_set():
+            results.save()
+
+    writer = threading.Thread(target=keep_saving)
+    writer.start()
+    try:
+        assert all(len(Results(tmp_path).rows) == 4 for _ in range(60))
+    finally:
+        stop.set()
+        writer.join()

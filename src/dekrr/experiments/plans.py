@@ -182,6 +182,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 def plan(name: str, options: Options, directory: str | os.PathLike[str] | None = None) -> list[Task]:
     """Return the tasks of an experiment, in the order in which they are done.
 
+    Repetition by repetition, so that a run cut short has fewer of them, and not fewer data sets.
+
     Parameters
     ----------
     name : str
@@ -192,16 +194,21 @@ def plan(name: str, options: Options, directory: str | os.PathLike[str] | None =
     """
     experiment = EXPERIMENTS[name]
     repeats = options.repeats or (min(_QUICK_REPEATS, experiment.repeats) if options.quick else experiment.repeats)
-    tasks = []
-    for data in options.data or experiment.data:
-        if data not in PAPER:
-            raise SettingsError(f"the paper has no settings for {data!r}; choose from {', '.join(PAPER)}")
-        fits = [fit for fit in experiment.fits(data) if not options.methods or fit["method"] in options.methods]
-        if options.quick:
-            fits = _fewer(fits)
-        for repetition in range(repeats):
-            tasks += [_task(name, data, fit, options, repetition, directory) for fit in fits]
-    return tasks
+    chosen = options.data or experiment.data
+    strangers = [data for data in chosen if data not in PAPER]
+    if strangers:
+        raise SettingsError(f"the paper has no settings for {strangers[0]!r}; choose from {', '.join(PAPER)}")
+    return [
+        _task(name, data, fit, options, repetition, directory)
+        for repetition in range(repeats)
+        for data in chosen
+        for fit in _fits(experiment, data, options)
+    ]
+
+
+def _fits(experiment: Experiment, data: str, options: Options) -> list[dict[str, Any]]:
+    fits = [fit for fit in experiment.fits(data) if not options.methods or fit["method"] in options.methods]
+    return _fewer(fits) if options.quick else fits
 
 
 def _task(

@@ -134,7 +134,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
         return []
     pa = _pyarrow()
     try:
-        rows: list[dict[str, Any]] = pa.parquet.read_table(path).to_pylist()
+        # All of it in one go: a run may put a new file in its place at any moment.
+        rows: list[dict[str, Any]] = pa.parquet.read_table(pa.BufferReader(path.read_bytes())).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} is damaged or no results: {error}; move it away to start afresh") from None
     missing = [name for name in Task.__struct_fields__ if rows and name not in rows[0]]
