@@ -211,6 +211,8 @@ def test_missing_data_says_what_to_do(tmp_path, monkeypatch):
         data.load("houses")
     with pytest.raises(DataError, match="dekrr data fetch houses"):
         data.load("houses", tmp_path)
+    with pytest.raises(DataError, match="dekrr data fetch houses"):
+        files.require("houses", tmp_path)
     with pytest.raises(DataError, match="13813 rows where the paper has 98704"):
         data.load("twitter13813", tmp_path)
     with pytest.raises(DataError, match="no name of the catalogue"):
@@ -218,6 +220,7 @@ def test_missing_data_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="does not exist"):
         data.load("houses", tmp_path / "nowhere")
     (tmp_path / "cal_housing.tgz").write_bytes(b"half a file")
+    files.require("houses", tmp_path)
     with pytest.raises(DataError, match=r"cal_housing\.tgz is damaged"):
         data.load("houses", tmp_path)
 

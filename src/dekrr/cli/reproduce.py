@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..data.files import require
 from ..experiments.plans import EXPERIMENTS, Options, plan
 from ..experiments.results import Results, task_of
 from ..experiments.running import execute
@@ -100,6 +101,8 @@ def command_line(name: str, options: Options) -> str:
 
 def _run(name: str, options: Options, results: Results, directory: Path | None, jobs: int) -> None:
     tasks = plan(name, options, directory)
+    for data in dict.fromkeys(task.data for task in tasks if task.splits == "own"):
+        require(data, directory)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

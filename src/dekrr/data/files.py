@@ -108,6 +108,16 @@ def load(name: str, directory: str | os.PathLike[str] | None = None) -> Dataset:
     raise DataError(_missing(name, entry, folder))
 
 
+def require(name: str, directory: str | os.PathLike[str] | None = None) -> None:
+    """Raise the `DataError` that `load` would raise for want of a file, without reading one."""
+    folder = data_directory(directory, name)
+    entry = CATALOGUE.get(name)
+    originals = (entry.archive, *entry.members) if entry is not None and entry.members else ()
+    names = [f"{name}.parquet", *originals]
+    if not any(next(folder.rglob(pattern), None) for pattern in names if pattern):
+        raise DataError(_missing(name, entry, folder))
+
+
 def _from_parquet(name: str, path: Path) -> Dataset:
     table = read_table(path)
     if RESPONSE not in table.columns:
