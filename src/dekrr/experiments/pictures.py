@@ -131,6 +131,14 @@ def _look(row: Row) -> dict[str, Any]:
     }
 
 
+def _legend(axes: Any) -> None:
+    """Put the legend into the axes, or below them where it is long."""
+    if len(axes.get_legend_handles_labels()[1]) <= 4:
+        axes.legend()
+    else:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+
+
 def _lines_against_features(rows: Sequence[Row], metric: str, title: str) -> Panel:
     def draw(axes: Any) -> None:
         for _, group in by(rows, "method", "allocation"):
@@ -142,7 +150,7 @@ def _lines_against_features(rows: Sequence[Row], metric: str, title: str) -> Pan
             axes.plot(sizes, means, marker=_MARKERS.get(group[0]["method"], "o"), markersize=4, **look)
             axes.fill_between(sizes, means - spreads, means + spreads, color=look["color"], alpha=0.15, linewidth=0)
         axes.set(title=title, xlabel="features per site (mean D)", ylabel=f"test RSE, {metric}")
-        axes.legend()
+        _legend(axes)
 
     return Panel(f"{title}: test RSE ({metric}) against the number of features, a line per method", draw)
 
@@ -154,7 +162,8 @@ def against_features(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
         caption = (
             f"Test RSE ({metric}) against the features per site: mean over repetitions, band of one standard deviation."
         )
-        yield Picture(_name(name, metric), caption, panels)
+        size = (4.4, 3.8) if name.endswith("imbalanced") else (4.4, 3.2)
+        yield Picture(_name(name, metric), caption, panels, size)
 
 
 def _by_data(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
@@ -198,6 +207,7 @@ def per_site(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
         name,
         "A site's model on its own test rows (own) and on all (union); mean over repetitions. The last has most rows.",
         panels,
+        size=(4.4, 3.8),
     )
 
 
@@ -209,9 +219,9 @@ def _site_lines(rows: Sequence[Row], quantity: str, title: str) -> Panel:
             values = np.array([row[f"site_{quantity}"] for row in group]).mean(axis=0)
             marker = _MARKERS.get(group[0]["method"], "o")
             axes.plot(np.arange(1, len(values) + 1), values, marker=marker, markersize=4, **_look(group[0]))
-        axes.set(title=title, xlabel="site", ylabel=f"test {words}", yscale="log")
+        axes.set(title=title, xlabel="site", ylabel=f"test {words}", ylim=(0, None))
         axes.set_xticks(range(1, len(values) + 1))
-        axes.legend()
+        _legend(axes)
 
     return Panel(f"{title}: {words} of every site, a line per method", draw)
 
@@ -229,7 +239,7 @@ def convergence(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
             "Relative objective gap and test RSE against rounds, and against the kilobytes that a site has sent, "
             "set-up and all. AllReduce is done in one pass: a star."
         )
-        yield Picture(_name(name, data), caption, panels)
+        yield Picture(_name(name, data), caption, panels, size=(4.4, 4.0))
 
 
 def _curves(rows: Sequence[Row], quantity: str, axis: str, title: str) -> Panel:
@@ -253,7 +263,7 @@ def _curves(rows: Sequence[Row], quantity: str, axis: str, title: str) -> Panel:
         else:
             final = [row[f"{quantity}_rse"] for row in rows]
             axes.set(ylabel=f"test RSE, {quantity}", ylim=(0.95 * min(final), min(1.0, 2 * max(final))))
-        axes.legend()
+        _legend(axes)
 
     return Panel(f"{title}: {quantity} against {axis}", draw)
 
@@ -286,7 +296,7 @@ def _cost(rows: Sequence[Row], what: str, key: str, words: str) -> Panel:
         )
         axes.set_xticks(values, [str(value) for value in values])
         axes.minorticks_off()
-        axes.legend()
+        _legend(axes)
 
     return Panel(f"{what} against {words}", draw)
 
