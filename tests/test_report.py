@@ -9,7 +9,7 @@ import pytest
 
 from dekrr.errors import DataError
 from dekrr.experiments.pictures import INK, pictures_of, svg_of
-from dekrr.experiments.plans import EXPERIMENTS, Options, plan
+from dekrr.experiments.plans import EXPERIMENTS, Options, plan, run_name
 from dekrr.experiments.report import tables_as_markdown, traffic_table, write_report
 from dekrr.experiments.results import Results, task_of
 from dekrr.experiments.running import execute
@@ -46,7 +46,8 @@ def results(tmp_path_factory):
             if task.repetition < 2
         ]
         execute(list(dict.fromkeys(tasks)), kept, directory=folder)
-        kept.note_run(name, f"dekrr reproduce {name} --quick --protocol paper")
+        run = run_name(name, "paper", quick=True, seed=0)
+        kept.note_command(run, f"dekrr reproduce {name} --quick --protocol paper")
     return kept.folder
 
 
@@ -178,12 +179,12 @@ def test_figures_for_papers(results, tmp_path):
             few.add(task_of(row), row, 0.1)
     write_report(tmp_path, tmp_path / "page.html", figures=tmp_path / "figures")
     kinds = {kind: {path.stem for path in (tmp_path / "figures").glob(f"*.{kind}")} for kind in ("png", "pdf", "svg")}
-    assert kinds["png"] == kinds["pdf"] == kinds["svg"] == {"paper-quick-0-table", "paper-quick-0-table-network"}
+    assert kinds["png"] == kinds["pdf"] == kinds["svg"] == {"table-paper-quick-0", "table-paper-quick-0-network"}
 
 
 def test_figures_take_the_pages_colour(results):
     rows = [row for row in Results(results).rows if row["experiment"] == "table"]
-    picture = pictures_of("table", rows)[0]
+    picture = pictures_of("table", rows, "x")[0]
     svg = svg_of(picture.panels[0], picture.size, "x")
     assert INK not in svg
     assert "currentColor" in svg

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..data.files import require
-from ..experiments.plans import EXPERIMENTS, Options, plan
+from ..experiments.plans import EXPERIMENTS, Options, plan, run_name
 from ..experiments.results import Results, task_of
 from ..experiments.running import execute
 from ..experiments.tables import tables_of
@@ -65,7 +65,8 @@ def _command(name: str, help_text: str) -> None:
         results = Results(out)
         try:
             for each in names:
-                results.note_run(each, command_line(each, options))
+                run = run_name(each, protocol, quick=quick, seed=seed)
+                results.note_command(run, command_line(each, options))
                 _run(each, options, results, data_dir, jobs)
         except KeyboardInterrupt:
             Console(stderr=True).print(f"stopped; what is done is in {out}, and the same command goes on from there")
@@ -111,6 +112,7 @@ def _run(name: str, options: Options, results: Results, directory: Path | None, 
         TextColumn("left:"),
         TimeRemainingColumn(),
     )
+    results.take_over(tasks)
     total = len(results.waiting(tasks))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(name, total=total)

@@ -162,7 +162,7 @@ def against_features(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
         caption = (
             f"Test RSE ({metric}) against the features per site: mean over repetitions, band of one standard deviation."
         )
-        size = (4.4, 3.8) if name.endswith("imbalanced") else (4.4, 3.2)
+        size = (4.4, 3.8) if rows[0]["partition"] == "imbalanced" else (4.4, 3.2)
         yield Picture(_name(name, metric), caption, panels, size)
 
 
@@ -375,13 +375,11 @@ _PICTURES: Mapping[str, Callable[[str, Sequence[Row]], Iterator[Picture]]] = {
 }
 
 
-def pictures_of(experiment: str, rows: Sequence[Row], prefix: str = "") -> list[Picture]:
-    """Return the figures of one experiment's rows; file names start with `prefix`."""
-    return list(_PICTURES[experiment](_name(prefix, experiment), rows))
+def pictures_of(experiment: str, rows: Sequence[Row], name: str) -> list[Picture]:
+    """Return the figures of one experiment's rows; the names of their files start with `name`."""
+    return list(_PICTURES[experiment](name, rows))
 
 
-def networks_of(experiment: str, rows: Sequence[Row], prefix: str = "") -> list[Picture]:
+def networks_of(experiment: str, rows: Sequence[Row], name: str) -> list[Picture]:
     """Return the pictures of the graph, for experiments that compare sites."""
-    if experiment not in ("table", "imbalanced"):
-        return []
-    return list(networks(_name(prefix, experiment, "network"), rows))
+    return list(networks(f"{name}-network", rows)) if experiment in ("table", "imbalanced") else []

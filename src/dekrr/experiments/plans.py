@@ -179,6 +179,27 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 }
 
 
+def run_name(experiment: str, protocol: str, *, quick: bool, seed: int) -> str:
+    """Return the name of a run: what may share a table, and a section of the report.
+
+    Examples
+    --------
+    >>> run_name("table", "honest", quick=True, seed=0)
+    'table-honest-quick-0'
+    """
+    return f"{experiment}-{protocol}{'-quick' if quick else ''}-{seed}"
+
+
+def run_of(row: Mapping[str, Any]) -> str:
+    """Return the name of the run that a row of the results belongs to."""
+    return run_name(row["experiment"], row["protocol"], quick=is_quick(row), seed=row["seed"])
+
+
+def is_quick(row: Mapping[str, Any]) -> bool:
+    """Tell whether a row is of a quick run."""
+    return bool(row["max_rounds"] < ROUNDS)
+
+
 def plan(name: str, options: Options, directory: str | os.PathLike[str] | None = None) -> list[Task]:
     """Return the tasks of an experiment, in the order in which they are done.
 

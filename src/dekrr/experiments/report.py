@@ -11,9 +11,9 @@ from ..data.catalogue import CATALOGUE
 from ..errors import DataError
 from .methods import METHODS
 from .pictures import Picture, networks_of, pictures_of, save, svg_of
-from .plans import EXPERIMENTS
+from .plans import EXPERIMENTS, is_quick, run_of
 from .results import RESULTS, Results
-from .tables import Cell, Row, Table, by, column, families, ordered, tables_of, title_of
+from .tables import Cell, Row, Table, by, column, ordered, tables_of, title_of
 
 _TITLE = "Decentralised kernel ridge regression: the results"
 
@@ -63,14 +63,12 @@ def write_report(folder: Path, out: Path | None = None, *, figures: Path | None 
         )
     sections = []
     for name in EXPERIMENTS:
-        groups = families([row for row in rows if row["experiment"] == name])
-        for group in groups:
-            prefix = _protocol_name(group[0])
-            drawn, graphs = pictures_of(name, group, prefix), networks_of(name, group, prefix)
+        for run, group in _runs(name, rows):
+            drawn, graphs = pictures_of(name, group, run), networks_of(name, group, run)
             if figures is not None:
                 for picture in (*drawn, *graphs):
                     save(picture, figures)
-            sections.append(_section(name, group, drawn, graphs, results.runs.get(name, "")))
+            sections.append(_section(name, run, group, drawn, graphs, results.commands.get(run, "")))
     environment = Environment(autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
     page = template.render(
@@ -94,29 +92,33 @@ def tables_as_markdown(folder: Path) -> str:
     results = Results(folder)
     parts = []
     for name, experiment in EXPERIMENTS.items():
-        for group in families([row for row in results.rows if row["experiment"] == name]):
-            parts.append(f"## {experiment.title} ({group[0]['protocol']} protocol)\n\n    {results.runs.get(name, '')}")
+        for run, group in _runs(name, results.rows):
+            title = f"## {experiment.title} ({group[0]['protocol']} protocol)"
+            parts.append(f"{title}\n\n    {results.commands.get(run, '')}")
             parts += [f"### {table.title}\n\n{table.markdown()}\n\n{table.note}" for table in tables_of(name, group)]
     return "\n\n".join(parts) + "\n"
 
 
-def _protocol_name(row: Row) -> str:
-    quick = "-quick" if row["max_rounds"] < 1500 else ""
-    return f"{row['protocol']}{quick}-{row['seed']}"
+def _runs(name: str, rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Divide an experiment's rows into runs: what may share a table."""
+    runs: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["experiment"] == name:
+            runs.setdefault(run_of(row), []).append(row)
+    return sorted(runs.items())
 
 
 def _section(
-    name: str, rows: Sequence[Row], drawn: Sequence[Picture], graphs: Sequence[Picture], command: str
+    name: str, run: str, rows: Sequence[Row], drawn: Sequence[Picture], graphs: Sequence[Picture], command: str
 ) -> Section:
     experiment = EXPERIMENTS[name]
     protocol = rows[0]["protocol"]
-    anchor = f"{name}-{_protocol_name(rows[0])}"
     tables = tables_of(name, rows)
     if name in ("table", "imbalanced"):
         tables = [*tables, traffic_table(rows)]
-    quick = ", quick" if rows[0]["max_rounds"] < 1500 else ""
+    quick = ", quick" if is_quick(rows[0]) else ""
     return Section(
-        anchor,
+        run,
         f"{experiment.title} ({protocol} protocol{quick})",
         experiment.about,
         command,

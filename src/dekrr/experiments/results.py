@@ -18,7 +18,7 @@ from ..errors import DataError
 from .fits import versions
 from .tasks import Task
 
-RESULTS, TIMINGS, RUNS = "results.parquet", "timings.parquet", "runs.json"
+RESULTS, TIMINGS, COMMANDS = "results.parquet", "timings.parquet", "commands.json"
 
 _TEXT, _WHOLE, _NUMBER = "string", "int64", "double"
 _COLUMNS: dict[str, str] = {
@@ -66,19 +66,19 @@ class Results:
         """All rows, in order, each with the `seconds` that its fit took (None where that is not known)."""
         return [{**self._rows[task], "seconds": self._seconds.get(task)} for task in sorted(self._rows)]
 
-    def waiting(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return the tasks that are not done; one that another experiment has done is taken over from there."""
-        done = {task.key: task for task, row in self._rows.items() if self._is_current(row)}
-        waiting = []
+    def take_over(self, tasks: Iterable[Task]) -> None:
+        """Give tasks that another experiment has done, and only those, their rows from there."""
+        done = {_identity(task): task for task, row in self._rows.items() if self._is_current(row)}
         for task in tasks:
-            twin = done.get(task.key)
-            if twin is None or (task.experiment == "convergence") != (twin.experiment == "convergence"):
-                waiting.append(task)
-            elif task != twin and task not in self._rows:
+            twin = done.get(_identity(task), task)
+            if twin != task and task not in self._rows:
                 self._rows[task] = {**self._rows[twin], "experiment": task.experiment}
                 if twin in self._seconds:
                     self._seconds[task] = self._seconds[twin]
-        return waiting
+
+    def waiting(self, tasks: Iterable[Task]) -> list[Task]:
+        """Return the tasks that are not done, or were done by other versions."""
+        return [task for task in tasks if task not in self._rows or not self._is_current(self._rows[task])]
 
     def _is_current(self, row: dict[str, Any]) -> bool:
         return all(row[name] == value for name, value in self._versions.items())
@@ -103,16 +103,21 @@ class Results:
         _write(self.folder / TIMINGS, timings, {**kinds, "seconds": _NUMBER})
 
     @property
-    def runs(self) -> dict[str, str]:
-        """The last command of each experiment."""
-        path = self.folder / RUNS
+    def commands(self) -> dict[str, str]:
+        """The last command of each run, by its name; see `dekrr.experiments.plans.run_name`."""
+        path = self.folder / COMMANDS
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def note_run(self, experiment: str, command: str) -> None:
-        """Remember the command of an experiment, for the report."""
+    def note_command(self, run: str, command: str) -> None:
+        """Remember the command of a run, for the report."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        runs = dict(sorted({**self.runs, experiment: command}.items()))
-        _replace(self.folder / RUNS, json.dumps(runs, indent=1).encode() + b"\n")
+        commands = dict(sorted({**self.commands, run: command}.items()))
+        _replace(self.folder / COMMANDS, json.dumps(commands, indent=1).encode() + b"\n")
+
+
+def _identity(task: Task) -> tuple[Any, ...]:
+    """Return what two tasks must share to have the same row: only convergence has curves in it."""
+    return (task.experiment == "convergence", *task.key)
 
 
 def task_of(row: dict[str, Any]) -> Task:

@@ -40,8 +40,9 @@ def execute(
         Called with each task done and the number that waits.
     """
     with _alone(results.folder):
-        waiting = results.waiting(tasks)
+        results.take_over(tasks)
         results.save()
+        waiting = results.waiting(tasks)
         left = len(waiting)
         for task, row, seconds in _in_parallel(waiting, directory, jobs):
             results.add(task, row, seconds)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -425,9 +424,3 @@ _TABLES: Mapping[str, Callable[[Sequence[Row]], Iterator[Table]]] = {
 def tables_of(experiment: str, rows: Sequence[Row]) -> list[Table]:
     """Return the tables of one experiment's rows."""
     return list(_TABLES[experiment](rows)) if rows else []
-
-
-def families(rows: Sequence[Row]) -> list[list[Row]]:
-    """Divide rows into those that may share a table: one protocol, one seed, all rows or a part of them."""
-    key = lambda row: (row["protocol"], row["seed"], row["max_rounds"])  # noqa: E731
-    return [list(group) for _, group in groupby(sorted(rows, key=key), key=key)]
