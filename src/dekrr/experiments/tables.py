@@ -190,12 +190,13 @@ def _published(rows: Sequence[Row]) -> Table:
                 Cell(str(ours)),
             ]
             lines.append(cells)
+    other = "" if rows[0]["protocol"] == "paper" else " The settings here are not the paper's: expect other figures."
     return Table(
         "Published, the authors' files, and ours",
         ["data", "D", "method", "paper", "authors' files", "here"],
         lines,
         "Own RSE. Marked where it differs from ours by more than two (combined) standard errors. The paper gives "
-        f"three digits and no spread; the authors' files have mean and spread of ten repetitions. {_settings(rows)}",
+        f"three digits and no spread; the authors' files have mean and spread of ten repetitions.{other} {_settings(rows)}",
         n_labels=3,
     )
 
