@@ -149,19 +149,28 @@ def _lines_against_features(rows: Sequence[Row], metric: str, title: str) -> Pan
             look = _look(group[0])
             axes.plot(sizes, means, marker=_MARKERS.get(group[0]["method"], "o"), markersize=4, **look)
             axes.fill_between(sizes, means - spreads, means + spreads, color=look["color"], alpha=0.15, linewidth=0)
+            if metric == "own":
+                _draw_authors(axes, group, look["color"])
         axes.set(title=title, xlabel="features per site (mean D)", ylabel=f"test RSE, {metric}")
         _legend(axes)
 
     return Panel(f"{title}: test RSE ({metric}) against the number of features, a line per method", draw)
 
 
+def _draw_authors(axes: Any, rows: Sequence[Row], colour: str) -> None:
+    """Add the authors' own means and standard deviations, where their files have them."""
+    theirs = {r["n_features"]: (r["authors_rse"], r["authors_std"]) for r in rows if r["authors_rse"] is not None}
+    if theirs:
+        means, spreads = zip(*theirs.values(), strict=True)
+        label = f"{rows[0]['method']}, the authors'"
+        axes.errorbar(list(theirs), means, spreads, fmt="x", color=colour, markersize=6, linewidth=0.9, label=label)
+
+
 def against_features(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
     """Give RSE against D: a panel per data set, a figure per metric."""
     for metric in METRICS:
         panels = [_lines_against_features(group, metric, title_of(data)) for data, group in _by_data(rows)]
-        caption = (
-            f"Test RSE ({metric}) against the features per site: mean over repetitions, band of one standard deviation."
-        )
+        caption = f"Test RSE ({metric}) against the features per site: mean and band of one standard deviation."
         size = (4.4, 3.8) if rows[0]["partition"] == "imbalanced" else (4.4, 3.2)
         yield Picture(_name(name, metric), caption, panels, size)
 

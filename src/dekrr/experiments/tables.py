@@ -196,7 +196,8 @@ def _published(rows: Sequence[Row]) -> Table:
         ["data", "D", "method", "paper", "authors' files", "here"],
         lines,
         "Own RSE. Marked where it differs from ours by more than two (combined) standard errors. The paper gives "
-        f"three digits and no spread; the authors' files have mean and spread of ten repetitions.{other} {_settings(rows)}",
+        "three digits and no spread; the authors' files have mean and spread of ten repetitions."
+        f"{other} {_settings(rows)}",
         n_labels=3,
     )
 
