@@ -9,8 +9,11 @@ from rich.console import Console
 from sklearn.exceptions import ConvergenceWarning
 
 from ..errors import DekrrError
+from .data import data
 from .demo import demo
 from .models import fit, predict
+from .report import report
+from .reproduce import reproduce
 
 app = typer.Typer(
     help="Kernel ridge regression across sites that cannot pool their data.",
@@ -22,6 +25,9 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(fit)
 app.command()(predict)
+app.command()(report)
+app.add_typer(data, name="data")
+app.add_typer(reproduce, name="reproduce")
 
 
 def _show_version(asked: bool) -> None:

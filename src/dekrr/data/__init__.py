@@ -1,7 +1,29 @@
 """Data to try dekrr on: made up, or read from files, and ways to divide it over sites."""
 
-from .files import load, read_table
-from .partitions import by_response, halves
+from .catalogue import CATALOGUE
+from .fetching import fetch
+from .files import Dataset, load, read_table
+from .partitions import by_column, by_norm, by_response, dirichlet, halves, iid, imbalanced, partition
+from .pictures import draw_sites
+from .splits import Split, authors_split
 from .synthetic import make_sites
 
-__all__ = ["by_response", "halves", "load", "make_sites", "read_table"]
+__all__ = [
+    "CATALOGUE",
+    "Dataset",
+    "Split",
+    "authors_split",
+    "by_column",
+    "by_norm",
+    "by_response",
+    "dirichlet",
+    "draw_sites",
+    "fetch",
+    "halves",
+    "iid",
+    "imbalanced",
+    "load",
+    "make_sites",
+    "partition",
+    "read_table",
+]

@@ -1,6 +1,8 @@
-"""Tables in files: CSV or Parquet, and the data sets of the paper by name."""
+"""Tables in files: CSV or Parquet, and the data sets of the catalogue by name."""
 
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +10,39 @@ import numpy as np
 
 from ..errors import DataError
 from ..types import Array
+from .catalogue import CATALOGUE, Entry
 
 ENVIRONMENT_VARIABLE = "DEKRR_DATA"
+RESPONSE, SITE = "y", "node"
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Rows and responses of a data set, with names; ``X, y = dataset`` takes it apart.
+
+    Parameters
+    ----------
+    name : str
+    X : ndarray of shape (n_rows, n_columns)
+    y : ndarray of shape (n_rows,)
+    columns : tuple of str
+    sites : ndarray of shape (n_rows,) or None
+        The site of each row, where the data has sites of its own.
+    """
+
+    name: str
+    X: Array
+    y: Array
+    columns: tuple[str, ...]
+    sites: np.ndarray | None = None
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter((self.X, self.y))
 
 
 def read_table(path: str | os.PathLike[str]) -> Any:
     """Return the table in a CSV (or .csv.gz, .tsv) or Parquet file as a pandas DataFrame."""
-    try:
-        import pandas as pd
-    except ImportError:
-        raise ImportError("reading tables needs pandas and pyarrow: pip install 'dekrr[cli]'") from None
+    pd = import_pandas()
     path = Path(path)
     if not path.exists():
         raise DataError(f"{path} does not exist")
@@ -29,28 +54,113 @@ def read_table(path: str | os.PathLike[str]) -> Any:
         raise DataError(f"{path} cannot be read as a table: {error}") from None
 
 
-def load(name: str, directory: str | os.PathLike[str] | None = None) -> tuple[Array, Array]:
-    """Return the rows and responses of a data set in `directory`.
+def import_pandas() -> Any:
+    """Return the module pandas, or raise an ImportError that says how to get it."""
+    try:
+        import pandas as pd
+    except ImportError:
+        raise ImportError("reading tables needs pandas and pyarrow: pip install 'dekrr[cli]'") from None
+    return pd
+
+
+def data_directory(directory: str | os.PathLike[str] | None, wanted: str) -> Path:
+    """Return `directory`, or what ``DEKRR_DATA`` says, or raise an error that says how to give one."""
+    given = directory or os.environ.get(ENVIRONMENT_VARIABLE)
+    if not given:
+        raise DataError(f"where is {wanted}? Give a directory, or set the environment variable {ENVIRONMENT_VARIABLE}")
+    if not Path(given).is_dir():
+        raise DataError(f"the data directory {given} does not exist, so {wanted} cannot be read from it")
+    return Path(given)
+
+
+def load(name: str, directory: str | os.PathLike[str] | None = None) -> Dataset:
+    """Return a data set in `directory`.
 
     Parameters
     ----------
     name : str
-        The file's name without ``.parquet``; its last column but `node` is the response `y`.
+        The name of a file without ``.parquet``, with the response in a column `y` and, where the data has sites
+        of its own, the site in a column `node`; or a name of `CATALOGUE` whose original archive, or its
+        unpacked files, are there.
     directory : path-like, optional
         The environment variable ``DEKRR_DATA`` by default.
 
-    Returns
-    -------
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,)
+    Examples
+    --------
+    >>> import tempfile, pandas as pd
+    >>> folder = tempfile.mkdtemp()
+    >>> pd.DataFrame({"depth": [1.0, 2.0], "y": [0.5, 0.7]}).to_parquet(f"{folder}/wells.parquet")
+    >>> X, y = load("wells", folder)
+    >>> X.shape, load("wells", folder).columns
+    ((2, 1), ('depth',))
     """
-    directory = directory or os.environ.get(ENVIRONMENT_VARIABLE)
-    if not directory:
-        raise DataError(f"where is {name}? Give a directory, or set the environment variable {ENVIRONMENT_VARIABLE}")
-    path = Path(directory) / f"{name}.parquet"
-    if not path.exists():
-        there = ", ".join(sorted(file.stem for file in Path(directory).glob("*.parquet"))) or "no Parquet file"
-        raise DataError(f"{path} does not exist; in {directory} there is {there}")
+    folder = data_directory(directory, name)
+    path = folder / f"{name}.parquet"
+    if path.exists():
+        return _from_parquet(name, path)
+    entry = CATALOGUE.get(name)
+    if entry is not None and entry.members:
+        from .originals import read_original
+
+        dataset = read_original(name, entry, folder)
+        if dataset is not None:
+            return dataset
+    raise DataError(_missing(name, entry, folder))
+
+
+def require(name: str, directory: str | os.PathLike[str] | None = None) -> None:
+    """Raise the `DataError` that `load` would raise for want of a file, without reading one."""
+    folder = data_directory(directory, name)
+    entry = CATALOGUE.get(name)
+    originals = (entry.archive, *entry.members) if entry is not None and entry.members else ()
+    names = [f"{name}.parquet", *originals]
+    if not any(next(folder.rglob(pattern), None) for pattern in names if pattern):
+        raise DataError(_missing(name, entry, folder))
+
+
+def _from_parquet(name: str, path: Path) -> Dataset:
     table = read_table(path)
-    rows = table.drop(columns=["y", "node"], errors="ignore")
-    return rows.to_numpy(dtype=np.float64), table["y"].to_numpy(dtype=np.float64)
+    if RESPONSE not in table.columns:
+        raise DataError(f"{path} has no column {RESPONSE!r} for the response; it has {', '.join(table.columns)}")
+    rows = table.drop(columns=[RESPONSE, SITE], errors="ignore")
+    sites = _site_names(name, table[SITE].to_numpy()) if SITE in table.columns else None
+    return Dataset(
+        name,
+        rows.to_numpy(dtype=np.float64),
+        table[RESPONSE].to_numpy(dtype=np.float64),
+        tuple(map(str, rows.columns)),
+        sites,
+    )
+
+
+def _site_names(name: str, numbers: np.ndarray) -> np.ndarray:
+    names = CATALOGUE[name].sites if name in CATALOGUE else ()
+    return np.array(names)[numbers] if names and numbers.dtype.kind in "iu" else numbers
+
+
+def _missing(name: str, entry: Entry | None, folder: Path) -> str:
+    there = ", ".join(sorted(file.stem for file in folder.glob("*.parquet"))) or "no Parquet file"
+    if entry is None:
+        return f"{folder} has no {name}.parquet (it has {there}), and {name!r} is no name of the catalogue"
+    if not entry.url:
+        return f"{folder} has no {name}.parquet (it has {there}); {entry.note}"
+    return (
+        f"{folder} has neither {name}.parquet (it has {there}) nor the original, "
+        f"{entry.archive} or {entry.members[0]}. "
+        f"With a network: dekrr data fetch {name}. Without: put {entry.url} there"
+    )
+
+
+def check(dataset: Dataset) -> None:
+    """Raise a `DataError` where a data set of the catalogue is not the one that its name promises."""
+    entry = CATALOGUE[dataset.name]
+    shape, wanted = dataset.X.shape, (entry.n_rows, entry.n_columns)
+    known_exactly = entry.means is not None
+    if shape[1] != wanted[1] or abs(shape[0] - wanted[0]) > (0 if known_exactly else 0.01 * wanted[0]):
+        raise DataError(f"{dataset.name} has {shape[0]} rows and {shape[1]} columns where {wanted} are known")
+    if not (np.isfinite(dataset.X).all() and np.isfinite(dataset.y).all()):
+        raise DataError(f"{dataset.name} has missing or infinite values")
+    if entry.means is not None:
+        means = float(dataset.y.mean()), float(np.abs(dataset.X).mean())
+        if not np.allclose(means, entry.means, rtol=1e-3):
+            raise DataError(f"{dataset.name} has means {means} of y and |X| where {entry.means} are known")

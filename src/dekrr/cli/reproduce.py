@@ -1,0 +1,131 @@
+"""`dekrr reproduce`: the paper's tables and figures, redone."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..data.files import require
+from ..experiments.plans import EXPERIMENTS, Options, plan, run_name
+from ..experiments.results import Results, task_of
+from ..experiments.running import execute
+from ..experiments.tables import tables_of
+from ..experiments.tasks import PROTOCOLS, SPLITS
+from .tables import print_table
+
+reproduce = typer.Typer(help="Redo the paper's tables and figures.", no_args_is_help=True)
+
+Data = Annotated[
+    list[str] | None, typer.Option(help="A data set; give it again for more. The experiment's own if none.")
+]
+DataDir = Annotated[Path | None, typer.Option(envvar="DEKRR_DATA", help="Where the data sets are.")]
+Out = Annotated[Path, typer.Option(help="The folder for the results. What is there is not done again.")]
+Methods = Annotated[list[str] | None, typer.Option(help="A method; give it again for more. All if none.")]
+Repeats = Annotated[int | None, typer.Option(min=1, help="Repetitions; the experiment's own if left out.")]
+Jobs = Annotated[int, typer.Option(help="Fits at a time; -1 for one a processor.")]
+Protocol = Annotated[
+    str, typer.Option(help=f"{' or '.join(PROTOCOLS)}: settings tuned on training rows, or the paper's own.")
+]
+Splits = Annotated[
+    str, typer.Option(help=f"{' or '.join(SPLITS)}: whose division of rows over sites, where there is one.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the splits and of the features.")]
+Quick = Annotated[bool, typer.Option("--quick", help="2000 rows, half of the features, 2 repetitions: a taste.")]
+
+
+def _command(name: str, help_text: str) -> None:
+    @reproduce.command(name, help=help_text)
+    def command(
+        data: Data = None,
+        data_dir: DataDir = None,
+        out: Out = Path("results"),
+        method: Methods = None,
+        repeats: Repeats = None,
+        jobs: Jobs = -1,
+        protocol: Protocol = "honest",
+        splits: Splits = "own",
+        seed: Seed = 0,
+        quick: Quick = False,
+    ) -> None:
+        options = Options(
+            data=tuple(data or ()),
+            methods=tuple(method or ()),
+            repeats=repeats or 0,
+            protocol=protocol,
+            splits=splits,
+            seed=seed,
+            quick=quick,
+        )
+        names = list(EXPERIMENTS) if name == "all" else [name]
+        results = Results(out)
+        try:
+            for each in names:
+                run = run_name(each, protocol, quick=quick, seed=seed)
+                results.note_command(run, command_line(each, options))
+                _run(each, options, results, data_dir, jobs)
+        except KeyboardInterrupt:
+            Console(stderr=True).print(f"stopped; what is done is in {out}, and the same command goes on from there")
+            sys.exit(130)
+        Console().print(f"results: {results.folder}; pictures and tables in one page: dekrr report {out}")
+
+
+for _name, _experiment in EXPERIMENTS.items():
+    _command(_name, f"{_experiment.title}. {_experiment.about}")
+_command("all", "All of the above.")
+
+
+def command_line(name: str, options: Options) -> str:
+    """Return the command that does an experiment with these options.
+
+    Examples
+    --------
+    >>> command_line("table", Options(data=("houses",), protocol="paper", seed=3))
+    'dekrr reproduce table --data houses --protocol paper --seed 3'
+    """
+    words = ["dekrr", "reproduce", name]
+    for data in options.data:
+        words += ["--data", data]
+    for method in options.methods:
+        words += ["--method", method]
+    given: dict[str, Any] = {"repeats": options.repeats, "protocol": options.protocol, "splits": options.splits}
+    defaults = Options()
+    for key, value in {**given, "seed": options.seed}.items():
+        if value != getattr(defaults, key):
+            words += [f"--{key}", str(value)]
+    return shlex.join(words + (["--quick"] if options.quick else []))
+
+
+def _run(name: str, options: Options, results: Results, directory: Path | None, jobs: int) -> None:
+    tasks = plan(name, options, directory)
+    for data in dict.fromkeys(task.data for task in tasks if task.splits == "own"):
+        require(data, directory)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    results.take_over(tasks)
+    total = len(results.waiting(tasks))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(name, total=total)
+
+        def show(task: Any, left: int) -> None:
+            progress.update(bar, completed=total - left, description=f"{name} {task.data} {task.method}")
+
+        execute(tasks, results, directory=_plain(directory), jobs=jobs, after_each=show)
+    keys = set(tasks)
+    rows = [row for row in results.rows if task_of(row) in keys]
+    for table in tables_of(name, rows):
+        print_table(table, Console())
+
+
+def _plain(directory: Path | None) -> str | None:
+    return os.fspath(directory) if directory is not None else None

@@ -1,0 +1,145 @@
+"""Objective and error after every round, and the bytes sent until then.
+
+The node procedures are run as the estimators run them, with their paths kept and the network's bytes noted
+after every exchange.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from sklearn.utils import check_random_state
+
+from ..estimators import AllReduceRegressor
+from ..messages import AnyMessage
+from ..metrics import rse
+from ..networks.local import LocalNetwork
+from ..protocols import dekrr, dkla
+from ..protocols.outcome import Outcome
+from ..protocols.site import Outbox, Site
+from ..types import Array
+from .methods import METHODS, make_estimator, selectors_of
+from .problems import Problem
+from .tasks import Task
+from .tuning import ring_neighbors
+
+_DENSE, _SPARSE = 150, 60
+
+
+class MeteredNetwork(LocalNetwork):
+    """A local network that notes the bytes sent so far after every exchange."""
+
+    def __init__(self, neighbors: Mapping[str, Any]) -> None:
+        super().__init__(neighbors)
+        self.bytes_after: list[int] = []
+
+    def _carry(self, outboxes: Mapping[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
+        inboxes = super()._carry(outboxes)
+        if outboxes:
+            self.bytes_after.append(self.traffic.total_bytes)
+        return inboxes
+
+
+def recorded_rounds(n_rounds: int) -> np.ndarray:
+    """Return the rounds to record: all of the first, then ever fewer, and the last.
+
+    Examples
+    --------
+    >>> rounds = recorded_rounds(1500)
+    >>> rounds[:3].tolist(), rounds[-1], len(rounds)
+    ([0, 1, 2], np.int64(1500), 211)
+    """
+    dense = np.arange(min(n_rounds, _DENSE) + 1)
+    sparse = np.round(np.geomspace(_DENSE, max(n_rounds, _DENSE), _SPARSE + 1)).astype(int)
+    return np.unique(np.concatenate([dense, sparse[sparse <= n_rounds], [n_rounds]]))
+
+
+def curves_of(task: Task, problem: Problem, consensus: float | None) -> dict[str, Any]:
+    """Return the columns of a fit's curves, at `recorded_rounds`.
+
+    Parameters
+    ----------
+    task : Task
+        Of any method but AllReduce, which has no rounds.
+    problem : Problem
+    consensus : float or None
+        The weight c, for methods that have one.
+    """
+    regressor = make_estimator(task, problem, consensus)
+    if isinstance(regressor, AllReduceRegressor):
+        return {}
+    split = problem.split
+    network, outcomes = _run(task, problem, regressor)
+    rounds = outcomes[0].rounds
+    shown = recorded_rounds(rounds)
+    objective = np.sum([outcome.objective_shares for outcome in outcomes], axis=0)
+    own_error, union_error = [], []
+    features = [outcome.feature_map(split.X_test) for outcome in outcomes]
+    groups = _members(task, problem)
+    rows = np.arange(len(split.y_test))
+    for k in shown:
+        each = np.array([z @ outcome.path[k] for z, outcome in zip(features, outcomes, strict=True)])
+        predictions = np.array([each[group].mean(axis=0) for group in groups])
+        own_error.append(rse(split.y_test, predictions[split.test_sites, rows]))
+        union_error.append(float(np.mean([rse(split.y_test, prediction) for prediction in predictions])))
+    n_exchanges = len(network.bytes_after)
+    setup = n_exchanges - rounds - (1 if consensus is not None else 0)
+    return {
+        "curve_round": shown.tolist(),
+        "curve_bytes": [network.bytes_after[setup + k - 1] for k in shown.tolist()],
+        "curve_objective": objective[shown].tolist(),
+        "curve_own_rse": own_error,
+        "curve_union_rse": union_error,
+        "best_objective": _best(task, problem, consensus),
+    }
+
+
+def _run(task: Task, problem: Problem, regressor: Any) -> tuple[MeteredNetwork, list[Outcome]]:
+    neighbors = ring_neighbors(problem.split)
+    names = list(map(str, range(len(neighbors))))
+    network = MeteredNetwork({names[j]: [names[p] for p in neighbors[j]] for j in range(len(names))})
+    seed = int(check_random_state(regressor.random_state).randint(np.iinfo(np.int32).max))
+    procedures = {}
+    consensus_free = not METHODS[task.method].has_consensus
+    for j, (name, selector) in enumerate(zip(names, selectors_of(task, problem), strict=True)):
+        rows = problem.split.sites == j
+        around = tuple(names[p] for p in neighbors[j])
+        site = Site(name, around, problem.split.X[rows], problem.split.y[rows], seed=seed)
+        common = {"alpha": problem.alpha, "tol": 0.0, "max_rounds": task.max_rounds, "scale": None, "min_rows": 1}
+        if consensus_free:
+            censoring = {
+                key: getattr(regressor, key) for key in ("censor_start", "censor_decay") if task.method == "COKE"
+            }
+            chooser = None if regressor.selecting_site is None else names[regressor.selecting_site]
+            settings = dkla.Settings(**common, **censoring, selecting_site=chooser)  # type: ignore[arg-type]
+            procedures[name] = dkla.train(site, selector, settings, keep_path=True)
+        else:
+            own = dekrr.Settings(
+                **common,  # type: ignore[arg-type]
+                consensus=regressor.consensus,
+                solver=regressor.solver,
+                self_penalty=regressor.self_penalty,
+            )
+            procedures[name] = dekrr.train(site, selector, own, keep_path=True)
+    outcomes = network.run(procedures)
+    return network, [outcomes[name] for name in names]
+
+
+def _members(task: Task, problem: Problem) -> list[list[int]]:
+    """Return the sites whose models each site averages."""
+    neighbors = ring_neighbors(problem.split)
+    wide = METHODS[task.method].settings.get("prediction") == "neighborhood"
+    return [[j, *around] if wide else [j] for j, around in enumerate(neighbors)]
+
+
+def _best(task: Task, problem: Problem, consensus: float | None) -> float:
+    """Return the objective's minimum: exact for shared features, to 1e-12 of the residual for the others."""
+    split = problem.split
+    best: Any = make_estimator(task, problem, consensus)
+    if consensus is None:
+        shared = set(AllReduceRegressor().get_params()) & set(best.get_params())
+        best = AllReduceRegressor(**{name: getattr(best, name) for name in sorted(shared)})
+    else:
+        best.set_params(solver="chebyshev", tol=1e-12, max_rounds=10000)
+    objective: Array = best.fit(split.X, split.y, sites=split.sites).objective_
+    return float(objective)

@@ -1,0 +1,114 @@
+"""From a task to its row of the results."""
+
+import os
+import platform
+import time
+import warnings
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from ..metrics import rse
+from ..model import Member
+from ..types import Array
+from .curves import curves_of
+from .methods import features_per_site, make_estimator, tuned_consensus
+from .problems import Problem, problem_of
+from .tasks import Task
+
+_DIGITS = 10
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result may depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in ("dekrr", "numpy", "scipy")}}
+
+
+def run(task: Task, directory: str | os.PathLike[str] | None = None) -> tuple[dict[str, Any], float]:
+    """Return the row of a task, and how many seconds its fit took, tuning left out.
+
+    The row depends on the task, the data and the versions only: one thread, seeds from the task, and figures
+    rounded to ten digits.
+    """
+    with threadpool_limits(limits=1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        problem = problem_of(task, directory)
+        consensus = tuned_consensus(task, problem)
+        start = time.perf_counter()
+        regressor = make_estimator(task, problem, consensus)
+        regressor.fit(problem.split.X, problem.split.y, sites=problem.split.sites)
+        seconds = time.perf_counter() - start
+        row = {
+            **msgspec.structs.asdict(task),
+            "sigma": problem.sigma,
+            "alpha": problem.alpha,
+            "consensus": consensus,
+            **_outcome(regressor, problem),
+            "site_features": features_per_site(task, problem),
+            **_authors(task, problem),
+            **(curves_of(task, problem, consensus) if task.experiment == "convergence" else {}),
+            **versions(),
+        }
+    return _rounded(row), seconds
+
+
+def _outcome(regressor: Any, problem: Problem) -> dict[str, Any]:
+    split = problem.split
+    n_sites = split.n_sites
+    predictions = _all_predictions(regressor, split.X_test, n_sites)
+    own = predictions[split.test_sites, np.arange(len(split.y_test))]
+    at = [split.test_sites == j for j in range(n_sites)]
+    edges = sorted({tuple(sorted(edge)) for edge in regressor.traffic_.bytes})
+    sent = regressor.traffic_.bytes
+    return {
+        "n_train": len(split.y),
+        "n_test": len(split.y_test),
+        "own_rse": rse(split.y_test, own),
+        "union_rse": float(np.mean([rse(split.y_test, prediction) for prediction in predictions])),
+        "own_mse": float(np.mean((own - split.y_test) ** 2)),
+        "union_mse": float(np.mean((predictions - split.y_test) ** 2)),
+        "objective": regressor.objective_,
+        "rounds": regressor.n_rounds_,
+        "bytes": regressor.traffic_.total_bytes,
+        "site_rows": np.bincount(split.sites, minlength=n_sites).tolist(),
+        "site_rse": [rse(split.y_test[rows], own[rows]) for rows in at],
+        "site_mse": [float(np.mean((own[rows] - split.y_test[rows]) ** 2)) for rows in at],
+        "site_union_rse": [rse(split.y_test, prediction) for prediction in predictions],
+        "edge_from": [a for a, _ in edges],
+        "edge_to": [b for _, b in edges],
+        "edge_bytes": [sent[a, b] + sent[b, a] for a, b in edges],
+    }
+
+
+def _all_predictions(regressor: Any, X: Array, n_sites: int) -> Array:
+    """Return every site's prediction of every row, shape (n_sites, n_rows); a model held by many is used once."""
+    known: dict[tuple[bytes, bytes], Array] = {}
+
+    def predict(member: Member) -> Array:
+        key = member.feature_map.frequencies.tobytes(), member.coefficients.tobytes()
+        if key not in known:
+            known[key] = member.predict(X)
+        return known[key]
+
+    return np.array([np.mean([predict(m) for m in regressor.models_[j].members], axis=0) for j in range(n_sites)])
+
+
+def _authors(task: Task, problem: Problem) -> dict[str, Any]:
+    """Return the authors' own mean and standard deviation at this D, where their file has them."""
+    for n_features, mean, spread in problem.split.authors.get(task.method, []):
+        if n_features == task.n_features:
+            return {"authors_rse": mean, "authors_std": spread}
+    return {"authors_rse": None, "authors_std": None}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    return value

@@ -1,0 +1,126 @@
+"""The methods that the tables compare, each in one place."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..estimators import AllReduceRegressor, COKERegressor, DeKRRRegressor, DKLARegressor
+from ..selection import SELECTORS, Selector
+from .problems import Problem
+from .tasks import Task
+from .tuning import choose_consensus, cross_validate
+
+# The values of c that cross-validation chooses from. The authors' are often too large.
+CONSENSUS_GRIDS = {"paper": (0.5, 1.0, 2.0, 4.0, 8.0), "honest": (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)}
+
+
+@dataclass(frozen=True)
+class Method:
+    """How to make a method's estimator from a task and its problem.
+
+    Parameters
+    ----------
+    about : str
+        One line for the tables' notes.
+    estimator : type
+    settings : mapping
+        Keywords of the estimator, beside those that the task and the problem give.
+    has_consensus : bool
+        Whether the method has a weight c to choose.
+    """
+
+    about: str
+    estimator: Callable[..., Any]
+    settings: Mapping[str, Any]
+    has_consensus: bool = False
+
+
+METHODS: Mapping[str, Method] = {
+    "DKLA": Method(
+        "shared plain features, consensus on coefficients by ADMM, 1500 rounds",
+        DKLARegressor,
+        {"features": "plain", "tol": 0.0},
+    ),
+    "DKLA-DDRF": Method(
+        "DKLA with the energy features of one site, another one in each repetition, sent to all",
+        DKLARegressor,
+        {"features": "energy", "tol": 0.0},
+    ),
+    "DeKRR-DDRF": Method(
+        "the paper's: energy features of each site's own, consensus on predictions",
+        DeKRRRegressor,
+        {"features": "energy"},
+        has_consensus=True,
+    ),
+    "ours": Method(
+        "greedy features of each site's own, predictions by the mean over a site's neighbourhood",
+        DeKRRRegressor,
+        {"features": "greedy", "prediction": "neighborhood"},
+        has_consensus=True,
+    ),
+    "COKE": Method(
+        "DKLA that leaves out messages that change little", COKERegressor, {"features": "plain", "tol": 0.0}
+    ),
+    "AllReduce": Method("shared plain features, exact sums over a tree", AllReduceRegressor, {"features": "plain"}),
+}
+PAPER_METHODS = ("DKLA", "DKLA-DDRF", "DeKRR-DDRF")
+TABLE_METHODS = (*PAPER_METHODS, "ours")
+
+
+def features_per_site(task: Task, problem: Problem) -> list[int]:
+    """Return how many features each site gets: equal, or in proportion to the root of its rows."""
+    counts = np.bincount(problem.split.sites)
+    if task.allocation == "equal":
+        return [task.n_features] * len(counts)
+    roots = np.sqrt(counts)
+    sizes = np.round(task.n_features * len(counts) * roots / roots.sum())
+    return [max(1, int(size)) for size in sizes]
+
+
+def selectors_of(task: Task, problem: Problem) -> list[Selector]:
+    """Return each site's selector."""
+    name = METHODS[task.method].settings["features"]
+    return [SELECTORS[name](size, sigma=problem.sigma) for size in features_per_site(task, problem)]
+
+
+def tuned_consensus(task: Task, problem: Problem) -> float | None:
+    """Return c by 5-fold cross-validation on the training rows; None for a method without c."""
+    method = METHODS[task.method]
+    if not method.has_consensus:
+        return None
+    errors = cross_validate(
+        problem.split,
+        selectors_of(task, problem),
+        CONSENSUS_GRIDS[task.protocol],
+        alpha=problem.alpha,
+        prediction=method.settings.get("prediction", "own"),
+        shuffle=task.protocol == "honest",
+        random_state=task.run_seed,
+    )
+    return choose_consensus(errors)
+
+
+def make_estimator(task: Task, problem: Problem, consensus: float | None) -> Any:
+    """Return the estimator of a task, ready to fit the problem's training rows."""
+    method = METHODS[task.method]
+    keywords: dict[str, Any] = {
+        **method.settings,
+        "n_features": task.n_features,
+        "sigma": problem.sigma,
+        "alpha": problem.alpha,
+        "n_neighbors": task.n_neighbors,
+        "scale": None,
+        "min_rows": 1,
+        "random_state": task.run_seed,
+    }
+    if method.estimator is not AllReduceRegressor:
+        keywords["max_rounds"] = task.max_rounds
+    if consensus is not None:
+        keywords |= {"consensus": consensus, "allocation": task.allocation}
+    if task.solver:
+        keywords["solver"] = task.solver
+    if task.method == "DKLA-DDRF" and task.partition != "imbalanced":
+        keywords["selecting_site"] = task.repetition % problem.split.n_sites
+    return method.estimator(**keywords)

@@ -1,0 +1,170 @@
+"""The results: one Parquet file, one row per fit, whole at every moment.
+
+The file is rewritten beside itself and put in its place after every fit, in an order that depends on the tasks
+alone. So it can be read while a run goes on, a killed run loses the fits under way and no others, and a run that
+was killed and started again ends with the same file as one that was not. Times are not reproducible and live in
+a second file.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import DataError
+from .fits import versions
+from .tasks import Task
+
+RESULTS, TIMINGS, COMMANDS = "results.parquet", "timings.parquet", "commands.json"
+
+_TEXT, _WHOLE, _NUMBER = "string", "int64", "double"
+_COLUMNS: dict[str, str] = {
+    **dict.fromkeys(("experiment", "data", "partition", "protocol", "splits"), _TEXT),
+    **dict.fromkeys(("n_sites", "n_neighbors"), _WHOLE),
+    "mix": _NUMBER,
+    **dict.fromkeys(("n_rows", "n_features"), _WHOLE),
+    **dict.fromkeys(("method", "solver", "allocation"), _TEXT),
+    **dict.fromkeys(("max_rounds", "repetition", "seed"), _WHOLE),
+    **dict.fromkeys(("sigma", "alpha", "consensus"), _NUMBER),
+    **dict.fromkeys(("n_train", "n_test"), _WHOLE),
+    **dict.fromkeys(("own_rse", "union_rse", "own_mse", "union_mse", "objective"), _NUMBER),
+    **dict.fromkeys(("rounds", "bytes"), _WHOLE),
+    **dict.fromkeys(("best_objective", "authors_rse", "authors_std"), _NUMBER),
+    **dict.fromkeys(("site_rows", "site_features"), f"list {_WHOLE}"),
+    **dict.fromkeys(("site_rse", "site_mse", "site_union_rse"), f"list {_NUMBER}"),
+    **dict.fromkeys(("edge_from", "edge_to", "edge_bytes"), f"list {_WHOLE}"),
+    **dict.fromkeys(("curve_round", "curve_bytes"), f"list {_WHOLE}"),
+    **dict.fromkeys(("curve_objective", "curve_own_rse", "curve_union_rse"), f"list {_NUMBER}"),
+    **dict.fromkeys(("python", "dekrr", "numpy", "scipy"), _TEXT),
+}
+
+
+class Results:
+    """The results in a folder.
+
+    Parameters
+    ----------
+    folder : path-like
+        Made if it is not there; what is in it is taken up.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._versions = versions()
+        self._rows: dict[Task, dict[str, Any]] = {}
+        self._seconds: dict[Task, float] = {}
+        for row in _read(self.folder / RESULTS):
+            self._rows[task_of(row)] = row
+        for row in _read(self.folder / TIMINGS):
+            self._seconds[task_of(row)] = row["seconds"]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, in order, each with the `seconds` that its fit took (None where that is not known)."""
+        return [{**self._rows[task], "seconds": self._seconds.get(task)} for task in sorted(self._rows)]
+
+    def take_over(self, tasks: Iterable[Task]) -> None:
+        """Give tasks that another experiment has done, and only those, their rows from there."""
+        done = {_identity(task): task for task, row in self._rows.items() if self._is_current(row)}
+        for task in tasks:
+            twin = done.get(_identity(task), task)
+            if twin != task and task not in self._rows:
+                self._rows[task] = {**self._rows[twin], "experiment": task.experiment}
+                if twin in self._seconds:
+                    self._seconds[task] = self._seconds[twin]
+
+    def waiting(self, tasks: Iterable[Task]) -> list[Task]:
+        """Return the tasks that are not done, or were done by other versions."""
+        return [task for task in tasks if task not in self._rows or not self._is_current(self._rows[task])]
+
+    def _is_current(self, row: dict[str, Any]) -> bool:
+        return all(row[name] == value for name, value in self._versions.items())
+
+    def add(self, task: Task, row: dict[str, Any], seconds: float) -> None:
+        """Take in the row of a task, and save."""
+        self._rows[task] = {name: row.get(name) for name in _COLUMNS}
+        self._seconds[task] = seconds
+        self.save()
+
+    def save(self) -> None:
+        """Put the files in their places."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        ordered = sorted(self._rows)
+        timings = [
+            {**msgspec.structs.asdict(task), "seconds": self._seconds[task]}
+            for task in ordered
+            if task in self._seconds
+        ]
+        _write(self.folder / RESULTS, [self._rows[task] for task in ordered], _COLUMNS)
+        kinds = {name: _COLUMNS[name] for name in Task.__struct_fields__}
+        _write(self.folder / TIMINGS, timings, {**kinds, "seconds": _NUMBER})
+
+    @property
+    def commands(self) -> dict[str, str]:
+        """The last command of each run, by its name; see `dekrr.experiments.plans.run_name`."""
+        path = self.folder / COMMANDS
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def note_command(self, run: str, command: str) -> None:
+        """Remember the command of a run, for the report."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        commands = dict(sorted({**self.commands, run: command}.items()))
+        _replace(self.folder / COMMANDS, json.dumps(commands, indent=1).encode() + b"\n")
+
+
+def _identity(task: Task) -> tuple[Any, ...]:
+    """Return what two tasks must share to have the same row: only convergence has curves in it."""
+    return (task.experiment == "convergence", *task.key)
+
+
+def task_of(row: dict[str, Any]) -> Task:
+    """Return the task whose row this is."""
+    return msgspec.convert({name: row[name] for name in Task.__struct_fields__}, Task)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError("results are Parquet files and need pyarrow: pip install 'dekrr[cli]'") from None
+    return pyarrow
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    pa = _pyarrow()
+    try:
+        # All of it in one go: a run may put a new file in its place at any moment.
+        rows: list[dict[str, Any]] = pa.parquet.read_table(pa.BufferReader(path.read_bytes())).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is damaged or no results: {error}; move it away to start afresh") from None
+    missing = [name for name in Task.__struct_fields__ if rows and name not in rows[0]]
+    if missing:
+        raise DataError(f"{path} has no columns {missing}: it is from another version; give another folder")
+    return rows
+
+
+def _write(path: Path, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+    pa = _pyarrow()
+    kinds = {_TEXT: pa.string(), _WHOLE: pa.int64(), _NUMBER: pa.float64()}
+    schema = pa.schema(
+        [
+            (name, pa.list_(kinds[kind.removeprefix("list ")]) if kind.startswith("list ") else kinds[kind])
+            for name, kind in columns.items()
+        ]
+    )
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
+    _replace(path, sink.getvalue().to_pybytes())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write beside `path` and take its place in one step."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)

@@ -1,0 +1,78 @@
+"""Fits done side by side, each kept as soon as it is done."""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from joblib import Parallel, delayed
+from joblib.parallel import get_active_backend
+
+from ..errors import SettingsError
+from .fits import run
+from .results import Results
+from .tasks import Task
+
+_Done = tuple[Task, dict[str, Any], float]
+
+
+def execute(
+    tasks: Sequence[Task],
+    results: Results,
+    *,
+    directory: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
+    after_each: Callable[[Task, int], None] = lambda task, waiting: None,
+) -> int:
+    """Do the tasks that `results` does not have yet, and return how many there were.
+
+    Parameters
+    ----------
+    tasks : sequence of Task
+    results : Results
+    directory : path-like, optional
+        Where the data is.
+    jobs : int
+        Fits at a time; the backend is joblib's, so that ``joblib.parallel_config`` can send them to a cluster.
+    after_each : callable
+        Called with each task done and the number that waits.
+    """
+    with _alone(results.folder):
+        results.take_over(tasks)
+        results.save()
+        waiting = results.waiting(tasks)
+        left = len(waiting)
+        for task, row, seconds in _in_parallel(waiting, directory, jobs):
+            results.add(task, row, seconds)
+            left -= 1
+            after_each(task, left)
+    return len(waiting)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a second run out of the folder; the lock goes with the process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(f"another run is writing to {folder}: wait for it, or give another folder") from None
+        yield
+
+
+def _in_parallel(tasks: Sequence[Task], directory: str | os.PathLike[str] | None, jobs: int) -> Iterator[_Done]:
+    calls = [delayed(_run)(task, directory) for task in tasks]
+    backend, _ = get_active_backend()
+    if backend.supports_return_generator:
+        yield from Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")(calls)
+        return
+    size = 4 * backend.effective_n_jobs(jobs)
+    for start in range(0, len(calls), size):
+        yield from Parallel(n_jobs=jobs, batch_size=1)(calls[start : start + size])
+
+
+def _run(task: Task, directory: str | os.PathLike[str] | None) -> _Done:
+    return (task, *run(task, directory))

@@ -1,0 +1,212 @@
+import re
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+
+from dekrr.errors import DataError
+from dekrr.experiments.pictures import INK, pictures_of, svg_of
+from dekrr.experiments.plans import EXPERIMENTS, Options, plan, run_name
+from dekrr.experiments.report import tables_as_markdown, traffic_table, write_report
+from dekrr.experiments.results import Results, task_of
+from dekrr.experiments.running import execute
+
+WIDTHS = {"phone": (390, 844), "desktop": (1280, 900)}
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Results of every experiment, from tiny fits of made-up data."""
+    folder = tmp_path_factory.mktemp("results")
+    rng = np.random.default_rng(0)
+    for name, d in (("houses", 8), ("airquality", 13)):
+        X = rng.uniform(size=(300, d))
+        y = np.sin(4 * X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.normal(size=300)
+        pd.DataFrame(X, columns=[f"x{i}" for i in range(d)]).assign(y=y).to_parquet(folder / f"{name}.parquet")
+    kept = Results(folder / "results")
+    for name in EXPERIMENTS:
+        options = Options(data=("houses", "airquality")[: 2 if name == "table" else 1], protocol="paper", quick=True)
+        small = {task: max(3, task.n_features // 8) for task in plan(name, options)}
+        tasks = [
+            msgspec.structs.replace(task, n_features=size, max_rounds=15, n_sites=min(task.n_sites, 10))
+            for task, size in small.items()
+            if task.repetition < 2
+        ]
+        execute(list(dict.fromkeys(tasks)), kept, directory=folder)
+        run = run_name(name, "paper", quick=True, seed=0)
+        kept.note_command(run, f"dekrr reproduce {name} --quick --protocol paper")
+    return kept.folder
+
+
+@pytest.fixture(scope="module")
+def page(results):
+    return write_report(results)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium here: install the package chromium to look at the page in a real browser")
+    playwright = pytest.importorskip("playwright.sync_api", reason="driving the browser needs playwright")
+    with playwright.sync_playwright() as driver:
+        launched = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield launched
+        launched.close()
+
+
+# The elements that hold text or pictures, and stick out of the window or of what holds them.
+STICKING_OUT = """() => {
+  const out = [];
+  const width = document.documentElement.clientWidth;
+  for (const element of document.querySelectorAll("body *:not(svg *):not(script):not(style)")) {
+    const box = element.getBoundingClientRect();
+    if (box.width && (box.left < -0.5 || box.right > width + 0.5)) out.push(element.tagName + " " + element.className);
+    if (element.clientWidth && element.scrollWidth > element.clientWidth + 1) out.push("scrolls: " + element.tagName);
+  }
+  return out;
+}"""
+
+# Drawn elements of a figure that lie outside its frame.
+OUTSIDE_THEIR_FIGURE = """() => {
+  const out = [];
+  for (const svg of document.querySelectorAll("svg")) {
+    const frame = svg.getBoundingClientRect();
+    for (const text of svg.querySelectorAll("g[id*='text_']")) {
+      const box = text.getBoundingClientRect();
+      if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1
+          || box.bottom > frame.bottom + 1) out.push(svg.parentElement.getAttribute("aria-label"));
+    }
+  }
+  return out;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_in_a_browser(page, browser, width, scheme):
+    tab = browser.new_page(
+        viewport=dict(zip(("width", "height"), WIDTHS[width], strict=True)), color_scheme=scheme, offline=True
+    )
+    complaints, requests = [], []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.goto(page.as_uri())
+
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+    assert tab.evaluate(STICKING_OUT) == []
+    assert tab.evaluate(OUTSIDE_THEIR_FIGURE) == []
+    for experiment in EXPERIMENTS.values():
+        assert tab.get_by_role("heading", name=experiment.title, exact=False).first.is_visible()
+    figures = tab.locator("figure svg")
+    assert figures.count() >= 18
+    assert all(figures.nth(i).bounding_box()["width"] > 200 for i in range(figures.count()))
+    assert tab.locator("table").count() >= 12
+    assert tab.get_by_text("Houses").first.is_visible()
+    assert tab.locator("td.best").count() > 4
+    paper, ink = (tab.evaluate(f"getComputedStyle(document.body).{what}") for what in ("backgroundColor", "color"))
+    assert (brightness(paper) > brightness(ink)) == (scheme == "light")
+    drawn_in = tab.evaluate("getComputedStyle(document.querySelector('figure svg g[id*=text_] g')).fill")
+    assert drawn_in == ink
+    tab.close()
+
+
+def brightness(colour):
+    return sum(map(int, re.findall(r"\d+", colour)[:3]))
+
+
+def test_the_copy_button_copies_the_command(page, browser):
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    tab = context.new_page()
+    tab.goto(page.as_uri())
+    button = tab.get_by_role("button", name="Copy").first
+    command = tab.locator(".command code").first.inner_text()
+    button.click()
+    tab.get_by_role("button", name="Copied").wait_for(timeout=5000)
+    assert command.startswith("dekrr reproduce table")
+    assert tab.evaluate("navigator.clipboard.readText()") == command
+    context.close()
+
+
+def test_the_page_prints(page, browser, tmp_path):
+    tab = browser.new_page()
+    tab.goto(page.as_uri())
+    tab.emulate_media(media="print")
+    assert not tab.get_by_role("button", name="Copy").first.is_visible()
+    tab.pdf(path=tmp_path / "page.pdf", format="A4")
+    assert (tmp_path / "page.pdf").stat().st_size > 50_000
+    tab.close()
+
+
+def test_the_page_needs_nothing_else(page):
+    text = page.read_text()
+    assert re.findall(r"""(?:src|href)=["'](?!#|data:)[^"']+""", re.sub(r"xlink:href", "href", text)) == []
+    assert "@import" not in text
+    assert re.findall(r"url\((?!#)", text) == []
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    targets = set(re.findall(r'href="#([^"]+)"', text)) | set(re.findall(r"url\(#([^)]+)\)", text))
+    assert targets <= set(ids)
+
+
+def test_the_page_says_how_it_came_about(page, results):
+    text = page.read_text()
+    for name in EXPERIMENTS:
+        assert f"dekrr reproduce {name} --quick --protocol paper" in text
+    for row in Results(results).rows[:1]:
+        assert row["numpy"] in text
+
+
+def test_figures_for_papers(results, tmp_path):
+    few = Results(tmp_path)
+    for row in Results(results).rows:
+        if row["experiment"] == "table" and row["data"] == "houses":
+            few.add(task_of(row), row, 0.1)
+    write_report(tmp_path, tmp_path / "page.html", figures=tmp_path / "figures")
+    kinds = {kind: {path.stem for path in (tmp_path / "figures").glob(f"*.{kind}")} for kind in ("png", "pdf", "svg")}
+    assert kinds["png"] == kinds["pdf"] == kinds["svg"] == {"table-paper-quick-0", "table-paper-quick-0-network"}
+
+
+def test_figures_take_the_pages_colour(results):
+    rows = [row for row in Results(results).rows if row["experiment"] == "table"]
+    picture = pictures_of("table", rows, "x")[0]
+    svg = svg_of(picture.panels[0], picture.size, "x")
+    assert INK not in svg
+    assert "currentColor" in svg
+    assert svg_of(picture.panels[0], picture.size, "x") == svg
+
+
+def test_traffic_adds_up(results):
+    rows = [r for r in Results(results).rows if r["experiment"] == "table" and r["method"] == "ours"]
+    for row in rows:
+        assert sum(row["edge_bytes"]) == row["bytes"]
+    (first, *_) = traffic_table([row for row in rows if row["data"] == "houses"]).rows
+    assert first[2].text == "ours"
+
+
+def test_no_results_say_so(tmp_path):
+    with pytest.raises(DataError, match="dekrr reproduce table"):
+        write_report(Path(tmp_path))
+
+
+def test_tables_as_markdown(results):
+    text = tables_as_markdown(results)
+    for name, experiment in EXPERIMENTS.items():
+        assert f"## {experiment.title} (paper protocol)\n\n    dekrr reproduce {name} --quick" in text
+    widths = [line.count("|") for line in text.splitlines() if line.startswith("|")]
+    assert min(widths) >= 5
