@@ -121,11 +121,14 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes, sender: str) -> AnyMessage:
     """Return the message in `data`, or raise `MessageError` that names `sender` and what is wrong."""
     if len(data) > MAX_BYTES:
-        raise MessageError(f"site {sender!r} sent {len(data)} bytes; the most is {MAX_BYTES}")
+        raise MessageError(f"site {sender!r} sent {len(data)} bytes; the most is {MAX_BYTES}", sender)
     try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise MessageError(f"site {sender!r} sent what is no message: {error}") from None
+        message = _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise MessageError(f"site {sender!r} sent what is no message: {error}", sender) from None
+    if isinstance(message, Coefficients | Unchanged) and not np.isfinite(message.progress).all():
+        raise MessageError(f"site {sender!r} sent progress that is NaN or infinite", sender)
+    return message
 
 
 def expect(
@@ -145,7 +148,8 @@ def expect(
         if not isinstance(message, kind):
             raise MessageError(
                 f"site {sender!r} sent {type(message).__name__} where {kind.__name__} is due; "
-                "do all sites run the same procedure and version?"
+                "do all sites run the same procedure and version?",
+                sender,
             )
         for field, wanted in shapes.items():
             shape = getattr(message, field).shape
@@ -153,7 +157,8 @@ def expect(
                 w not in (-1, s) for w, s in zip(wanted[sender], shape, strict=True)
             ):
                 raise MessageError(
-                    f"site {sender!r} sent {kind.__name__}.{field} of shape {shape}, expected {wanted[sender]}"
+                    f"site {sender!r} sent {kind.__name__}.{field} of shape {shape}, expected {wanted[sender]}",
+                    sender,
                 )
         checked[sender] = message
     return checked
