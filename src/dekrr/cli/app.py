@@ -11,6 +11,8 @@ from sklearn.exceptions import ConvergenceWarning
 from ..errors import DekrrError
 from .demo import demo
 from .models import fit, predict
+from .network import keys_app, network_app
+from .node import node, status, up
 
 app = typer.Typer(
     help="Kernel ridge regression across sites that cannot pool their data.",
@@ -22,6 +24,11 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(fit)
 app.command()(predict)
+app.add_typer(network_app, name="network")
+app.add_typer(keys_app, name="keys")
+app.command()(node)
+app.command()(up)
+app.command()(status)
 
 
 def _show_version(asked: bool) -> None:
@@ -46,7 +53,7 @@ def run() -> None:
         app()
     except (DekrrError, OSError, ImportError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print("[bold red]error:[/]", str(error), markup=True)
-        sys.exit(1)
+        sys.exit(getattr(error, "exit_code", 1))
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:

@@ -8,7 +8,6 @@ written for their owner's eyes alone (mode 0600), and no function here replaces 
 import datetime
 import ipaddress
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import KeysError
+from .config import NAME
 
 AUTHORITY_CERTIFICATE, AUTHORITY_KEY = "authority.pem", "authority-key.pem"
 CERTIFICATE, KEY, REQUEST = "certificate.pem", "key.pem", "request.pem"
-SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 DAYS = 365
 _CLOCK_SKEW = datetime.timedelta(minutes=5)
 Parsed = TypeVar("Parsed")
@@ -105,7 +104,7 @@ def new_request(site: str, host: str) -> tuple[bytes, bytes]:
     host : str
         The host name or address that neighbours dial.
     """
-    if not SITE_NAME.fullmatch(site):
+    if not NAME.fullmatch(site):
         raise KeysError(f"{site!r} cannot name a site: use up to 63 letters, digits, dots, dashes, underscores")
     key = ec.generate_private_key(ec.SECP256R1())
     request = (
@@ -134,7 +133,7 @@ def read_request(path: Path) -> x509.CertificateSigningRequest:
 def site_of(named: x509.CertificateSigningRequest | x509.Certificate) -> str:
     """Return the site that a request or a certificate names."""
     names = named.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if len(names) != 1 or not SITE_NAME.fullmatch(str(names[0].value)):
+    if len(names) != 1 or not NAME.fullmatch(str(names[0].value)):
         raise KeysError("the request or certificate does not name a site: its common name must be one")
     return str(names[0].value)
 

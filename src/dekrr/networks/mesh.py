@@ -10,7 +10,7 @@ import json
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,10 +210,8 @@ class MeshNetwork:
     def _loop(self, session: Session, speak: Mapping[str, Any], after: Callable[[float], None] | None) -> None:
         next_tick = time.monotonic() + _TICK
         while not session.done(now := time.monotonic()):
-            try:
+            with suppress(queue.Empty):
                 self._take(session, self._arrived.get(timeout=max(0.0, next_tick - now)))
-            except queue.Empty:
-                pass
             waited = time.monotonic() - now
             now = time.monotonic()
             if now >= next_tick:

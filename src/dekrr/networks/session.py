@@ -195,7 +195,7 @@ class Session:
         self._sent: list[dict[str, bytes | None]] = []
         self._features_heard: dict[tuple[str, int], bytes] = {}
         self._procedure: Generator[Outbox, Mapping[str, AnyMessage], Outcome] | None = None
-        self._started = self._waiting_since = self._finished_at = 0.0
+        self._started = self._agreed_at = self._waiting_since = self._finished_at = 0.0
         self._refused: set[tuple[str, str]] = set()
 
     @property
@@ -365,6 +365,7 @@ class Session:
 
     def _start_if_agreed(self, now: float) -> None:
         if self.exchange < 0 and self.agreed | self.gone >= self.plan.sites:
+            self._agreed_at = now
             self._observe("agreed", {"sites": sorted(self.plan.sites - self.gone)})
             self._open(now)
 
@@ -383,7 +384,7 @@ class Session:
         peer = self.peers[name]
         if peer.up:
             return now - max(peer.heard, self._waiting_since) > SLOWNESS * self.plan.patience
-        return now - max(peer.heard, peer.changed) > self.plan.patience
+        return now - max(peer.heard, peer.changed, self._agreed_at) > self.plan.patience
 
     def _change(self, gone: frozenset[str], now: float, reason: str) -> None:
         """Begin an epoch without the sites in `gone`."""
@@ -523,7 +524,7 @@ class Session:
             if self.missing:
                 self._ask_who_is_ahead(now)
                 return
-            taken = {name: self.peers[name].frames.pop(self.exchange) for name in self.present}
+            taken = {name: self.peers[name].frames.pop(self.exchange) for name in sorted(self.present)}
             self._keep(Received(self.exchange, {p: body for p, (body, _) in taken.items() if body is not None}))
             inbox = {p: message for p, (_, message) in taken.items() if message is not None}
             try:
