@@ -46,16 +46,8 @@ def node(
 
     config = read_site(site)
     folder = site.parent
-    listeners: list[Any] = [Log(config.site, as_json=log_json)]
-    started = Node(
-        config,
-        folder,
-        insecure=insecure,
-        fresh=fresh,
-        force=force,
-        listeners=(lambda *told: _tell_all(listeners, *told),),
-    )
-    listeners.append(Record(folder / RECORD, started.status))
+    started = Node(config, folder, insecure=insecure, fresh=fresh, force=force)
+    started.listeners += [Log(config.site, as_json=log_json), Record(folder / RECORD, started.status)]
     if metrics is not None:
         serve_metrics(metrics, started.status)
     _stop_on(signal.SIGTERM)

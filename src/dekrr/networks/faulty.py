@@ -186,7 +186,9 @@ class FaultyNetwork:
         if crash.site not in self._sessions:
             return
         self.injected["crash"] += 1
-        del self._sessions[crash.site]
+        session = self._sessions.pop(crash.site)
+        if session.finished:  # its model is written, and it only stayed for the others
+            self.endings[crash.site] = Ending(session.result, session.gone)
         self._journals[crash.site].tear(crash.torn)
         if crash.forgets:
             self._journals[crash.site] = MemoryJournal()

@@ -28,6 +28,7 @@ from .local import Traffic
 RETRY = 1.0  # seconds after which a site asks for what it lacks
 WINDOW = 64  # exchanges that are buffered ahead, and sent again at a time
 BUFFER_BYTES = 1 << 28  # and at most so many bytes of a neighbour
+REFUSING = 5.0  # seconds for which a site that refuses the run tells its neighbours why
 SLOWNESS = 10  # patiences granted to a neighbour that is alive but says nothing
 _FEATURES_START = msgspec.msgpack.encode(["features", 0, 0, 0, 0])[:10]  # how a Features message begins
 
@@ -131,6 +132,8 @@ class Peer:
     position : int
         The last exchange it is known to have sent a frame for.
     finished : bool
+    refused : bool
+        Whether it knows that the run cannot start.
     frames : dict of exchange to (body, message)
         Its frames that are not yet used.
     """
@@ -141,6 +144,7 @@ class Peer:
     asked: float = float("-inf")
     position: int = -1
     finished: bool = False
+    refused: bool = False
     frames: dict[int, tuple[bytes | None, AnyMessage | None]] = field(default_factory=dict)
 
     def begin_epoch(self) -> None:
@@ -172,6 +176,8 @@ class Session:
         What the procedure returned.
     finished : bool
         Whether the result stands: all sites have theirs, or did not object in time.
+    refusal : str
+        Why the run cannot start, if it cannot.
     """
 
     def __init__(
@@ -185,6 +191,7 @@ class Session:
         self.peers = {name: Peer() for name in plan.neighbors}
         self.result: Outcome | None = None
         self.finished = False
+        self.refusal = ""
         self.traffic = Traffic()
         self.rounds = 0
         self.residual = float("nan")
@@ -200,9 +207,11 @@ class Session:
 
     @property
     def phase(self) -> str:
-        """Where the site is: greeting, running, closing or finished."""
+        """Where the site is: greeting, refusing, running, closing or finished."""
         if self.finished:
             return "finished"
+        if self.refusal:
+            return "refusing"
         if self.result is not None:
             return "closing"
         return "running" if self.exchange >= 0 else "greeting"
@@ -252,6 +261,9 @@ class Session:
             return
         peer = self.peers[sender]
         peer.heard = now
+        if self.refusal:
+            self._tell_refusal(frame, now)
+            return
         if sender in self.gone or self.finished:
             if isinstance(frame, Hello):
                 self._answer(frame, now)
@@ -301,6 +313,8 @@ class Session:
             raise MessageError(f"a frame in the name of {frame.sender!r}")
         if frame.run != self.plan.run:
             raise MessageError(f"a frame of run {frame.run!r}; this is run {self.plan.run!r}")
+        if isinstance(frame, Data) and frame.exchange < 0:
+            raise MessageError(f"a frame of exchange {frame.exchange}")
         if not self.plan.sites.issuperset(frame.gone) or sender in frame.gone:
             raise MessageError(f"a frame that declares {sorted(frame.gone)} gone")
         return frame
@@ -316,7 +330,7 @@ class Session:
             self.peers[name].changed = now
             self._observe("up" if up else "down", {"site": name})
 
-    def _greet(self, names: tuple[str, ...] | list[str], now: float, *, asks: bool, refusal: str = "") -> None:
+    def _greet(self, names: tuple[str, ...] | list[str], now: float, *, asks: bool) -> None:
         hello = Hello(
             run=self.plan.run,
             sender=self.plan.name,
@@ -326,7 +340,7 @@ class Session:
             agreed=tuple(sorted(self.agreed)),
             asks=asks,
             finished=self.finished,
-            refusal=refusal,
+            refusal=self.refusal,
         )
         data = _encoder.encode(hello)
         for name in names:
@@ -337,6 +351,8 @@ class Session:
     def _take_hello(self, hello: Hello, now: float) -> None:
         if self.exchange < 0:
             self._compare_terms(hello, now)
+            if self.refusal:
+                return
             known = len(self.agreed)
             self.agreed |= {hello.sender} | (set(hello.agreed) & self.plan.sites)
             if len(self.agreed) > known:
@@ -358,10 +374,21 @@ class Session:
             self.peers[hello.sender].finished = True
 
     def _compare_terms(self, hello: Hello, now: float) -> None:
-        refusal = hello.refusal or disagreement(self.plan.name, self.plan.terms, hello.sender, hello.terms)
-        if refusal:
-            self._greet(self.present, now, asks=False, refusal=refusal)
-            raise AgreementError(refusal)
+        """Refuse the run, and tell all neighbours why, if this one has other terms or knows of somebody who has."""
+        self.refusal = hello.refusal or disagreement(self.plan.name, self.plan.terms, hello.sender, hello.terms)
+        if self.refusal:
+            self._started = now
+            self._observe("refusing", {"reason": self.refusal})
+            self._greet(self.present, now, asks=True)
+            self._tell_refusal(hello, now)
+
+    def _tell_refusal(self, frame: Frame, now: float) -> None:
+        if isinstance(frame, Hello):
+            self.peers[frame.sender].refused |= bool(frame.refusal)
+            if frame.asks:
+                self._greet([frame.sender], now, asks=False)
+        if all(self.peers[name].refused for name in self.present):
+            raise AgreementError(self.refusal)
 
     def _start_if_agreed(self, now: float) -> None:
         if self.exchange < 0 and self.agreed | self.gone >= self.plan.sites:
@@ -370,6 +397,8 @@ class Session:
             self._open(now)
 
     def _tick_greeting(self, now: float) -> None:
+        if self.refusal and now - self._started > REFUSING:
+            raise AgreementError(self.refusal)
         if now - self._started > self.plan.start_patience:
             missing = ", ".join(sorted(self.plan.sites - self.agreed - self.gone))
             raise AbsenceError(
