@@ -34,7 +34,7 @@ class Mesh:
         rng = np.random.default_rng(n_sites)
         self.rows = {name: (rng.uniform(size=(rows, 2)), rng.uniform(-1, 1, size=rows)) for name in self.names}
         endpoints = hosts or [f"127.0.0.1:{port}" for port in free_ports(n_sites)]
-        lines = [to_toml({"run": "test", "method": method, "patience": patience, "start_patience": 60.0, **table})]
+        lines = [to_toml({"run": "test", "method": method, "patience": patience, **{"start_patience": 60.0, **table}})]
         lines += [to_toml({"data": {"target": "y", "columns": COLUMNS}}), to_toml({"settings": self.settings})]
         for name, endpoint in zip(self.names, endpoints, strict=True):
             X, y = self.rows[name]
