@@ -73,7 +73,7 @@ def mesh_rounds(path):
     """Take part in a run as `dekrr node` does; return the seconds of a round."""
     node = Node(read_site(path), path.parent, force=True)
     times = {}
-    node.listeners.append(Record(path.parent / RECORD, node.status))
+    node.listeners.append(Record(path.parent / RECORD, node.session))
     node.listeners.append(lambda event, _: times.setdefault(node.session.rounds, time.perf_counter()))
     node.run()
     times.pop(0, None)

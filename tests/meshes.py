@@ -71,7 +71,7 @@ class Mesh:
 
     def node(self, name, **options):
         node = Node(read_site(self.home(name) / "site.toml"), self.home(name), **options)
-        node.listeners.append(Record(self.home(name) / RECORD, node.status))
+        node.listeners.append(Record(self.home(name) / RECORD, node.session))
         return node
 
     def run_in_threads(self, names=None, **options):
@@ -143,7 +143,7 @@ def run_node(path):
     config = read_site(Path(path))
     node = Node(config, Path(path).parent)
     with (Path(path).parent / "log").open("a") as log:
-        record = Record(Path(path).parent / RECORD, node.status)
+        record = Record(Path(path).parent / RECORD, node.session)
         node.listeners += [Log(config.site, as_json=False, stream=log), record]
         node.run()
 

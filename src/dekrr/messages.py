@@ -6,6 +6,7 @@ every number is finite; `expect` then checks what only the receiver knows: the k
 shapes it must have. Nothing is ever unpickled.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -94,7 +95,7 @@ def _from_wire(kind: type, value: Any) -> Any:
         raise ValueError(f"element type {element_type!r} is not one of {_ELEMENT_TYPES}")
     if len(shape) > 2 or min(shape, default=0) < 0:
         raise ValueError(f"shape {shape} is not that of a vector or a matrix")
-    expected = int(np.prod(shape, dtype=object)) * np.dtype(element_type).itemsize
+    expected = math.prod(shape) * 8
     if len(data) != expected:
         raise ValueError(f"{len(data)} bytes of data where shape {shape} needs {expected}")
     array = np.frombuffer(data, dtype=element_type).reshape(shape)
@@ -126,7 +127,7 @@ def decode(data: bytes, sender: str) -> AnyMessage:
         message = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MessageError(f"site {sender!r} sent what is no message: {error}", sender) from None
-    if isinstance(message, Coefficients | Unchanged) and not np.isfinite(message.progress).all():
+    if isinstance(message, Coefficients | Unchanged) and not all(map(math.isfinite, message.progress)):
         raise MessageError(f"site {sender!r} sent progress that is NaN or infinite", sender)
     return message
 

@@ -47,7 +47,7 @@ def node(
     config = read_site(site)
     folder = site.parent
     started = Node(config, folder, insecure=insecure, fresh=fresh, force=force)
-    started.listeners += [Log(config.site, as_json=log_json), Record(folder / RECORD, started.status)]
+    started.listeners += [Log(config.site, as_json=log_json), Record(folder / RECORD, started.session)]
     if metrics is not None:
         serve_metrics(metrics, started.status)
     _stop_on(signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import numpy as np
 
 from ..data.files import read_table
@@ -217,22 +219,26 @@ class Record:
     Parameters
     ----------
     path : Path
-    status : callable
-        Gives the details of an exchange.
+    session : Session
+        Whose exchanges are recorded.
     """
 
-    def __init__(self, path: Path, status: Callable[[], Mapping[str, Any]]) -> None:
-        self._file = path.open("a", buffering=1 << 14)
-        self._status = status
+    def __init__(self, path: Path, session: Session) -> None:
+        self._file = path.open("ab", buffering=1 << 14)
+        self._session = session
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
         """Write an event."""
         if event == "exchange":
-            status = self._status()
-            details = {key: status[key] for key in ("exchange", "round", "residual", "message bytes sent")}
-        self._file.write(json.dumps({"time": time.time(), "event": event, **details}) + "\n")
+            details = self._exchange()
+        self._file.write(msgspec.json.encode({"time": time.time(), "event": event, **details}) + b"\n")
         if event != "exchange":
             self._file.flush()
+
+    def _exchange(self) -> dict[str, Any]:
+        session = self._session
+        residual = session.residual if math.isfinite(session.residual) else None
+        return {"exchange": session.exchange, "round": session.rounds, "residual": residual}
 
 
 class Log:

@@ -172,6 +172,8 @@ class Session:
     exchange : int
         The exchange that is waited for; -1 before the start.
     gone : frozenset of str
+    present : tuple of str
+        The neighbours that are not gone, sorted.
     result : Outcome or None
         What the procedure returned.
     finished : bool
@@ -186,7 +188,7 @@ class Session:
         self.plan = plan
         self.out: list[tuple[str, bytes]] = []
         self.exchange = -1
-        self.gone: frozenset[str] = frozenset()
+        self._set_gone(frozenset())
         self.agreed: set[str] = {plan.name}
         self.peers = {name: Peer() for name in plan.neighbors}
         self.result: Outcome | None = None
@@ -199,7 +201,7 @@ class Session:
         self._journal: Journal = journal or NoJournal()
         self._observe = observe or (lambda word, details: None)
         self._own_map: FeatureMap | None = None
-        self._sent: list[dict[str, bytes | None]] = []
+        self._sent: list[dict[str, bytes]] = []
         self._features_heard: dict[tuple[str, int], bytes] = {}
         self._procedure: Generator[Outbox, Mapping[str, AnyMessage], Outcome] | None = None
         self._started = self._agreed_at = self._waiting_since = self._finished_at = 0.0
@@ -215,11 +217,6 @@ class Session:
         if self.result is not None:
             return "closing"
         return "running" if self.exchange >= 0 else "greeting"
-
-    @property
-    def present(self) -> tuple[str, ...]:
-        """The neighbours that are not gone."""
-        return tuple(name for name in self.plan.neighbors if name not in self.gone)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -268,18 +265,12 @@ class Session:
             if isinstance(frame, Hello):
                 self._answer(frame, now)
             return
-        gone = self.gone | set(frame.gone)
-        if self.plan.name in gone:
-            raise GoneError(
-                f"site {sender!r} says that this site, {self.plan.name!r}, was away for too long and has been "
-                "declared gone; the others go on without it"
-            )
-        if gone != self.gone:
-            self._change(frozenset(gone), now, f"told by {sender}")
+        if frame.gone != self._epoch:
+            self._take_news(frame, now)
         if isinstance(frame, Hello):
             self._take_hello(frame, now)
-        elif set(frame.gone) == self.gone:
-            self._take_data(frame, now)
+        elif frame.gone == self._epoch:
+            self._take_data(frame)
         self._advance(now)
 
     def tick(self, now: float) -> None:
@@ -301,6 +292,11 @@ class Session:
             if now - max(self.peers[name].asked, self._waiting_since) >= RETRY:
                 self._greet([name], now, asks=True)
         self._advance(now)
+
+    def _set_gone(self, gone: frozenset[str]) -> None:
+        self.gone = gone
+        self._epoch = tuple(sorted(gone))
+        self.present = tuple(sorted(name for name in self.plan.neighbors if name not in gone))
 
     def _check(self, sender: str, data: bytes) -> Frame:
         if sender not in self.peers:
@@ -334,7 +330,7 @@ class Session:
         hello = Hello(
             run=self.plan.run,
             sender=self.plan.name,
-            gone=tuple(sorted(self.gone)),
+            gone=self._epoch,
             exchange=self.exchange,
             terms=dict(self.plan.terms),
             agreed=tuple(sorted(self.agreed)),
@@ -348,6 +344,17 @@ class Session:
             if asks:
                 self.peers[name].asked = now
 
+    def _take_news(self, frame: Frame, now: float) -> None:
+        """Unite what the sender and this site know of who is gone."""
+        gone = self.gone.union(frame.gone)
+        if self.plan.name in gone:
+            raise GoneError(
+                f"site {frame.sender!r} says that this site, {self.plan.name!r}, was away for too long and has been "
+                "declared gone; the others go on without it"
+            )
+        if gone != self.gone:
+            self._change(gone, now, f"told by {frame.sender}")
+
     def _take_hello(self, hello: Hello, now: float) -> None:
         if self.exchange < 0:
             self._compare_terms(hello, now)
@@ -359,7 +366,7 @@ class Session:
                 self._greet(self.present, now, asks=False)
             self._start_if_agreed(now)
         peer = self.peers[hello.sender]
-        if set(hello.gone) == self.gone:
+        if hello.gone == self._epoch:
             peer.position = max(peer.position, hello.exchange)
             peer.finished |= hello.finished
         self._answer(hello, now)
@@ -367,9 +374,9 @@ class Session:
     def _answer(self, hello: Hello, now: float) -> None:
         if hello.asks:
             self._greet([hello.sender], now, asks=False)
-        if hello.exchange >= 0 and set(hello.gone) == self.gone:
-            for exchange in range(hello.exchange, min(len(self._sent), hello.exchange + WINDOW)):
-                self._send(hello.sender, exchange)
+        if hello.exchange >= 0 and hello.gone == self._epoch:
+            lacking = self._sent[hello.exchange : hello.exchange + WINDOW]
+            self.out += [(hello.sender, frames[hello.sender]) for frames in lacking]
         if hello.finished:
             self.peers[hello.sender].finished = True
 
@@ -418,7 +425,7 @@ class Session:
     def _change(self, gone: frozenset[str], now: float, reason: str) -> None:
         """Begin an epoch without the sites in `gone`."""
         self._observe("gone", {"sites": sorted(gone - self.gone), "reason": reason, "exchange": self.exchange})
-        self.gone = gone
+        self._set_gone(gone)
         for peer in self.peers.values():
             peer.begin_epoch()
         if self.plan.neighbors and not self.present and self.plan.sites - gone != {self.plan.name}:
@@ -435,9 +442,7 @@ class Session:
 
     def _open(self, now: float) -> None:
         """Start the procedure in the present epoch."""
-        opening = Opening(
-            self.plan.run, self.plan.name, self.plan.digest, tuple(sorted(self.gone)), pack_map(self._own_map)
-        )
+        opening = Opening(self.plan.run, self.plan.name, self.plan.digest, self._epoch, pack_map(self._own_map))
         self._keep(opening)
         self._begin_procedure(now)
         self._send_all()
@@ -478,17 +483,21 @@ class Session:
             self._finish(now)
             return
         self.exchange += 1
-        bodies: dict[str, bytes | None] = dict.fromkeys(self.present)
-        encoded: dict[int, bytes] = {}
+        frames = dict.fromkeys(self.present, self._frame(None))
+        encoded: dict[int, tuple[bytes, int]] = {}
         for name, message in outbox.items():
-            if name not in bodies:
+            if name not in frames:
                 raise MessageError(f"site {self.plan.name!r} wants to send to {name!r}, which is not its neighbour")
             if id(message) not in encoded:
-                encoded[id(message)] = encode(message)
+                body = encode(message)
+                encoded[id(message)] = self._frame(body), len(body)
                 self._watch(message)
-            bodies[name] = encoded[id(message)]
-            self.traffic.count((self.plan.name, name), type(message).__name__, len(encoded[id(message)]))
-        self._sent.append(bodies)
+            frames[name], size = encoded[id(message)]
+            self.traffic.count((self.plan.name, name), type(message).__name__, size)
+        self._sent.append(frames)
+
+    def _frame(self, body: bytes | None) -> bytes:
+        return _encoder.encode(Data(self.plan.run, self.plan.name, self._epoch, self.exchange, body))
 
     def _watch(self, message: Message) -> None:
         if isinstance(message, Features):
@@ -499,15 +508,9 @@ class Session:
             self.residual = residual / scale if scale else float("nan")
 
     def _send_all(self) -> None:
-        for name in self.present:
-            self._send(name, len(self._sent) - 1)
+        self.out += self._sent[-1].items()
 
-    def _send(self, name: str, exchange: int) -> None:
-        body = self._sent[exchange][name]
-        frame = Data(self.plan.run, self.plan.name, tuple(sorted(self.gone)), exchange, body)
-        self.out.append((name, _encoder.encode(frame)))
-
-    def _take_data(self, frame: Data, now: float) -> None:
+    def _take_data(self, frame: Data) -> None:
         peer = self.peers[frame.sender]
         peer.position = max(peer.position, frame.exchange)
         self._refuse_other_features(frame)
@@ -550,10 +553,10 @@ class Session:
             if self.result is not None and any(self.peers[name].finished for name in self.present):
                 self._finish(now)
                 return
-            if self.missing:
+            if not all(self.exchange in self.peers[name].frames for name in self.present):
                 self._ask_who_is_ahead(now)
                 return
-            taken = {name: self.peers[name].frames.pop(self.exchange) for name in sorted(self.present)}
+            taken = {name: self.peers[name].frames.pop(self.exchange) for name in self.present}
             self._keep(Received(self.exchange, {p: body for p, (body, _) in taken.items() if body is not None}))
             inbox = {p: message for p, (_, message) in taken.items() if message is not None}
             try:
@@ -570,10 +573,10 @@ class Session:
 
     def _ask_who_is_ahead(self, now: float) -> None:
         """Ask those for frames at once who are known to have sent them."""
-        late = [name for name in self.missing if self.peers[name].position > self.exchange]
-        late = [name for name in late if now > self.peers[name].asked]
-        if late:
-            self._greet(late, now, asks=True)
+        for name in self.present:
+            peer = self.peers[name]
+            if peer.position > self.exchange and self.exchange not in peer.frames and now > peer.asked:
+                self._greet([name], now, asks=True)
 
     def _finish(self, now: float) -> None:
         self.finished = True
@@ -603,7 +606,7 @@ class Session:
                 f"those of run {self.plan.run!r} at site {self.plan.name!r}; remove it to start afresh"
             )
         self.agreed = set(self.plan.sites)
-        self.gone = frozenset(opening.gone)
+        self._set_gone(frozenset(opening.gone))
         self._own_map = unpack_map(opening.features)
         self._begin_procedure(now)
         for record in records[openings[-1] + 1 :]:
