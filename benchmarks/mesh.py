@@ -9,9 +9,7 @@ sites of (last round's time - first round's time) / rounds. No row of data matte
 """
 
 import argparse
-import contextlib
 import multiprocessing
-import queue
 import statistics
 import sys
 import tempfile
@@ -37,24 +35,21 @@ def bare_rounds(link, rounds, barrier, n_ready):
     network = MeshNetwork(link)
     body = encode(Coefficients(np.zeros(D), (0.0, 0.0)))
     frame = _encoder.encode(Data("bare", link.name, (), 0, body))
-    arrived = network._arrived
-    with network._open("bare") as speak:
+    with network.open("bare") as (arrivals, speak):
         heard = set()
         while n_ready.value < barrier.parties:  # until every link is up
             for publisher in speak.values():
                 publisher.put(b"ready")
             time.sleep(0.05)
-            with contextlib.suppress(queue.Empty):
-                while len(heard) < len(link.neighbors):
-                    kind, sender, _ = arrived.get_nowait()
-                    heard |= {sender} if kind == "frame" else set()
-                    if len(heard) == len(link.neighbors):
-                        with n_ready.get_lock():
-                            n_ready.value += 1
+            while len(heard) < len(link.neighbors) and (sample := arrivals.try_recv()) is not None:
+                heard |= {sender_of(sample)} & set(link.neighbors)
+                if len(heard) == len(link.neighbors):
+                    with n_ready.get_lock():
+                        n_ready.value += 1
         barrier.wait()
         time.sleep(0.5)
-        while not arrived.empty():
-            arrived.get()
+        while arrivals.try_recv() is not None:
+            pass
         barrier.wait()
         counts = dict.fromkeys(link.neighbors, 0)
         start = time.perf_counter()
@@ -62,11 +57,18 @@ def bare_rounds(link, rounds, barrier, n_ready):
             for publisher in speak.values():
                 publisher.put(frame)
             while min(counts.values()) < number:
-                kind, sender, _ = arrived.get(timeout=30)
-                counts[sender] += kind == "frame"
+                sample = arrivals.recv()
+                sender = sender_of(sample)
+                sample.payload.to_bytes()
+                if sender in counts:
+                    counts[sender] += 1
         seconds = (time.perf_counter() - start) / rounds
         barrier.wait()
     return seconds
+
+
+def sender_of(sample):
+    return str(sample.key_expr).split("/")[-2]
 
 
 def mesh_rounds(path):

@@ -20,7 +20,7 @@ from ..protocols import allreduce, dekrr, dkla
 from ..selection import MAPPINGS, SELECTORS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-RESERVED = ("alive", "status")
+RESERVED = ("alive", "status", "ticker")
 METHODS: dict[str, Any] = {"dekrr": dekrr, "dkla": dkla, "allreduce": allreduce}
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Struct = TypeVar("Struct", bound=msgspec.Struct)

@@ -8,6 +8,7 @@ the certificate at the other end of the link: whoever is not called p cannot say
 import ipaddress
 import json
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,12 +21,14 @@ import zenoh
 from ..errors import NetworkError, SettingsError
 from ..messages import MAX_BYTES
 from ..protocols.outcome import Outcome
+from .config import RESERVED
 from .session import Session
 
 FRAMING = 1 << 16  # bytes that a frame may have beyond its message
 _TICK = 0.25
 _LAST_WORDS = 0.3  # seconds for the last frames to leave
-_ALIVE, _STATUS = "alive", "status"
+_QUEUE = 4096  # frames that wait to be taken; the links wait when it is full
+_ALIVE, _STATUS, _TICKER = RESERVED
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ class MeshNetwork:
         self.link = link
         self.wire_bytes = 0
         self._status = status
-        self._arrived: queue.SimpleQueue[tuple[str, str, bytes]] = queue.SimpleQueue()
+        self._seen: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
 
     def run(self, session: Session, after: Callable[[float], None] | None = None) -> Outcome:
         """Drive a session to its end and return the outcome.
@@ -194,11 +197,11 @@ class MeshNetwork:
         after : callable, optional
             Called after every batch of work with the seconds spent waiting for it.
         """
-        with self._open(session.plan.run) as speak:
+        with self.open(session.plan.run) as (arrivals, speak):
             try:
                 session.start(time.monotonic())
                 self._flush(session, speak)
-                self._loop(session, speak, after)
+                self._loop(session, arrivals, speak, after)
             except NetworkError:
                 self._flush(session, speak)
                 time.sleep(_LAST_WORDS)
@@ -207,38 +210,34 @@ class MeshNetwork:
         assert session.result is not None
         return session.result
 
-    def _loop(self, session: Session, speak: Mapping[str, Any], after: Callable[[float], None] | None) -> None:
-        next_tick = time.monotonic() + _TICK
+    def _loop(
+        self, session: Session, arrivals: Any, speak: Mapping[str, Any], after: Callable[[float], None] | None
+    ) -> None:
+        next_tick = 0.0
         while not session.done(now := time.monotonic()):
-            with suppress(queue.Empty):
-                self._take(session, self._arrived.get(timeout=max(0.0, next_tick - now)))
+            sample = arrivals.recv()  # the ticker sees to it that something comes
             waited = time.monotonic() - now
-            now = time.monotonic()
+            while sample is not None:
+                sender = str(sample.key_expr).split("/")[-2]
+                if sender != _TICKER:
+                    session.receive(sender, sample.payload.to_bytes(), now + waited)
+                self._flush(session, speak)
+                sample = arrivals.try_recv()
+            now += waited
             if now >= next_tick:
-                self._take_all(session)
+                self._take_seen(session, now)
                 session.tick(now)
+                self._flush(session, speak)
                 next_tick = now + _TICK
-            self._flush(session, speak)
             if after is not None:
                 after(waited)
 
-    def _take_all(self, session: Session) -> None:
-        """Take in all that has arrived, so that nobody is declared gone whose frame is already here."""
-        while True:
-            try:
-                self._take(session, self._arrived.get_nowait())
-            except queue.Empty:
-                return
-
-    def _take(self, session: Session, arrival: tuple[str, str, bytes]) -> None:
-        kind, sender, data = arrival
-        now = time.monotonic()
-        if kind == "frame":
-            session.receive(sender, data, now)
-        elif kind == "up":
-            session.peer_up(sender, now)
-        else:
-            session.peer_down(sender, now)
+    def _take_seen(self, session: Session, now: float) -> None:
+        with suppress(queue.Empty):
+            while True:
+                name, up = self._seen.get_nowait()
+                learn = session.peer_up if up else session.peer_down
+                learn(name, now)
 
     def _flush(self, session: Session, speak: Mapping[str, Any]) -> None:
         for receiver, data in session.out:
@@ -247,8 +246,8 @@ class MeshNetwork:
         session.out.clear()
 
     @contextmanager
-    def _open(self, run: str) -> Iterator[dict[str, Any]]:
-        """Open the Zenoh session; gives a publisher per neighbour."""
+    def open(self, run: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Open the Zenoh session; gives what arrives, and a publisher per neighbour."""
         me, base = self.link.name, f"dekrr/{run}"
         zenoh.init_log_from_env_or("error")
         try:
@@ -257,36 +256,45 @@ class MeshNetwork:
             raise NetworkError(
                 f"site {me!r} cannot listen on {self.link.listen}, or its keys cannot be used: {error}"
             ) from None
+        over = threading.Event()
         try:
-            peer.declare_subscriber(f"{base}/*/{me}", self._hear)
+            arrivals = peer.declare_subscriber(f"{base}/*/{me}", zenoh.handlers.FifoChannel(_QUEUE))
             for p in self.link.neighbors:
                 peer.liveliness().declare_subscriber(f"{base}/{_ALIVE}/{p}", self._watch, history=True)
             token = peer.liveliness().declare_token(f"{base}/{_ALIVE}/{me}")
             if self._status is not None:
                 peer.declare_queryable(f"{base}/{_STATUS}/{me}", self._answer)
-            yield {
-                p: peer.declare_publisher(
-                    f"{base}/{me}/{p}",
-                    congestion_control=zenoh.CongestionControl.BLOCK,
-                    reliability=zenoh.Reliability.RELIABLE,
-                    express=True,
-                )
-                for p in self.link.neighbors
-            }
+            threading.Thread(target=_tick, args=(peer, f"{base}/{_TICKER}/{me}", over), daemon=True).start()
+            yield (
+                arrivals,
+                {
+                    p: peer.declare_publisher(
+                        f"{base}/{me}/{p}",
+                        congestion_control=zenoh.CongestionControl.BLOCK,
+                        reliability=zenoh.Reliability.RELIABLE,
+                        express=True,
+                    )
+                    for p in self.link.neighbors
+                },
+            )
             token.undeclare()
         finally:
+            over.set()
             peer.close()
 
-    def _hear(self, sample: Any) -> None:
-        self._arrived.put(("frame", str(sample.key_expr).split("/")[-2], sample.payload.to_bytes()))
-
     def _watch(self, sample: Any) -> None:
-        up = sample.kind == zenoh.SampleKind.PUT
-        self._arrived.put(("up" if up else "down", str(sample.key_expr).split("/")[-1], b""))
+        self._seen.put((str(sample.key_expr).split("/")[-1], sample.kind == zenoh.SampleKind.PUT))
 
     def _answer(self, query: Any) -> None:
         assert self._status is not None
         query.reply(query.key_expr, json.dumps(self._status()))
+
+
+def _tick(peer: Any, key: str, over: threading.Event) -> None:
+    """Wake the site's own subscriber from time to time, so that no wait is without end."""
+    while not over.wait(_TICK):
+        with suppress(zenoh.ZError):
+            peer.put(key, b"", allowed_destination=zenoh.Locality.SESSION_LOCAL)
 
 
 def ask_status(link: Link, run: str, timeout: float = 3.0) -> dict[str, Any] | None:
