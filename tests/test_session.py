@@ -267,6 +267,7 @@ def test_a_journal_keeps_whole_records_and_drops_one_cut_short(tmp_path):
         kept = list(journal.records())
         assert kept == RECORDS[: len(kept)]
         journal.append(RECORDS[1])
+        journal.flush()
         assert list(journal.records()) == [*kept, RECORDS[1]]
         journal.close()
     path.write_bytes(b"\0" * 7 + b"\x03" + b"abc")

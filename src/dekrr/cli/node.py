@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,9 +52,9 @@ def node(
     if metrics is not None:
         serve_metrics(metrics, started.status)
     _stop_on(signal.SIGTERM)
-    _show_progress(started.status, as_json=log_json)
     try:
-        started.run()
+        with _progress(started.status, as_json=log_json):
+            started.run()
     except KeyboardInterrupt:
         _stop(site, INTERRUPTED)
     except _Stopped:
@@ -72,23 +73,31 @@ def _stop(site: Path, code: int) -> None:
     raise typer.Exit(code)
 
 
-def _show_progress(status: Any, *, as_json: bool) -> None:
-    """Show where the site is: a line on a terminal, or JSON lines for `dekrr up`."""
+@contextmanager
+def _progress(status: Any, *, as_json: bool) -> Iterator[None]:
+    """Show where the site is while the block runs: a line on a terminal, or JSON lines for `dekrr up`."""
     console = Console(stderr=True)
     if not as_json and not console.is_terminal:
+        yield
         return
+    over = threading.Event()
 
     def show() -> None:
         if as_json:
-            while True:
+            while not over.wait(_PROGRESS_EVERY):
                 print(json.dumps({"event": "progress", **status()}), file=sys.stderr, flush=True)
-                time.sleep(_PROGRESS_EVERY)
+            return
         with Status("", console=console) as line:
-            while True:
+            while not over.wait(_PROGRESS_EVERY):
                 line.update(_line(status()))
-                time.sleep(_PROGRESS_EVERY)
 
-    threading.Thread(target=show, daemon=True).start()
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _line(status: Mapping[str, Any]) -> str:

@@ -72,7 +72,10 @@ class Journal(Protocol):
     """Where records go."""
 
     def append(self, record: Record) -> None:
-        """Keep a record; OSError when that is impossible."""
+        """Take a record; OSError when that is impossible."""
+
+    def flush(self) -> None:
+        """Keep what was taken; OSError when that is impossible."""
 
     def records(self) -> Iterator[Record]:
         """Yield all records that were kept whole."""
@@ -92,6 +95,9 @@ class MemoryJournal:
         """Keep a record."""
         if not self._off:
             self._kept.append(_encoder.encode(record))
+
+    def flush(self) -> None:
+        """Do nothing: all is kept."""
 
     def records(self) -> Iterator[Record]:
         """Yield all records."""
@@ -113,6 +119,9 @@ class NoJournal:
     def append(self, record: Record) -> None:
         """Do nothing."""
 
+    def flush(self) -> None:
+        """Do nothing."""
+
     def records(self) -> Iterator[Record]:
         """Yield nothing."""
         return iter(())
@@ -124,8 +133,8 @@ class NoJournal:
 class FileJournal:
     """A journal in a file that its owner alone can read.
 
-    Every record is handed to the operating system before the site goes on, so that it survives the death of the
-    process. It may not survive that of the machine; the neighbours then send again what is missing.
+    What was flushed survives the death of the process, though perhaps not that of the machine. A site flushes a few
+    times a second; after a crash the neighbours send again what is missing.
 
     Parameters
     ----------
@@ -135,18 +144,27 @@ class FileJournal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._off = False
+        self._pending: list[Record] = []
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._end = sum(_LENGTH + size for _, size in self._frames())
         os.ftruncate(self._descriptor, self._end)
 
     def append(self, record: Record) -> None:
-        """Write a record at the end; a half-written one is taken back."""
-        if self._off:
+        """Take a record; the beginning of an epoch is written at once."""
+        self._pending.append(record)
+        if isinstance(record, Opening):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was taken; what is half-written when that fails is taken back."""
+        if self._off or not self._pending:
             return
-        data = _encoder.encode(record)
-        data = len(data).to_bytes(_LENGTH) + data
-        written = 0
+        parts = []
+        for record in self._pending:
+            data = _encoder.encode(record)
+            parts += [len(data).to_bytes(_LENGTH), data]
+        data, written = b"".join(parts), 0
         try:
             while written < len(data):
                 written += os.pwrite(self._descriptor, data[written:], self._end + written)
@@ -155,6 +173,7 @@ class FileJournal:
                 os.ftruncate(self._descriptor, self._end)
             raise
         self._end += len(data)
+        self._pending.clear()
 
     def records(self) -> Iterator[Record]:
         """Yield all records; a file of anything else is refused."""
@@ -174,6 +193,8 @@ class FileJournal:
     def close(self) -> None:
         """Close the file and leave it for the next start."""
         if not self._off:
+            with contextlib.suppress(OSError):
+                self.flush()
             self._off = True
             os.close(self._descriptor)
 

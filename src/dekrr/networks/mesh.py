@@ -257,6 +257,7 @@ class MeshNetwork:
                 f"site {me!r} cannot listen on {self.link.listen}, or its keys cannot be used: {error}"
             ) from None
         over = threading.Event()
+        ticker = threading.Thread(target=_tick, args=(peer, f"{base}/{_TICKER}/{me}", over), daemon=True)
         try:
             arrivals = peer.declare_subscriber(f"{base}/*/{me}", zenoh.handlers.FifoChannel(_QUEUE))
             for p in self.link.neighbors:
@@ -264,7 +265,7 @@ class MeshNetwork:
             token = peer.liveliness().declare_token(f"{base}/{_ALIVE}/{me}")
             if self._status is not None:
                 peer.declare_queryable(f"{base}/{_STATUS}/{me}", self._answer)
-            threading.Thread(target=_tick, args=(peer, f"{base}/{_TICKER}/{me}", over), daemon=True).start()
+            ticker.start()
             yield (
                 arrivals,
                 {
@@ -280,6 +281,8 @@ class MeshNetwork:
             token.undeclare()
         finally:
             over.set()
+            if ticker.is_alive():
+                ticker.join()
             peer.close()
 
     def _watch(self, sample: Any) -> None:

@@ -274,9 +274,10 @@ class Session:
         self._advance(now)
 
     def tick(self, now: float) -> None:
-        """Ask again for what is missing, and give up on who is away for too long."""
+        """Write the checkpoint, ask again for what is missing, and give up on who is away for too long."""
         if self.finished:
             return
+        self._keep(None)
         if self.exchange < 0:
             self._tick_greeting(now)
             return
@@ -584,9 +585,13 @@ class Session:
         self._greet(self.present, now, asks=False)
         self._observe("finished", {})
 
-    def _keep(self, record: Opening | Received) -> None:
+    def _keep(self, record: Opening | Received | None) -> None:
+        """Add a record to the journal, or write out what was added."""
         try:
-            self._journal.append(record)
+            if record is None:
+                self._journal.flush()
+            else:
+                self._journal.append(record)
         except OSError as error:
             self._observe("checkpoint lost", {"reason": str(error)})
             self._journal.discard()
