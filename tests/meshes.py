@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import pandas as pd
+import typer
 
 from dekrr import load
 from dekrr.cli.network import site_tables
+from dekrr.cli.node import node
 from dekrr.networks import keys
 from dekrr.networks.config import METHODS, read_network, read_site, to_toml
 from dekrr.networks.local import LocalNetwork
@@ -94,11 +97,11 @@ class Mesh:
             assert not thread.is_alive(), "a node hangs"
         return nodes, errors
 
-    def process(self, name):
+    def process(self, name, target=None):
         """Start a node as a process of its own."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["dekrr.networks.node", "dekrr.cli.network", "pandas", "pyarrow.parquet"])
-        process = context.Process(target=run_node, args=(str(self.home(name) / "site.toml"),), daemon=True)
+        context.set_forkserver_preload(["dekrr.networks.node", "dekrr.cli.node", "pandas", "pyarrow.parquet"])
+        process = context.Process(target=target or run_node, args=(str(self.home(name) / "site.toml"),), daemon=True)
         process.start()
         return process
 
@@ -146,6 +149,15 @@ def run_node(path):
         record = Record(Path(path).parent / RECORD, node.session)
         node.listeners += [Log(config.site, as_json=False, stream=log), record]
         node.run()
+
+
+def run_command(path):
+    """Be `dekrr node --log-json`, with its exit code and what it says in a file."""
+    with (Path(path).parent / "said").open("w") as sys.stderr:
+        try:
+            node(Path(path), log_json=True)
+        except typer.Exit as stop:
+            sys.exit(stop.exit_code)
 
 
 def free_ports(count):

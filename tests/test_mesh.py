@@ -3,8 +3,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -16,7 +14,7 @@ from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, Key
 from dekrr.networks import journal as journals
 from dekrr.networks.mesh import ask_status
 from dekrr.networks.node import CHECKPOINT, MODEL, link_of, serve_metrics
-from meshes import Mesh, free_ports, wait_until
+from meshes import Mesh, free_ports, run_command, wait_until
 
 
 @pytest.mark.parametrize("method", ["dekrr", "dkla", "allreduce"])
@@ -43,7 +41,7 @@ def test_links_exist_along_edges_only(tmp_path):
     nodes, errors = mesh.run_in_threads()
     assert set(errors.values()) == {None}
     for name, node in nodes.items():
-        ups = {event["site"] for event in mesh.events(name) if event["event"] == "up"}
+        ups = {event["neighbor"] for event in mesh.events(name) if event["event"] == "up"}
         assert ups <= set(mesh.graph[name])
         assert set(node.session.traffic.bytes) == {(name, p) for p in mesh.graph[name]}
 
@@ -196,24 +194,21 @@ def test_insecure_on_loopback(tmp_path):
 
 def test_sigterm_and_ctrl_c_leave_a_checkpoint_that_goes_on(tmp_path):
     mesh = Mesh(tmp_path, 3, settings={"tol": 0.0, "max_rounds": 1500})
-    command = [sys.executable, "-c", "from dekrr.cli import main; main()", "node"]
-    processes = {
-        name: subprocess.Popen([*command, str(mesh.home(name) / "site.toml"), "--log-json"], stderr=subprocess.PIPE)
-        for name in mesh.names
-    }
+    processes = {name: mesh.process(name, run_command) for name in mesh.names}
     for name, number, code in (("s00", signal.SIGTERM, 143), ("s01", signal.SIGINT, 130)):
         checkpoint = mesh.home(name) / CHECKPOINT
         wait_until(lambda path=checkpoint: path.exists() and path.stat().st_size > 2e4)
-        processes[name].send_signal(number)
-        _, said = processes[name].communicate(timeout=30)
-        assert processes[name].returncode == code
-        assert b"goes on from the checkpoint" in said
+        os.kill(processes[name].pid, number)
+        processes[name].join(30)
+        assert processes[name].exitcode == code
+        assert "goes on from the checkpoint" in (mesh.home(name) / "said").read_text()
         assert checkpoint.stat().st_size > 2e4
     _, errors = mesh.run_in_threads(["s00", "s01"])
     assert set(errors.values()) == {None}
-    _, said = processes["s02"].communicate(timeout=60)
-    assert processes["s02"].returncode == 0
-    assert all(json.loads(line)["event"] for line in said.decode().splitlines())
+    processes["s02"].join(60)
+    assert processes["s02"].exitcode == 0
+    said = (mesh.home("s02") / "said").read_text().splitlines()
+    assert {"started", "agreed", "finished", "ended"} <= {json.loads(line)["event"] for line in said}
     assert mesh.check_models(mesh.names) == {frozenset()}
 
 

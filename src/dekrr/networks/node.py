@@ -248,13 +248,14 @@ class Log:
     ----------
     site : str
     as_json : bool
-    stream : text stream
+    stream : text stream, optional
+        Standard error by default.
     """
 
-    def __init__(self, site: str, *, as_json: bool, stream: IO[str] = sys.stderr) -> None:
+    def __init__(self, site: str, *, as_json: bool, stream: IO[str] | None = None) -> None:
         self._site = site
         self._json = as_json
-        self._stream = stream
+        self._stream = stream or sys.stderr
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
         """Tell an event; single exchanges are left out."""

@@ -325,7 +325,7 @@ class Session:
         if name in self.peers and self.peers[name].up != up:
             self.peers[name].up = up
             self.peers[name].changed = now
-            self._observe("up" if up else "down", {"site": name})
+            self._observe("up" if up else "down", {"neighbor": name})
 
     def _greet(self, names: tuple[str, ...] | list[str], now: float, *, asks: bool) -> None:
         hello = Hello(
