@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from functools import cache, partial
+from itertools import combinations
 from multiprocessing import Pool
 
 import networkx as nx
@@ -76,6 +77,8 @@ def run_seed(seed):
     endings = network.run()
     assert not network.hung, f"seed {seed}: {network.hung} never ended"
     _check_answers(problem, network)
+    _check_agreement(problem, network)
+    _check_features(problem, faults, network)
     _check_liveness(problem, faults, endings, seed)
     return network.injected, _kind_of_ending(problem, endings), endings
 
@@ -103,6 +106,28 @@ def _check_answers(problem, network):
             atol=1e-9,
             err_msg=f"seed {problem.seed}: site {name} without {sorted(ending.gone)}",
         )
+
+
+def _check_agreement(problem, network):
+    """Sites whose results were confirmed have them for the same problem, or each took the other for gone."""
+    if network.unconfirmed:
+        return
+    gone = {name: ending.gone for name, ending in network.endings.items() if ending.outcome is not None}
+    for one, two in combinations(gone, 2):
+        same = gone[one] == gone[two] or one in gone[two] or two in gone[one]
+        assert same, f"seed {problem.seed}: {one} is without {sorted(gone[one])}, {two} without {sorted(gone[two])}"
+
+
+def _check_features(problem, faults, network):
+    """A site keeps its features from epoch to epoch."""
+    if problem.method != "dekrr":
+        return
+    forgetful = {crash.site for crash in faults.crashes if crash.forgets}
+    for (gone, name), later in network.features.items():
+        for (before, other), earlier in network.features.items():
+            if name == other and before < gone and name not in forgetful:
+                kept = np.array_equal(later.frequencies, earlier.frequencies)
+                assert kept, f"seed {problem.seed}: {name} changed its features between {before} and {gone}"
 
 
 def _check_liveness(problem, faults, endings, seed):

@@ -9,6 +9,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -117,6 +118,8 @@ class FaultyNetwork:
         Faults that happened, by kind.
     features : dict of (gone, site) to FeatureMap
         The features that each site told its neighbours in each epoch.
+    unconfirmed : set of str
+        Sites that kept their result without hearing from all that it stands.
     hung : list of str
         Sites that had not ended when the time was over; always a defect.
     """
@@ -132,6 +135,7 @@ class FaultyNetwork:
         self.endings: dict[str, Ending] = {}
         self.injected: Counter[str] = Counter()
         self.features: dict[tuple[frozenset[str], str], FeatureMap] = {}
+        self.unconfirmed: set[str] = set()
         self.hung: list[str] = []
         self._open_session = open_session
         self._faults = faults
@@ -169,12 +173,16 @@ class FaultyNetwork:
         if name in self._sessions or name in self.endings:
             return
         self._lives[name] += 1
-        session = self._open_session(name, self._journals[name], lambda word, details: None)
+        session = self._open_session(name, self._journals[name], partial(self._observe, name))
         self._sessions[name] = session
         with self._ending(name):
             session.start(self._now)
         self._tell_neighbors(name)
         self._at(self._now + TICK * float(self._rng.uniform()), self._tick, name, self._lives[name])
+
+    def _observe(self, name: str, word: str, details: Mapping[str, Any]) -> None:
+        if word == "unconfirmed":
+            self.unconfirmed.add(name)
 
     def _tick(self, name: str, life: int) -> None:
         if name in self._sessions and self._lives[name] == life:
