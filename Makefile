@@ -4,7 +4,7 @@ BIN := .venv/bin
 # No xdist on one core; otherwise one worker a core, with one BLAS thread each.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup demo test test-slow lint clean
+.PHONY: setup demo test test-slow soak lint clean
 
 setup: .venv/.installed
 
@@ -26,6 +26,10 @@ test: lint
 
 test-slow: setup
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m slow --timeout=3600
+
+SEEDS ?= 5000
+soak: setup
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/soak.py $(SEEDS) --workers $(WORKERS)
 
 clean:
 	rm -rf .venv demo

@@ -18,8 +18,46 @@ class TopologyError(DekrrError, ValueError):
 
 
 class MessageError(DekrrError):
-    """A message is not what the protocol expects at this point."""
+    """A message is not what the protocol expects at this point; `sender` is who sent it, where that is known."""
+
+    def __init__(self, text: str, sender: str | None = None) -> None:
+        super().__init__(text)
+        self.sender = sender
 
 
 class ModelFileError(DekrrError, ValueError):
     """A file is not a model that this version can read."""
+
+
+class KeysError(DekrrError, ValueError):
+    """A key, a certificate or a request for one cannot be used."""
+
+
+class NetworkError(DekrrError):
+    """A run over a mesh ended without a model; `exit_code` tells scripts which way."""
+
+    exit_code = 1
+
+
+class AbsenceError(NetworkError):
+    """Somebody was waited for until the deadline."""
+
+    exit_code = 3
+
+
+class GoneError(NetworkError):
+    """The other sites have declared this one gone, and go on without it."""
+
+    exit_code = 4
+
+
+class DisconnectedError(NetworkError):
+    """The sites that are left cannot all reach each other."""
+
+    exit_code = 5
+
+
+class AgreementError(NetworkError):
+    """Sites do not agree on the run's settings, columns or version."""
+
+    exit_code = 6

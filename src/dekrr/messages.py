@@ -6,6 +6,7 @@ every number is finite; `expect` then checks what only the receiver knows: the k
 shapes it must have. Nothing is ever unpickled.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -101,7 +102,7 @@ def _from_wire(kind: type, value: Any) -> Any:
         raise ValueError(f"element type {element_type!r} is not one of {_ELEMENT_TYPES}")
     if len(shape) > 2 or min(shape, default=0) < 0:
         raise ValueError(f"shape {shape} is not that of a vector or a matrix")
-    expected = int(np.prod(shape, dtype=object)) * np.dtype(element_type).itemsize
+    expected = math.prod(shape) * 8
     if len(data) != expected:
         raise ValueError(f"{len(data)} bytes of data where shape {shape} needs {expected}")
     array = np.frombuffer(data, dtype=element_type).reshape(shape)
@@ -128,11 +129,14 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes, sender: str) -> AnyMessage:
     """Return the message in `data`, or raise `MessageError` that names `sender` and what is wrong."""
     if len(data) > MAX_BYTES:
-        raise MessageError(f"site {sender!r} sent {len(data)} bytes; the most is {MAX_BYTES}")
+        raise MessageError(f"site {sender!r} sent {len(data)} bytes; the most is {MAX_BYTES}", sender)
     try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise MessageError(f"site {sender!r} sent what is no message: {error}") from None
+        message = _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise MessageError(f"site {sender!r} sent what is no message: {error}", sender) from None
+    if isinstance(message, Coefficients | Unchanged) and not all(map(math.isfinite, message.progress)):
+        raise MessageError(f"site {sender!r} sent progress that is NaN or infinite", sender)
+    return message
 
 
 def expect(
@@ -152,7 +156,8 @@ def expect(
         if not isinstance(message, kind):
             raise MessageError(
                 f"site {sender!r} sent {type(message).__name__} where {kind.__name__} is due; "
-                "do all sites run the same procedure and version?"
+                "do all sites run the same procedure and version?",
+                sender,
             )
         for field, wanted in shapes.items():
             shape = getattr(message, field).shape
@@ -160,7 +165,8 @@ def expect(
                 w not in (-1, s) for w, s in zip(wanted[sender], shape, strict=True)
             ):
                 raise MessageError(
-                    f"site {sender!r} sent {kind.__name__}.{field} of shape {shape}, expected {wanted[sender]}"
+                    f"site {sender!r} sent {kind.__name__}.{field} of shape {shape}, expected {wanted[sender]}",
+                    sender,
                 )
         checked[sender] = message
     return checked

@@ -14,6 +14,8 @@ from .demo import demo
 from .models import fit, predict
 from .report import report
 from .reproduce import reproduce
+from .network import keys_app, network_app
+from .node import node, status, up
 
 app = typer.Typer(
     help="Kernel ridge regression across sites that cannot pool their data.",
@@ -28,6 +30,11 @@ app.command()(predict)
 app.command()(report)
 app.add_typer(data, name="data")
 app.add_typer(reproduce, name="reproduce")
+app.add_typer(network_app, name="network")
+app.add_typer(keys_app, name="keys")
+app.command()(node)
+app.command()(up)
+app.command()(status)
 
 
 def _show_version(asked: bool) -> None:
@@ -52,7 +59,7 @@ def run() -> None:
         app()
     except (DekrrError, OSError, ImportError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print("[bold red]error:[/]", str(error), markup=True)
-        sys.exit(1)
+        sys.exit(getattr(error, "exit_code", 1))
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:

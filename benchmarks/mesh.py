@@ -1,0 +1,157 @@
+"""What a round over the mesh costs, against a bare Zenoh exchange of the same bytes by the same processes.
+
+    python benchmarks/mesh.py [--sites 2 10 50] [--rounds 300] [--repeats 3]
+
+Every site is a process with mutual TLS on loopback, four neighbours in a ring and 100 features. In each repeat the
+same processes do three things one after another:
+
+- bare: exchange frames of the same size with nothing but Zenoh (same configuration, same access control);
+- carried: exchange the same messages as `dekrr node` does, with sessions, checks, checkpoint and record, but
+  without the solver;
+- round: run DeKRR as `dekrr node` does.
+
+A round's time is the median over sites of (last round's time - first round's time) / rounds.
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from dekrr.features import FeatureMap
+from dekrr.messages import Coefficients, encode, expect
+from dekrr.networks.config import read_site
+from dekrr.networks.mesh import MeshNetwork
+from dekrr.networks.node import RECORD, Node, Record, link_of
+from dekrr.networks.session import Data
+from dekrr.protocols.consensus import roll_call
+from dekrr.protocols.outcome import Outcome
+from dekrr.protocols.site import Site
+from meshes import Mesh
+
+D = 100
+
+
+def bare_rounds(link, rounds, barrier, n_ready):
+    """Exchange frames with the neighbours, and nothing else; return the seconds of a round."""
+    network = MeshNetwork(link)
+    body = encode(Coefficients(np.zeros(D), (0.0, 0.0)))
+    frame = msgspec.msgpack.encode(Data("bare", link.name, (), 0, body))
+    with network.open("bare") as (arrivals, speak):
+        heard = set()
+        while n_ready.value < barrier.parties:  # until every link is up
+            for publisher in speak.values():
+                publisher.put(b"ready")
+            time.sleep(0.05)
+            while len(heard) < len(link.neighbors) and (sample := arrivals.try_recv()) is not None:
+                heard |= {sender_of(sample)} & set(link.neighbors)
+                if len(heard) == len(link.neighbors):
+                    with n_ready.get_lock():
+                        n_ready.value += 1
+        barrier.wait()
+        time.sleep(0.5)
+        while arrivals.try_recv() is not None:
+            pass
+        barrier.wait()
+        counts = dict.fromkeys(link.neighbors, 0)
+        start = time.perf_counter()
+        for number in range(1, rounds + 1):
+            for publisher in speak.values():
+                publisher.put(frame)
+            while min(counts.values()) < number:
+                sample = arrivals.recv()
+                sender = sender_of(sample)
+                sample.payload.to_bytes()
+                if sender in counts:
+                    counts[sender] += 1
+        seconds = (time.perf_counter() - start) / rounds
+        barrier.wait()
+    return seconds
+
+
+def sender_of(sample):
+    return str(sample.key_expr).split("/")[-2]
+
+
+def without_solver(node, neighbors):
+    """Send what DeKRR's rounds send, and compute nothing."""
+    site = Site(node.config.site, neighbors, np.zeros((60, 2)), np.zeros(60))
+    roster = yield from roll_call(site)
+    for _ in range(node.config.method_settings().max_rounds):
+        expect((yield site.to_all(Coefficients(np.zeros(D), (0.0, 0.0)))), Coefficients)
+    nothing = FeatureMap.unweighted(np.zeros((2, D)), np.zeros(D))
+    return Outcome(roster, None, nothing, np.zeros(D), objective_shares=[0.0])
+
+
+def mesh_rounds(path, *, solver):
+    """Take part in a run as `dekrr node` does; return the seconds of a round."""
+    node = Node(read_site(path), path.parent, force=True)
+    if not solver:
+        node.session._make = lambda neighbors, _: without_solver(node, neighbors)
+    times = {}
+    node.listeners.append(Record(path.parent / RECORD, node.session))
+    node.listeners.append(lambda event, _: times.setdefault(node.session.rounds, time.perf_counter()))
+    node.run()
+    times.pop(0, None)
+    first, last = min(times), max(times)
+    return (times[last] - times[first]) / (last - first)
+
+
+def site(path, rounds, barrier, n_ready, results):
+    """Be one site: the bare exchange, the carried one, then the run."""
+    link = link_of(read_site(path), path.parent, insecure=False)
+    bare = bare_rounds(link, rounds, barrier, n_ready)
+    barrier.wait()
+    carried = mesh_rounds(path, solver=False)
+    barrier.wait()
+    results.put((bare, carried, mesh_rounds(path, solver=True)))
+
+
+def measure(n_sites, rounds):
+    """Return the milliseconds of a bare, a carried and a full round, medians over sites."""
+    context = multiprocessing.get_context("forkserver")
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"n_features": D, "tol": 0.0, "max_rounds": rounds}
+        mesh = Mesh(folder, n_sites, settings=settings, rows=60, start_patience=300.0)
+        barrier, n_ready, results = context.Barrier(n_sites), context.Value("i"), context.Queue()
+        paths = [mesh.home(name) / "site.toml" for name in mesh.names]
+        processes = [context.Process(target=site, args=(path, rounds, barrier, n_ready, results)) for path in paths]
+        for process in processes:
+            process.start()
+        measured = [results.get(timeout=600) for _ in processes]
+        for process in processes:
+            process.join()
+    return tuple(1e3 * statistics.median(column) for column in zip(*measured, strict=True))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sites", type=int, nargs="+", default=[2, 10, 50])
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dekrr.networks.node", "dekrr.cli.network", "pandas", "pyarrow.parquet"])
+    print(f"milliseconds, medians of {arguments.repeats} repeats; ratios to bare with their range")
+    print(f"{'sites':>5} {'bare':>7} {'carried':>7} {'ratio':>19} {'round':>7} {'ratio':>19}")
+    for n_sites in arguments.sites:
+        repeats = [measure(n_sites, arguments.rounds) for _ in range(arguments.repeats)]
+        bare, carried, full = (statistics.median(column) for column in zip(*repeats, strict=True))
+        first, second = (ratio([each[i] / each[0] for each in repeats]) for i in (1, 2))
+        print(f"{n_sites:5d} {bare:7.2f} {carried:7.2f} {first:>19} {full:7.2f} {second:>19}", flush=True)
+
+
+def ratio(values):
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""`dekrr network`, `dekrr keys`: the files, keys and certificates of a mesh."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from ..errors import KeysError
+from ..networks.config import NetworkFile, read_network, to_toml
+
+network_app = typer.Typer(help="Describe a network of sites and make its keys.", no_args_is_help=True)
+keys_app = typer.Typer(help="Make this site's private key, which never leaves it.", no_args_is_help=True)
+SITES = "sites"
+SITE_FILE, NETWORK_FILE = "site.toml", "network.toml"
+NetworkArgument = Annotated[Path, typer.Argument(help="The network file.", exists=True, dir_okay=False)]
+
+
+@network_app.command()
+def example(
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    n_sites: Annotated[int, typer.Option("--sites", min=2, help="How many sites.")] = 10,
+    port: Annotated[int, typer.Option(help="The first of as many ports of 127.0.0.1.")] = 7450,
+) -> None:
+    """Make up a network to try: stations along a coast, a table of rows for each, and the network file."""
+    import pandas as pd
+
+    from ..data import make_sites
+    from ..networks.keys import write_new
+
+    X, y, labels = make_sites(n_sites=n_sites, random_state=0)
+    columns = ["place", *(f"x{i}" for i in range(1, X.shape[1]))]
+    lines = [
+        to_toml({"run": "trial", "method": "dekrr", "topology": "ring", "n_neighbors": 4, "patience": 30.0}),
+        to_toml({"data": {"target": "y", "columns": columns}}),
+        to_toml({"settings": {"n_features": 30, "sigma": 0.3, "alpha": 1e-4}}),
+    ]
+    for j, label in enumerate(sorted(set(labels.tolist()))):
+        name = label.replace(" ", "-")
+        table = pd.DataFrame(X[labels == label], columns=columns).assign(y=y[labels == label])
+        write_new(folder / f"{name}.csv", table.to_csv(index=False).encode())
+        entry = {"name": name, "endpoint": f"127.0.0.1:{port + j}", "data": f"{name}.csv"}
+        lines.append("[[site]]\n" + to_toml(entry))
+    write_new(folder / NETWORK_FILE, "\n".join(lines).encode())
+    _say(f"{n_sites} sites in {folder}. Next: dekrr network init {folder / NETWORK_FILE}")
+
+
+@network_app.command()
+def init(
+    network: NetworkArgument,
+    out: Annotated[Path | None, typer.Option(help="The folder to make; `sites` beside the file if left out.")] = None,
+    keys: Annotated[
+        bool, typer.Option("--keys/--no-keys", help="Make every site's key here, for a trial, or leave it to them.")
+    ] = True,
+) -> None:
+    """Make an authority, and a folder for each site with its site.toml and, for a trial, its key and certificate.
+
+    With --no-keys no private key but the authority's is made: each site runs dekrr keys new, and you sign.
+    """
+    from ..networks import keys as certificates
+
+    described = read_network(network)
+    folder = out or network.parent / SITES
+    if folder.exists() and any(folder.iterdir()):
+        raise KeysError(f"{folder} is already there; nothing is overwritten: move it away, or give another --out")
+    authority = certificates.Authority.new(described.run)
+    authority.save(folder)
+    for name, table in site_tables(described, network.parent.resolve()).items():
+        home = folder / name
+        certificates.write_new(home / SITE_FILE, to_toml(table).encode())
+        certificates.write_new(home / certificates.AUTHORITY_CERTIFICATE, authority.pem)
+        if keys:
+            host = _host(table["listen"])
+            key, request = certificates.new_request(name, host)
+            certificates.write_new(home / certificates.KEY, key, private=True)
+            certificates.write_new(home / certificates.REQUEST, request)
+            signed = authority.sign(certificates.read_request(home / certificates.REQUEST))
+            certificates.write_new(home / certificates.CERTIFICATE, signed)
+    if keys:
+        _say(f"{len(described.site)} sites in {folder}, with keys. Next: dekrr up {network}")
+    else:
+        _say(
+            f"{len(described.site)} sites in {folder}, without keys. Give each its folder, have it run dekrr keys new, "
+            f"and sign its request: dekrr network sign {network} REQUEST"
+        )
+
+
+@network_app.command()
+def sign(
+    network: NetworkArgument,
+    request: Annotated[Path, typer.Argument(help="The request that dekrr keys new made.", exists=True)],
+    authority: Annotated[Path | None, typer.Option(help="The authority's folder; `sites` beside the file.")] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long the certificate is valid.")] = 365,
+) -> None:
+    """Sign a site's request: its name must be a site of the network, and its host the one that neighbours dial."""
+    from ..networks import keys as certificates
+
+    described = read_network(network)
+    folder = authority or network.parent / SITES
+    asked = certificates.read_request(request)
+    name, host = certificates.site_of(asked), certificates.host_of(asked)
+    hosts = {entry.name: _host(entry.endpoint) for entry in described.site}
+    if name not in hosts:
+        raise KeysError(f"{request} is for {name!r}, which is not a site of {network}; they are {', '.join(hosts)}")
+    if host != hosts[name]:
+        raise KeysError(f"{request} is for host {host!r}, but {network} has {name!r} at {hosts[name]!r}")
+    signed = certificates.Authority.load(folder).sign(asked, days)
+    path = folder / name / certificates.CERTIFICATE
+    certificates.write_new(path, signed)
+    _say(f"{path} is the certificate of {name}, valid for {days} days; send it back with {folder / name}")
+
+
+@keys_app.command("new")
+def new_keys(
+    site: Annotated[str, typer.Argument(help="The site's name in the network file.")],
+    host: Annotated[str, typer.Option(help="The host name or address that neighbours dial.")],
+    out: Annotated[Path, typer.Option(help="The folder for the key and the request.")] = Path(),
+) -> None:
+    """Make a private key, and a request for its certificate to send to whoever signs for the network."""
+    from ..networks import keys as certificates
+
+    key, request = certificates.new_request(site, host)
+    certificates.write_new(out / certificates.KEY, key, private=True)
+    certificates.write_new(out / certificates.REQUEST, request)
+    _say(f"{out / certificates.KEY} stays here. Send {out / certificates.REQUEST} to be signed.")
+
+
+def site_tables(network: NetworkFile, folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the site.toml of every site, as tables."""
+    from ..networks import keys as certificates
+
+    endpoints = {entry.name: entry.endpoint for entry in network.site}
+    graph = network.neighbors()
+    tables: dict[str, dict[str, Any]] = {}
+    for entry in network.site:
+        tables[entry.name] = {
+            "run": network.run,
+            "site": entry.name,
+            "method": network.method,
+            "listen": entry.endpoint,
+            "sites": [other.name for other in network.site],
+            "patience": network.patience,
+            "start_patience": network.start_patience,
+            "data": {**msgspec.to_builtins(network.data), "file": str(folder / entry.data)},
+            "settings": network.settings,
+            "neighbors": {p: endpoints[p] for p in graph[entry.name]},
+            "keys": {
+                "authority": certificates.AUTHORITY_CERTIFICATE,
+                "certificate": certificates.CERTIFICATE,
+                "key": certificates.KEY,
+            },
+        }
+    return tables
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0].strip("[]")
+
+
+def _say(text: str) -> None:
+    Console(highlight=False, soft_wrap=True).print(text)

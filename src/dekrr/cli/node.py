@@ -1,0 +1,244 @@
+"""`dekrr node`, `dekrr up`, `dekrr status`: sites as processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.status import Status
+from rich.table import Table
+
+from ..errors import DataError, NetworkError
+from ..networks.config import read_network, read_site
+from .network import SITE_FILE, SITES
+
+INTERRUPTED, TERMINATED = 130, 143
+_PROGRESS_EVERY = 0.5
+
+
+class _Stopped(BaseException):
+    """Somebody asked this process to stop."""
+
+
+def node(
+    site: Annotated[Path, typer.Argument(help="The site's file.", exists=True, dir_okay=False)],
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; on loopback only.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start from the beginning, without the checkpoint.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that is already there.")] = False,
+    metrics: Annotated[int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1.")] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
+) -> None:
+    """Take part in a run as one site: connect to the neighbours, train, and write model.safetensors.
+
+    Started again after a crash or Ctrl-C it resumes from its checkpoint. Exit codes: 3 somebody is missing,
+    4 declared gone by the others, 5 cut off, 6 no agreement, 130 and 143 stopped with a checkpoint.
+    """
+    from ..networks.node import RECORD, Log, Node, Record, serve_metrics
+
+    config = read_site(site)
+    folder = site.parent
+    started = Node(config, folder, insecure=insecure, fresh=fresh, force=force)
+    started.listeners += [Log(config.site, as_json=log_json), Record(folder / RECORD, started.session)]
+    if metrics is not None:
+        serve_metrics(metrics, started.status)
+    _stop_on(signal.SIGTERM)
+    try:
+        with _progress(started.status, as_json=log_json):
+            started.run()
+    except KeyboardInterrupt:
+        _stop(site, INTERRUPTED)
+    except _Stopped:
+        _stop(site, TERMINATED)
+
+
+def _stop_on(number: signal.Signals) -> None:
+    def stop(*_: object) -> None:
+        raise _Stopped
+
+    signal.signal(number, stop)
+
+
+def _stop(site: Path, code: int) -> None:
+    print(f"stopped; dekrr node {site} goes on from the checkpoint", file=sys.stderr, flush=True)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _progress(status: Any, *, as_json: bool) -> Iterator[None]:
+    """Show where the site is while the block runs: a line on a terminal, or JSON lines for `dekrr up`."""
+    console = Console(stderr=True)
+    if not as_json and not console.is_terminal:
+        yield
+        return
+    over = threading.Event()
+
+    def show() -> None:
+        if as_json:
+            while not over.wait(_PROGRESS_EVERY):
+                print(json.dumps({"event": "progress", **status()}), file=sys.stderr, flush=True)
+            return
+        with Status("", console=console) as line:
+            while not over.wait(_PROGRESS_EVERY):
+                line.update(_line(status()))
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _line(status: Mapping[str, Any]) -> str:
+    waits = _waited_for(status)
+    residual = "" if status["residual"] is None else f", residual {status['residual']:.2e}"
+    waiting = f", waiting for {waits}" if waits else ""
+    return f"{status['phase']}: round {status['round']}{residual}, {_kilobytes(status)} kB sent{waiting}"
+
+
+def _waited_for(status: Mapping[str, Any]) -> str:
+    return ", ".join(name for name, about in status["neighbors"].items() if about["waited for"])
+
+
+def _kilobytes(status: Mapping[str, Any]) -> str:
+    return f"{status['message bytes sent'] / 1e3:.0f}"
+
+
+def up(
+    network: Annotated[Path, typer.Argument(help="The network file.", exists=True, dir_okay=False)],
+    folder: Annotated[Path | None, typer.Option(help="What network init made; `sites` beside the file.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; on loopback only.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace models that are already there.")] = False,
+) -> None:
+    """Run every site of a network as a process of this machine, and watch them in a table."""
+    folder = folder or network.parent / SITES
+    names = [entry.name for entry in read_network(network).site]
+    missing = [name for name in names if not (folder / name / SITE_FILE).exists()]
+    if missing:
+        raise DataError(f"{folder} lacks {', '.join(missing)}; first run: dekrr network init {network}")
+    options = ["--log-json", *(["--insecure"] if insecure else []), *(["--force"] if force else [])]
+    fleet = [_Process(name, folder / name / SITE_FILE, options) for name in names]
+    console = Console()
+    try:
+        with Live(_table(fleet), console=console, refresh_per_second=4, transient=False) as live:
+            while any(process.running for process in fleet):
+                time.sleep(0.25)
+                live.update(_table(fleet))
+            live.update(_table(fleet))
+    except KeyboardInterrupt:
+        for process in fleet:
+            process.terminate()
+        raise typer.Exit(INTERRUPTED) from None
+    failed = [process for process in fleet if process.code]
+    if failed:
+        listed = "; ".join(f"{process.name} (exit {process.code}): {process.reason}" for process in failed)
+        raise NetworkError(f"{len(failed)} of {len(fleet)} sites failed: {listed}")
+    console.print(f"{len(fleet)} models in {folder}/*/model.safetensors")
+
+
+class _Process:
+    """One site's process, and the last that it said."""
+
+    def __init__(self, name: str, site: Path, options: list[str]) -> None:
+        self.name = name
+        self.status: dict[str, Any] = {}
+        self.reason = ""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from dekrr.cli import main; main()", "node", str(site), *options],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None or self._reader.is_alive()
+
+    @property
+    def code(self) -> int:
+        return self._process.returncode or 0
+
+    def terminate(self) -> None:
+        """Ask the process to stop, and wait for its checkpoint."""
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                self.reason = line.strip() or self.reason
+                continue
+            if "phase" in event:
+                self.status = event
+
+
+def _table(fleet: list[_Process]) -> Table:
+    table = Table()
+    for heading in ("site", "phase", "round", "residual", "kB sent", "gone", "waiting for"):
+        table.add_column(heading, justify="right" if heading in ("round", "residual", "kB sent") else "left")
+    for process in fleet:
+        status = process.status
+        if not status:
+            table.add_row(process.name, "starting" if process.running else f"exit {process.code}")
+            continue
+        phase = status["phase"] if process.running or not process.code else f"exit {process.code}"
+        residual = "" if status["residual"] is None else f"{status['residual']:.2e}"
+        waits = _waited_for(status) if process.running and status["phase"] != "finished" else ""
+        gone = ", ".join(status["gone"])
+        table.add_row(process.name, phase, str(status["round"]), residual, _kilobytes(status), gone, waits)
+    return table
+
+
+def status(
+    file: Annotated[Path, typer.Argument(help="A site.toml, or a network.toml to ask all its sites.", exists=True)],
+    folder: Annotated[Path | None, typer.Option(help="What network init made; `sites` beside the file.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="The sites run without TLS.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a site.")] = False,
+) -> None:
+    """Ask running sites how they are; needs their keys, so each organisation can ask its own."""
+    from ..networks.mesh import ask_status
+    from ..networks.node import link_of
+
+    console = Console()
+    table = Table()
+    for heading in ("site", "phase", "round", "residual", "kB sent", "neighbours"):
+        table.add_column(heading)
+    for path in _site_files(file, folder):
+        config = read_site(path)
+        answer = ask_status(link_of(config, path.parent, insecure=insecure), config.run)
+        if as_json:
+            typer.echo(json.dumps(answer or {"site": config.site, "phase": "no answer"}))
+        elif answer is None:
+            table.add_row(config.site, "no answer")
+        else:
+            residual = "" if answer["residual"] is None else f"{answer['residual']:.2e}"
+            peers = ", ".join(f"{name} {about['state']}" for name, about in answer["neighbors"].items())
+            table.add_row(config.site, answer["phase"], str(answer["round"]), residual, _kilobytes(answer), peers)
+    if not as_json:
+        console.print(table)
+
+
+def _site_files(file: Path, folder: Path | None) -> list[Path]:
+    if file.name == SITE_FILE:
+        return [file]
+    return [(folder or file.parent / SITES) / entry.name / SITE_FILE for entry in read_network(file).site]

@@ -1,0 +1,208 @@
+"""A site's checkpoint: the log of what it received.
+
+A node procedure is deterministic, so that a site which reads its log again is where it was. Records are only
+ever appended; a record that a crash cut short is dropped, and any beginning of a log is a good checkpoint.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from ..errors import DataError
+from ..features import FeatureMap
+from ..messages import Features, decode, encode
+
+
+class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """The beginning of an epoch: what must be the same when a site resumes, who is gone, the site's features.
+
+    Parameters
+    ----------
+    run, site : str
+    digest : str
+        Of the terms of the run and of the site's rows.
+    gone : tuple of str
+    features : bytes or None
+        The site's features as an encoded message, if it had chosen them in an earlier epoch.
+    """
+
+    run: str
+    site: str
+    digest: str
+    gone: tuple[str, ...]
+    features: bytes | None
+
+
+class Received(msgspec.Struct, frozen=True, array_like=True, tag="inbox"):
+    """What came in one exchange: the encoded message of every neighbour that sent one."""
+
+    exchange: int
+    bodies: dict[str, bytes]
+
+
+Record = Opening | Received
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+_LENGTH = 8
+
+
+def pack_map(feature_map: FeatureMap | None) -> bytes | None:
+    """Return a feature map as an encoded message."""
+    if feature_map is None:
+        return None
+    return encode(Features(feature_map.frequencies, feature_map.phases, feature_map.amplitudes, 0))
+
+
+def unpack_map(body: bytes | None) -> FeatureMap | None:
+    """Return what `pack_map` packed."""
+    if body is None:
+        return None
+    message = decode(body, "checkpoint")
+    assert isinstance(message, Features)
+    copies = [np.array(part) for part in (message.frequencies, message.phases, message.amplitudes)]
+    return FeatureMap(*copies)
+
+
+class Journal(Protocol):
+    """Where records go."""
+
+    def append(self, record: Record) -> None:
+        """Take a record; OSError when that is impossible."""
+
+    def flush(self) -> None:
+        """Keep what was taken; OSError when that is impossible."""
+
+    def records(self) -> Iterator[Record]:
+        """Yield all records that were kept whole."""
+
+    def discard(self) -> None:
+        """Forget everything, and keep nothing from now on."""
+
+
+class MemoryJournal:
+    """A journal that lasts as long as the object; for the faulty network, and for runs without a checkpoint."""
+
+    def __init__(self) -> None:
+        self._kept: list[bytes] = []
+        self._off = False
+
+    def append(self, record: Record) -> None:
+        """Keep a record."""
+        if not self._off:
+            self._kept.append(_encoder.encode(record))
+
+    def flush(self) -> None:
+        """Do nothing: all is kept."""
+
+    def records(self) -> Iterator[Record]:
+        """Yield all records."""
+        return map(_decoder.decode, list(self._kept))
+
+    def discard(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+        self._off = True
+
+    def tear(self, n_records: int) -> None:
+        """Lose the last records, as a crash may."""
+        del self._kept[len(self._kept) - n_records :]
+
+
+class NoJournal:
+    """Keeps nothing."""
+
+    def append(self, record: Record) -> None:
+        """Do nothing."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def records(self) -> Iterator[Record]:
+        """Yield nothing."""
+        return iter(())
+
+    def discard(self) -> None:
+        """Do nothing."""
+
+
+class FileJournal:
+    """A journal in a file that its owner alone can read.
+
+    What was flushed survives the death of the process, though perhaps not that of the machine. A site flushes a few
+    times a second; after a crash the neighbours send again what is missing.
+
+    Parameters
+    ----------
+    path : Path
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._off = False
+        self._pending: list[Record] = []
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._end = sum(_LENGTH + size for _, size in self._frames())
+        os.ftruncate(self._descriptor, self._end)
+
+    def append(self, record: Record) -> None:
+        """Take a record; the beginning of an epoch is written at once."""
+        self._pending.append(record)
+        if isinstance(record, Opening):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was taken; what is half-written when that fails is taken back."""
+        if self._off or not self._pending:
+            return
+        parts = []
+        for record in self._pending:
+            data = _encoder.encode(record)
+            parts += [len(data).to_bytes(_LENGTH), data]
+        data, written = b"".join(parts), 0
+        try:
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], self._end + written)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
+            raise
+        self._end += len(data)
+        self._pending.clear()
+
+    def records(self) -> Iterator[Record]:
+        """Yield all records; a file of anything else is refused."""
+        for data, _ in self._frames():
+            try:
+                yield _decoder.decode(data)
+            except msgspec.MsgspecError as error:
+                raise DataError(f"{self._path} is no checkpoint: {error}; move it away to start afresh") from None
+
+    def discard(self) -> None:
+        """Remove the file."""
+        if not self._off:
+            self._off = True
+            os.close(self._descriptor)
+            self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file and leave it for the next start."""
+        if not self._off:
+            with contextlib.suppress(OSError):
+                self.flush()
+            self._off = True
+            os.close(self._descriptor)
+
+    def _frames(self) -> Iterator[tuple[bytes, int]]:
+        position, end = 0, os.fstat(self._descriptor).st_size
+        while position + _LENGTH <= end:
+            size = int.from_bytes(os.pread(self._descriptor, _LENGTH, position))
+            if position + _LENGTH + size > end:
+                return
+            yield os.pread(self._descriptor, size, position + _LENGTH), size
+            position += _LENGTH + size

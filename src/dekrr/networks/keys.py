@@ -1,0 +1,240 @@
+"""Keys and certificates of a network: an authority, and one certificate per site whose name is the site's.
+
+A certificate's common name is the site's name, and its alternative name is the host of the site's endpoint, so
+that a neighbour checks both: that it reached the host it dialled, and which site answered. Private keys are
+written for their owner's eyes alone (mode 0600), and no function here replaces a file.
+"""
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ..errors import KeysError
+from .config import NAME
+
+AUTHORITY_CERTIFICATE, AUTHORITY_KEY = "authority.pem", "authority-key.pem"
+CERTIFICATE, KEY, REQUEST = "certificate.pem", "key.pem", "request.pem"
+DAYS = 365
+_CLOCK_SKEW = datetime.timedelta(minutes=5)
+Parsed = TypeVar("Parsed")
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A certificate authority: its certificate and its private key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def new(cls, network: str, days: int = 10 * DAYS) -> "Authority":
+        """Make an authority for a network."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"dekrr authority of {network}"[:64])])
+        certificate = (
+            _builder(name, name, key.public_key(), _now() - _CLOCK_SKEW, _now() + datetime.timedelta(days))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(certificate, key)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Authority":
+        """Read what `save` wrote."""
+        certificate = _read(folder / AUTHORITY_CERTIFICATE, x509.load_pem_x509_certificate)
+        key = _read(folder / AUTHORITY_KEY, lambda data: serialization.load_pem_private_key(data, None))
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise KeysError(f"{folder / AUTHORITY_KEY} is not the key of {folder / AUTHORITY_CERTIFICATE}")
+        return cls(certificate, key)
+
+    def save(self, folder: Path) -> None:
+        """Write the certificate and the key to a folder."""
+        write_new(folder / AUTHORITY_KEY, _pem_of_key(self.key), private=True)
+        write_new(folder / AUTHORITY_CERTIFICATE, self.pem)
+
+    @property
+    def pem(self) -> bytes:
+        """The certificate that every site needs."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def sign(
+        self, request: x509.CertificateSigningRequest, days: float = DAYS, start: datetime.datetime | None = None
+    ) -> bytes:
+        """Return the certificate for a request that `new_request` made."""
+        start = start or _now() - _CLOCK_SKEW
+        certificate = (
+            _builder(
+                request.subject,
+                self.certificate.subject,
+                request.public_key(),  # type: ignore[arg-type]
+                start,
+                start + datetime.timedelta(days),
+            )
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,
+            )
+            .add_extension(x509.SubjectAlternativeName([_alternative_name(host_of(request))]), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def new_request(site: str, host: str) -> tuple[bytes, bytes]:
+    """Return a new private key and the request for its certificate, as PEM.
+
+    Parameters
+    ----------
+    site : str
+        The site's name: letters, digits, dot, dash and underscore.
+    host : str
+        The host name or address that neighbours dial.
+    """
+    if not NAME.fullmatch(site):
+        raise KeysError(f"{site!r} cannot name a site: use up to 63 letters, digits, dots, dashes, underscores")
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site)]))
+        .add_extension(x509.SubjectAlternativeName([_alternative_name(host)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return _pem_of_key(key), request.public_bytes(serialization.Encoding.PEM)
+
+
+def read_request(path: Path) -> x509.CertificateSigningRequest:
+    """Read a request and check that whoever made it has its private key."""
+    request = _read(path, x509.load_pem_x509_csr)
+    try:
+        valid = request.is_signature_valid
+    except InvalidSignature:
+        valid = False
+    if not valid:
+        raise KeysError(f"{path}: the request is not signed by its own key")
+    site_of(request)
+    host_of(request)
+    return request
+
+
+def site_of(named: x509.CertificateSigningRequest | x509.Certificate) -> str:
+    """Return the site that a request or a certificate names."""
+    names = named.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if len(names) != 1 or not NAME.fullmatch(str(names[0].value)):
+        raise KeysError("the request or certificate does not name a site: its common name must be one")
+    return str(names[0].value)
+
+
+def host_of(named: x509.CertificateSigningRequest | x509.Certificate) -> str:
+    """Return the host that a request or a certificate names."""
+    try:
+        names = list(named.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except x509.ExtensionNotFound:
+        names = []
+    if len(names) != 1 or not isinstance(names[0], x509.DNSName | x509.IPAddress):
+        raise KeysError("the request or certificate must have one alternative name: the host that neighbours dial")
+    return str(names[0].value)
+
+
+def check(authority_certificate: Path, certificate: Path, key: Path, site: str) -> None:
+    """Refuse a certificate that is not this site's, has run out, or does not fit its key or authority."""
+    authority = _read(authority_certificate, x509.load_pem_x509_certificate)
+    own = _read(certificate, x509.load_pem_x509_certificate)
+    if site_of(own) != site:
+        raise KeysError(f"{certificate} is the certificate of {site_of(own)!r}, but this site is {site!r}")
+    if not own.not_valid_before_utc <= _now() <= own.not_valid_after_utc:
+        raise KeysError(
+            f"{certificate} is valid from {own.not_valid_before_utc:%Y-%m-%d %H:%M} to "
+            f"{own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, not now; ask for a new one: dekrr keys new"
+        )
+    private = _read(key, lambda data: serialization.load_pem_private_key(data, None))
+    if private.public_key() != own.public_key():
+        raise KeysError(f"{key} is not the key of {certificate}")
+    if key.stat().st_mode & 0o077:
+        raise KeysError(f"{key} can be read by others on this machine; run: chmod 600 {key}")
+    try:
+        own.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        raise KeysError(f"{certificate} was not signed by the authority of {authority_certificate}") from None
+
+
+def write_new(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write a file that must not exist yet; a private one for the owner alone, in a folder for the owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o755)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
+    except FileExistsError:
+        raise KeysError(f"{path} is already there; nothing is overwritten: move it away first") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    start: datetime.datetime,
+    end: datetime.datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(end)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _read(path: Path, parse: Callable[[bytes], Parsed]) -> Parsed:
+    try:
+        return parse(path.read_bytes())
+    except FileNotFoundError:
+        raise KeysError(f"{path} does not exist; keys are made by dekrr network init or dekrr keys new") from None
+    except (ValueError, TypeError) as error:
+        raise KeysError(f"{path} cannot be read: {error}") from None
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,325 @@
+"""One site in this process, its neighbours in others, over Eclipse Zenoh.
+
+Links exist along the graph's edges and nowhere else: endpoints are explicit, and discovery by multicast or
+gossip is off. Every link is mutual TLS, and Zenoh's access control binds a key expression to the common name of
+the certificate at the other end of the link: whoever is not called p cannot say anything in p's name.
+"""
+
+import ipaddress
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zenoh
+
+from ..errors import NetworkError, SettingsError
+from ..messages import MAX_BYTES
+from ..protocols.outcome import Outcome
+from .config import RESERVED
+from .session import Session
+
+FRAMING = 1 << 16  # bytes that a frame may have beyond its message
+_TICK = 0.25
+_LAST_WORDS = 0.3  # seconds for the last frames to leave
+_QUEUE = 4096  # frames that wait to be taken; the links wait when it is full
+_ALIVE, _STATUS, _TICKER = RESERVED
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Files of a site's TLS identity: the authority's certificate, its own, and its private key."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where a site listens and whom it reaches where.
+
+    Parameters
+    ----------
+    name : str
+    listen : str
+        host:port.
+    neighbors : mapping of neighbour to host:port
+    keys : Keys or None
+        None is plain TCP, for loopback alone.
+    """
+
+    name: str
+    listen: str
+    neighbors: Mapping[str, str]
+    keys: Keys | None
+
+    def __post_init__(self) -> None:
+        if self.keys is None:
+            away = sorted({e for e in (self.listen, *self.neighbors.values()) if not is_loopback(e)})
+            if away:
+                raise SettingsError(f"without keys a site may only talk over loopback, not with {', '.join(away)}")
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Return whether an endpoint is on this machine.
+
+    Examples
+    --------
+    >>> is_loopback("127.0.0.1:7447"), is_loopback("[::1]:7447"), is_loopback("10.0.0.1:7447")
+    (True, True, False)
+    """
+    host = endpoint.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def zenoh_config(link: Link, run: str) -> dict[str, Any]:
+    """Return Zenoh's configuration of one site.
+
+    Of the two ends of an edge the one whose name sorts last connects to the other.
+    """
+    protocol = "tls" if link.keys else "tcp"
+    config: dict[str, Any] = {
+        "mode": "peer",
+        "listen": {"endpoints": [f"{protocol}/{link.listen}"], "exit_on_failure": True},
+        "connect": {
+            "endpoints": [f"{protocol}/{endpoint}" for p, endpoint in link.neighbors.items() if p < link.name],
+            "timeout_ms": -1,
+            "exit_on_failure": False,
+            "retry": {"period_init_ms": 100, "period_max_ms": 1000, "period_increase_factor": 1.5},
+        },
+        "open": {"return_conditions": {"connect_scouted": False, "declares": False}},
+        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
+        "transport": {
+            "unicast": {"max_sessions": 2 * len(link.neighbors) + 4},
+            "link": {
+                "protocols": [protocol],
+                "tx": {"lease": 4000, "keep_alive": 4},
+                "rx": {"max_message_size": MAX_BYTES + FRAMING},
+            },
+        },
+    }
+    if link.keys:
+        config["transport"]["link"]["tls"] = _tls(link.keys)
+        config["access_control"] = _access_control(link, run)
+    return config
+
+
+def _tls(keys: Keys) -> dict[str, Any]:
+    return {
+        "root_ca_certificate": str(keys.authority),
+        "enable_mtls": True,
+        "listen_private_key": str(keys.key),
+        "listen_certificate": str(keys.certificate),
+        "connect_private_key": str(keys.key),
+        "connect_certificate": str(keys.certificate),
+        "verify_name_on_connect": True,
+        "close_link_on_expiration": True,
+    }
+
+
+def _access_control(link: Link, run: str) -> dict[str, Any]:
+    """Allow each neighbour what it needs under its own name, the site's own certificate its status; deny the rest."""
+    me, base = link.name, f"dekrr/{run}"
+    rules: list[dict[str, Any]] = []
+    policies, subjects = [], []
+
+    def allow(subject: str, **kinds: tuple[str, str, list[str]]) -> None:
+        for label, (flow, key, messages) in kinds.items():
+            rule = {"flows": [flow], "key_exprs": [key], "messages": messages, "permission": "allow"}
+            rules.append({"id": f"{label} {subject}", **rule})
+        subjects.append({"id": subject, "cert_common_names": [subject]})
+        policies.append({"rules": [f"{label} {subject}" for label in kinds], "subjects": [subject]})
+
+    listens = ["declare_liveliness_subscriber", "liveliness_query"]
+    for p in link.neighbors:
+        allow(
+            p,
+            hear=("ingress", f"{base}/{p}/{me}", ["put"]),
+            speak=("egress", f"{base}/{me}/{p}", ["put"]),
+            they_listen=("ingress", f"{base}/*/{p}", ["declare_subscriber"]),
+            i_listen=("egress", f"{base}/*/{me}", ["declare_subscriber"]),
+            they_live=("ingress", f"{base}/{_ALIVE}/{p}", ["liveliness_token"]),
+            i_live=("egress", f"{base}/{_ALIVE}/{me}", ["liveliness_token"]),
+            they_watch=("ingress", f"{base}/{_ALIVE}/{me}", listens),
+            i_watch=("egress", f"{base}/{_ALIVE}/{p}", listens),
+        )
+    status = f"{base}/{_STATUS}/{me}"
+    allow(
+        me,
+        asked=("ingress", status, ["query", "declare_queryable"]),
+        answers=("egress", status, ["reply", "declare_queryable"]),
+    )
+    return {
+        "enabled": True,
+        "default_permission": "deny",
+        "rules": rules,
+        "subjects": subjects,
+        "policies": policies,
+    }
+
+
+class MeshNetwork:
+    """Carries one session's frames over Zenoh.
+
+    Parameters
+    ----------
+    link : Link
+    status : callable, optional
+        Returns what `dekrr status` shows, as a mapping that JSON can hold.
+
+    Attributes
+    ----------
+    wire_bytes : int
+        Bytes of frames handed to Zenoh: messages, framing, hellos and repeats.
+    """
+
+    def __init__(self, link: Link, status: Callable[[], Mapping[str, Any]] | None = None) -> None:
+        self.link = link
+        self.wire_bytes = 0
+        self._status = status
+        self._seen: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
+
+    def run(self, session: Session, after: Callable[[float], None] | None = None) -> Outcome:
+        """Drive a session to its end and return the outcome.
+
+        Parameters
+        ----------
+        session : Session
+        after : callable, optional
+            Called after every batch of work with the seconds spent waiting for it.
+        """
+        with self.open(session.plan.run) as (arrivals, speak):
+            try:
+                session.start(time.monotonic())
+                self._flush(session, speak)
+                self._loop(session, arrivals, speak, after)
+            except NetworkError:
+                self._flush(session, speak)
+                time.sleep(_LAST_WORDS)
+                raise
+            time.sleep(_LAST_WORDS)
+        assert session.result is not None
+        return session.result
+
+    def _loop(
+        self, session: Session, arrivals: Any, speak: Mapping[str, Any], after: Callable[[float], None] | None
+    ) -> None:
+        next_tick = 0.0
+        while not session.done(now := time.monotonic()):
+            sample = arrivals.recv()  # the ticker sees to it that something comes
+            waited = time.monotonic() - now
+            while sample is not None:
+                sender = str(sample.key_expr).split("/")[-2]
+                if sender != _TICKER:
+                    session.receive(sender, sample.payload.to_bytes(), now + waited)
+                self._flush(session, speak)
+                sample = arrivals.try_recv()
+            now += waited
+            if now >= next_tick:
+                self._take_seen(session, now)
+                session.tick(now)
+                self._flush(session, speak)
+                next_tick = now + _TICK
+            if after is not None:
+                after(waited)
+
+    def _take_seen(self, session: Session, now: float) -> None:
+        with suppress(queue.Empty):
+            while True:
+                name, up = self._seen.get_nowait()
+                learn = session.peer_up if up else session.peer_down
+                learn(name, now)
+
+    def _flush(self, session: Session, speak: Mapping[str, Any]) -> None:
+        for receiver, data in session.out:
+            self.wire_bytes += len(data)
+            speak[receiver].put(data)
+        session.out.clear()
+
+    @contextmanager
+    def open(self, run: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Open the Zenoh session; gives what arrives, and a publisher per neighbour."""
+        me, base = self.link.name, f"dekrr/{run}"
+        zenoh.init_log_from_env_or("error")
+        try:
+            peer = zenoh.open(zenoh.Config.from_json5(json.dumps(zenoh_config(self.link, run))))
+        except zenoh.ZError as error:
+            raise NetworkError(
+                f"site {me!r} cannot listen on {self.link.listen}, or its keys cannot be used: {error}"
+            ) from None
+        over = threading.Event()
+        ticker = threading.Thread(target=_tick, args=(peer, f"{base}/{_TICKER}/{me}", over), daemon=True)
+        try:
+            arrivals = peer.declare_subscriber(f"{base}/*/{me}", zenoh.handlers.FifoChannel(_QUEUE))
+            for p in self.link.neighbors:
+                peer.liveliness().declare_subscriber(f"{base}/{_ALIVE}/{p}", self._watch, history=True)
+            token = peer.liveliness().declare_token(f"{base}/{_ALIVE}/{me}")
+            if self._status is not None:
+                peer.declare_queryable(f"{base}/{_STATUS}/{me}", self._answer)
+            ticker.start()
+            yield (
+                arrivals,
+                {
+                    p: peer.declare_publisher(
+                        f"{base}/{me}/{p}",
+                        congestion_control=zenoh.CongestionControl.BLOCK,
+                        reliability=zenoh.Reliability.RELIABLE,
+                        express=True,
+                    )
+                    for p in self.link.neighbors
+                },
+            )
+            token.undeclare()
+        finally:
+            over.set()
+            if ticker.is_alive():
+                ticker.join()
+            peer.close()
+
+    def _watch(self, sample: Any) -> None:
+        self._seen.put((str(sample.key_expr).split("/")[-1], sample.kind == zenoh.SampleKind.PUT))
+
+    def _answer(self, query: Any) -> None:
+        assert self._status is not None
+        query.reply(query.key_expr, json.dumps(self._status()))
+
+
+def _tick(peer: Any, key: str, over: threading.Event) -> None:
+    """Wake the site's own subscriber from time to time, so that no wait is without end."""
+    while not over.wait(_TICK):
+        with suppress(zenoh.ZError):
+            peer.put(key, b"", allowed_destination=zenoh.Locality.SESSION_LOCAL)
+
+
+def ask_status(link: Link, run: str, timeout: float = 3.0) -> dict[str, Any] | None:
+    """Ask a running site for its status with its own keys; None if it does not answer."""
+    protocol = "tls" if link.keys else "tcp"
+    config: dict[str, Any] = {
+        "mode": "client",
+        "connect": {"endpoints": [f"{protocol}/{link.listen}"], "timeout_ms": int(1000 * timeout)},
+        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
+    }
+    if link.keys:
+        config["transport"] = {"link": {"protocols": [protocol], "tls": _tls(link.keys)}}
+    zenoh.init_log_from_env_or("off")
+    try:
+        client = zenoh.open(zenoh.Config.from_json5(json.dumps(config)))
+    except zenoh.ZError:
+        return None
+    try:
+        for reply in client.get(f"dekrr/{run}/{_STATUS}/{link.name}", timeout=timeout):
+            if reply.ok is not None:
+                answer: dict[str, Any] = json.loads(reply.ok.payload.to_bytes())
+                return answer
+        return None
+    finally:
+        client.close()

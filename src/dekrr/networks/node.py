@@ -1,0 +1,307 @@
+"""A site of a mesh as a process: its rows, its session, its checkpoint, its model and its record."""
+
+import hashlib
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+
+from ..data.files import read_table
+from ..errors import DataError, SettingsError
+from ..features import FeatureMap
+from ..model import Header, Member, SiteModel
+from ..protocols.outcome import Outcome
+from ..protocols.site import Procedure, Site
+from ..selection import SELECTORS
+from ..types import Array
+from . import keys
+from .config import METHODS, SiteFile
+from .journal import FileJournal
+from .mesh import Keys, Link, MeshNetwork
+from .session import Plan, Session
+
+CHECKPOINT, MODEL, RECORD = "checkpoint", "model.safetensors", "run.jsonl"
+_TITLES = {"dekrr": "DeKRRRegressor", "dkla": "DKLARegressor", "allreduce": "AllReduceRegressor"}
+Listener = Callable[[str, Mapping[str, Any]], None]
+
+
+def link_of(config: SiteFile, folder: Path, *, insecure: bool) -> Link:
+    """Return where a site listens and whom it reaches; refuse to go without keys unless told to."""
+    if insecure:
+        return Link(config.site, config.listen, config.neighbors, None)
+    if config.keys is None:
+        raise SettingsError(
+            f"site {config.site!r} has no keys. Make some with dekrr keys new and have them signed, or, for a trial "
+            "on one machine alone, give --insecure"
+        )
+    found = Keys(folder / config.keys.authority, folder / config.keys.certificate, folder / config.keys.key)
+    keys.check(found.authority, found.certificate, found.key, config.site)
+    return Link(config.site, config.listen, config.neighbors, found)
+
+
+def read_rows(config: SiteFile, folder: Path) -> tuple[Array, Array]:
+    """Return a site's rows and responses; all columns must be there, and be finite numbers."""
+    path = folder / config.data.file
+    table = read_table(path)
+    wanted = [*config.data.columns, config.data.target]
+    missing = [name for name in wanted if name not in table.columns]
+    if missing:
+        raise DataError(f"{path} has no columns {', '.join(missing)}; it has {', '.join(map(str, table.columns))}")
+    try:
+        values = table[wanted].to_numpy(dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: columns {', '.join(wanted)} must be numbers: {error}") from None
+    if not np.isfinite(values).all():
+        row, column = np.argwhere(~np.isfinite(values))[0]
+        raise DataError(f"{path}: row {row}, column {wanted[column]!r} is {values[row, column]}; fill or drop it")
+    return values[:, :-1], values[:, -1]
+
+
+class Node:
+    """One site's process.
+
+    Parameters
+    ----------
+    config : SiteFile
+    folder : Path
+        Where site.toml is; the model, the record and the checkpoint go there too.
+    insecure : bool, default=False
+        Plain TCP on loopback.
+    fresh : bool, default=False
+        Ignore a checkpoint.
+    force : bool, default=False
+        Replace a model that is there.
+
+    Attributes
+    ----------
+    listeners : list of callables
+        Told every event, with details.
+    """
+
+    def __init__(
+        self,
+        config: SiteFile,
+        folder: Path,
+        *,
+        insecure: bool = False,
+        fresh: bool = False,
+        force: bool = False,
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        if (folder / MODEL).exists() and not force:
+            raise DataError(f"{folder / MODEL} is already there; --force replaces it")
+        self.listeners: list[Listener] = []
+        self._link = link_of(config, folder, insecure=insecure)
+        self._rows = read_rows(config, folder)
+        if fresh:
+            (folder / CHECKPOINT).unlink(missing_ok=True)
+        self._journal = FileJournal(folder / CHECKPOINT)
+        terms = config.terms(version("dekrr"))
+        plan = Plan(
+            run=config.run,
+            name=config.site,
+            neighbors=tuple(sorted(config.neighbors)),
+            sites=frozenset(config.sites),
+            terms=terms,
+            digest=_digest(terms, *self._rows),
+            patience=config.patience,
+            start_patience=config.start_patience,
+        )
+        self.session = Session(plan, self._procedure, self._journal, self._tell)
+        self.network = MeshNetwork(self._link, self.status)
+        self.seconds_waiting = 0.0
+
+    def run(self) -> SiteModel:
+        """Take part in the run to its end; the model is written as soon as it stands."""
+        self._tell("started", {"rows": len(self._rows[1]), "neighbors": list(self.session.plan.neighbors)})
+        try:
+            outcome = self.network.run(self.session, self._after)
+        except BaseException as error:
+            self._tell("stopped", {"reason": str(error) or type(error).__name__})
+            raise
+        finally:
+            self._journal.close()
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        self._tell("ended", self.status())
+        return self._model(outcome)
+
+    def status(self) -> dict[str, Any]:
+        """Return how the site is doing, as JSON can hold it."""
+        session = self.session
+        peers = {}
+        for name, peer in session.peers.items():
+            state = "gone" if name in session.gone else "up" if peer.up else "away"
+            sent = session.traffic.bytes[session.plan.name, name]
+            peers[name] = {"state": state, "waited for": name in session.missing, "bytes sent": sent}
+        residual = session.residual
+        return {
+            "run": session.plan.run,
+            "site": session.plan.name,
+            "phase": session.phase,
+            "gone": sorted(session.gone),
+            "exchange": session.exchange,
+            "round": session.rounds,
+            "residual": residual if np.isfinite(residual) else None,
+            "seconds waiting": round(self.seconds_waiting, 3),
+            "message bytes sent": session.traffic.total_bytes,
+            "wire bytes sent": self.network.wire_bytes,
+            "neighbors": peers,
+        }
+
+    def _procedure(self, neighbors: tuple[str, ...], feature_map: FeatureMap | None) -> Procedure[Outcome]:
+        features = self.config.features()
+        selector = SELECTORS[features.features](
+            features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
+        )
+        own = feature_map if self.config.method == "dekrr" else None
+        site = Site(self.config.site, neighbors, *self._rows, seed=features.seed, feature_map=own)
+        procedure: Procedure[Outcome] = METHODS[self.config.method].train(site, selector, self.config.method_settings())
+        return procedure
+
+    def _model(self, outcome: Outcome) -> SiteModel:
+        features = self.config.features()
+        members = [Member(outcome.feature_map, outcome.coefficients)]
+        if features.prediction == "neighborhood":
+            members += [Member(fmap, outcome.neighbor_coefficients[p]) for p, fmap in outcome.neighbor_maps.items()]
+        header = Header(
+            site=self.config.site,
+            method=_TITLES[self.config.method],
+            kernel=features.kernel,
+            sigma=features.sigma,
+            n_columns=len(self.config.data.columns),
+            columns=list(self.config.data.columns),
+            n_members=len(members),
+            scaled=outcome.scaling is not None,
+        )
+        return SiteModel(header, tuple(members), outcome.scaling)
+
+    def _after(self, waited: float) -> None:
+        self.seconds_waiting += waited
+
+    def _tell(self, event: str, details: Mapping[str, Any]) -> None:
+        if event == "finished":
+            assert self.session.result is not None
+            self._model(self.session.result).save(self.folder / MODEL)
+            details = {**self.status(), **_summary(self.session.result)}
+        for listener in self.listeners:
+            listener(event, details)
+
+
+def _summary(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "rounds": outcome.rounds,
+        "settled": outcome.settled,
+        "relative residual": outcome.relative_residual,
+        "objective share": outcome.objective_shares[-1],
+        "sites": len(outcome.roster.rows),
+        "rows of all sites": outcome.roster.n_rows,
+    }
+
+
+def _digest(terms: Mapping[str, str], X: Array, y: Array) -> str:
+    digest = hashlib.sha256(json.dumps(terms, sort_keys=True).encode())
+    for array in (X, y):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+class Record:
+    """Appends every event to a file of JSON lines, which `dekrr report` reads.
+
+    Parameters
+    ----------
+    path : Path
+    session : Session
+        Whose exchanges are recorded.
+    """
+
+    def __init__(self, path: Path, session: Session) -> None:
+        self._file = path.open("ab", buffering=1 << 14)
+        self._session = session
+
+    def __call__(self, event: str, details: Mapping[str, Any]) -> None:
+        """Write an event."""
+        if event == "exchange":
+            details = self._exchange()
+        self._file.write(msgspec.json.encode({"time": time.time(), "event": event, **details}) + b"\n")
+        if event != "exchange":
+            self._file.flush()
+
+    def _exchange(self) -> dict[str, Any]:
+        session = self._session
+        residual = session.residual if math.isfinite(session.residual) else None
+        return {"exchange": session.exchange, "round": session.rounds, "residual": residual}
+
+
+class Log:
+    """Tells events on a stream: as a line of words, or as JSON.
+
+    Parameters
+    ----------
+    site : str
+    as_json : bool
+    stream : text stream, optional
+        Standard error by default.
+    """
+
+    def __init__(self, site: str, *, as_json: bool, stream: IO[str] | None = None) -> None:
+        self._site = site
+        self._json = as_json
+        self._stream = stream or sys.stderr
+
+    def __call__(self, event: str, details: Mapping[str, Any]) -> None:
+        """Tell an event; single exchanges are left out."""
+        if event == "exchange":
+            return
+        if self._json:
+            line = json.dumps({"time": time.time(), "site": self._site, "event": event, **details})
+        else:
+            words = " ".join(f"{key}={_plain(value)}" for key, value in details.items() if key != "neighbors")
+            line = f"{time.strftime('%H:%M:%S')} {self._site} {event} {words}"
+        print(line, file=self._stream, flush=True)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def serve_metrics(port: int, status: Callable[[], Mapping[str, Any]]) -> None:
+    """Serve Prometheus metrics of a node on a port of the loopback address."""
+    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    class Collector:
+        def collect(self) -> Any:
+            now = status()
+            for name, key, text in (
+                ("dekrr_exchange", "exchange", "The exchange that the site waits in."),
+                ("dekrr_round", "round", "Rounds of the solver."),
+                ("dekrr_residual", "residual", "The largest relative residual heard of."),
+                ("dekrr_waiting_seconds", "seconds waiting", "Seconds spent waiting for neighbours."),
+                ("dekrr_wire_bytes", "wire bytes sent", "Bytes handed to the network, with framing and repeats."),
+            ):
+                yield GaugeMetricFamily(name, text, value=float("nan") if now[key] is None else now[key])
+            sent = CounterMetricFamily("dekrr_message_bytes", "Bytes of messages sent.", labels=["neighbor"])
+            state = GaugeMetricFamily(
+                "dekrr_neighbor", "Whether a neighbour is in this state.", labels=["neighbor", "state"]
+            )
+            for neighbor, about in now["neighbors"].items():
+                sent.add_metric([neighbor], about["bytes sent"])
+                for name in ("up", "away", "gone"):
+                    state.add_metric([neighbor, name], float(about["state"] == name))
+            yield sent
+            yield state
+
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    start_http_server(port, addr="127.0.0.1", registry=registry)

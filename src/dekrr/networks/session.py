@@ -1,0 +1,644 @@
+"""One site's side of a run, without I/O: who agreed, who is late, who is gone, and what to send again.
+
+A session drives the site's node procedure. It is told what arrived and what time it is, and says what to send.
+The mesh and the faulty network carry its frames. docs/protocol.md has the state diagram and the reasons.
+
+- A *hello* says who the sender is, the terms it runs on, who is gone to its knowledge, and the exchange it
+  waits in. Whoever gets one sends the frames that the sender lacks, which is all the recovery there is.
+- A *data* frame is one neighbour's message in one exchange, or that it has none.
+
+The sites that are gone name the epoch: every frame carries them, sets that meet are united, and a larger set
+starts the procedure again without those sites, with the features that were already chosen.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..errors import AbsenceError, AgreementError, DisconnectedError, GoneError, MessageError
+from ..features import FeatureMap
+from ..messages import AnyMessage, Coefficients, Features, Message, Roll, Unchanged, decode, encode
+from ..protocols.outcome import Outcome
+from ..protocols.site import Outbox, Procedure
+from .journal import Journal, NoJournal, Opening, Received, pack_map, unpack_map
+from .local import Traffic
+
+RETRY = 1.0  # seconds after which a site asks for what it lacks
+WINDOW = 64  # exchanges that are buffered ahead, and sent again at a time
+BUFFER_BYTES = 1 << 28  # and at most so many bytes of a neighbour
+REFUSING = 5.0  # seconds for which a site that refuses the run tells its neighbours why
+SLOWNESS = 10  # patiences granted to a neighbour that is alive but says nothing
+_FEATURES_START = msgspec.msgpack.encode(["features", 0, 0, 0, 0])[:10]  # how a Features message begins
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_unknown_fields=True):
+    """What a site says about itself.
+
+    Parameters
+    ----------
+    run, sender : str
+    gone : tuple of str
+        The epoch: sites that have been declared gone, sorted.
+    exchange : int
+        The exchange whose frames the sender waits for; -1 before the start.
+    terms : dict of str to str
+        What all sites must agree on.
+    agreed : tuple of str
+        Sites known to have the same terms.
+    asks : bool
+        Whether the sender wants a hello back.
+    finished : bool
+        Whether the sender knows that all sites have their models.
+    refusal : str
+        Why the run cannot start, if it cannot.
+    """
+
+    run: str
+    sender: str
+    gone: tuple[str, ...]
+    exchange: int
+    terms: dict[str, str]
+    agreed: tuple[str, ...]
+    asks: bool
+    finished: bool
+    refusal: str
+
+
+class Data(msgspec.Struct, frozen=True, array_like=True, tag="data", forbid_unknown_fields=True):
+    """One neighbour's message in one exchange; no body means that it has none."""
+
+    run: str
+    sender: str
+    gone: tuple[str, ...]
+    exchange: int
+    body: bytes | None
+
+
+Frame = Hello | Data
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+Maker = Callable[[tuple[str, ...], FeatureMap | None], Procedure[Outcome]]
+Observer = Callable[[str, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a site knows of a run before it starts.
+
+    Parameters
+    ----------
+    run : str
+        The run's id.
+    name : str
+    neighbors : tuple of str
+    sites : frozenset of str
+        All sites of the run.
+    terms : mapping of str to str
+        What all sites must agree on.
+    digest : str
+        Of the terms and of this site's rows; a checkpoint with another one is refused.
+    patience : float
+        Seconds after which a neighbour that cannot be reached is declared gone.
+    start_patience : float
+        Seconds to wait for all sites before the start.
+    """
+
+    run: str
+    name: str
+    neighbors: tuple[str, ...]
+    sites: frozenset[str]
+    terms: Mapping[str, str]
+    digest: str = ""
+    patience: float = 60.0
+    start_patience: float = 600.0
+
+
+@dataclass
+class Peer:
+    """What a site knows about a neighbour in the present epoch.
+
+    Parameters
+    ----------
+    up : bool
+        Whether it is known to be alive.
+    changed : float
+        When that was last learnt.
+    heard : float
+        When its last frame came.
+    asked : float
+        When it was last asked for frames.
+    position : int
+        The last exchange it is known to have sent a frame for.
+    finished : bool
+    refused : bool
+        Whether it knows that the run cannot start.
+    frames : dict of exchange to (body, message)
+        Its frames that are not yet used.
+    """
+
+    up: bool = False
+    changed: float = 0.0
+    heard: float = 0.0
+    asked: float = float("-inf")
+    position: int = -1
+    finished: bool = False
+    refused: bool = False
+    frames: dict[int, tuple[bytes | None, AnyMessage | None]] = field(default_factory=dict)
+
+    def begin_epoch(self) -> None:
+        """Forget what belongs to an epoch."""
+        self.position, self.finished, self.frames, self.asked = -1, False, {}, float("-inf")
+
+
+class Session:
+    """One site's side of a run.
+
+    Parameters
+    ----------
+    plan : Plan
+    make : callable
+        Makes the node procedure for given neighbours and, in a later epoch, features.
+    journal : Journal, optional
+        The checkpoint to resume from and to write.
+    observe : callable, optional
+        Told what happens: a word, and details.
+
+    Attributes
+    ----------
+    out : list of (receiver, bytes)
+        What to send; the driver takes it away.
+    exchange : int
+        The exchange that is waited for; -1 before the start.
+    gone : frozenset of str
+    present : tuple of str
+        The neighbours that are not gone, sorted.
+    result : Outcome or None
+        What the procedure returned.
+    finished : bool
+        Whether the result stands: all sites have theirs, or did not object in time.
+    refusal : str
+        Why the run cannot start, if it cannot.
+    """
+
+    def __init__(
+        self, plan: Plan, make: Maker, journal: Journal | None = None, observe: Observer | None = None
+    ) -> None:
+        self.plan = plan
+        self.out: list[tuple[str, bytes]] = []
+        self.exchange = -1
+        self._set_gone(frozenset())
+        self.agreed: set[str] = {plan.name}
+        self.peers = {name: Peer() for name in plan.neighbors}
+        self.result: Outcome | None = None
+        self.finished = False
+        self.refusal = ""
+        self.traffic = Traffic()
+        self.rounds = 0
+        self.residual = float("nan")
+        self._make = make
+        self._journal: Journal = journal or NoJournal()
+        self._observe = observe or (lambda word, details: None)
+        self._own_map: FeatureMap | None = None
+        self._sent: list[dict[str, bytes]] = []
+        self._features_heard: dict[tuple[str, int], bytes] = {}
+        self._procedure: Generator[Outbox, Mapping[str, AnyMessage], Outcome] | None = None
+        self._started = self._agreed_at = self._waiting_since = self._finished_at = 0.0
+        self._refused: set[tuple[str, str]] = set()
+
+    @property
+    def phase(self) -> str:
+        """Where the site is: greeting, refusing, running, closing or finished."""
+        if self.finished:
+            return "finished"
+        if self.refusal:
+            return "refusing"
+        if self.result is not None:
+            return "closing"
+        return "running" if self.exchange >= 0 else "greeting"
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The neighbours whose frame for this exchange has not come."""
+        return tuple(name for name in self.present if self.exchange not in self.peers[name].frames)
+
+    def start(self, now: float) -> None:
+        """Resume from the journal, if it has anything, and greet the neighbours."""
+        self._started = self._waiting_since = now
+        for peer in self.peers.values():
+            peer.changed = peer.heard = now
+        self._resume(now)
+        self._greet(self.present, now, asks=True)
+        self._start_if_agreed(now)
+        self._advance(now)
+
+    def done(self, now: float) -> bool:
+        """Return whether nobody needs this site any more, or has had a patience of time to say so."""
+        if not self.finished:
+            return False
+        return all(self.peers[p].finished for p in self.present) or now - self._finished_at > self.plan.patience
+
+    def peer_up(self, name: str, now: float) -> None:
+        """Learn that a neighbour is alive and can be reached."""
+        self._mark(name, True, now)
+        if name in self.present:
+            self._greet([name], now, asks=True)
+
+    def peer_down(self, name: str, now: float) -> None:
+        """Learn that a neighbour died or cannot be reached."""
+        self._mark(name, False, now)
+
+    def receive(self, sender: str, data: bytes, now: float) -> None:
+        """Take in a frame that came from `sender`; what is wrong with it is told once, and changes nothing."""
+        try:
+            frame = self._check(sender, data)
+        except MessageError as error:
+            self._refuse(sender, str(error))
+            return
+        peer = self.peers[sender]
+        peer.heard = now
+        if self.refusal:
+            self._tell_refusal(frame, now)
+            return
+        if sender in self.gone or self.finished:
+            if isinstance(frame, Hello):
+                self._answer(frame, now)
+            return
+        if frame.gone != self._epoch:
+            self._take_news(frame, now)
+        if isinstance(frame, Hello):
+            self._take_hello(frame, now)
+        elif frame.gone == self._epoch:
+            self._take_data(frame)
+        self._advance(now)
+
+    def tick(self, now: float) -> None:
+        """Write the checkpoint, ask again for what is missing, and give up on who is away for too long."""
+        if self.finished:
+            return
+        self._keep(None)
+        if self.exchange < 0:
+            self._tick_greeting(now)
+            return
+        overdue = [name for name in self.missing if self._is_overdue(name, now)]
+        if overdue and self.result is not None:
+            self._observe("unconfirmed", {"missing": overdue})
+            self._finish(now)
+            return
+        if overdue:
+            away = ", ".join(overdue)
+            self._change(self.gone | set(overdue), now, f"{away} missing at exchange {self.exchange}")
+        for name in self.missing:
+            if now - max(self.peers[name].asked, self._waiting_since) >= RETRY:
+                self._greet([name], now, asks=True)
+        self._advance(now)
+
+    def _set_gone(self, gone: frozenset[str]) -> None:
+        self.gone = gone
+        self._epoch = tuple(sorted(gone))
+        self.present = tuple(sorted(name for name in self.plan.neighbors if name not in gone))
+
+    def _check(self, sender: str, data: bytes) -> Frame:
+        if sender not in self.peers:
+            raise MessageError(f"site {sender!r} is not a neighbour")
+        try:
+            frame = _decoder.decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise MessageError(f"not a frame: {error}") from None
+        if frame.sender != sender:
+            raise MessageError(f"a frame in the name of {frame.sender!r}")
+        if frame.run != self.plan.run:
+            raise MessageError(f"a frame of run {frame.run!r}; this is run {self.plan.run!r}")
+        if isinstance(frame, Data) and frame.exchange < 0:
+            raise MessageError(f"a frame of exchange {frame.exchange}")
+        if not self.plan.sites.issuperset(frame.gone) or sender in frame.gone:
+            raise MessageError(f"a frame that declares {sorted(frame.gone)} gone")
+        return frame
+
+    def _refuse(self, sender: str, reason: str) -> None:
+        if (sender, reason) not in self._refused and len(self._refused) < 1000:
+            self._refused.add((sender, reason))
+            self._observe("refused", {"sender": sender, "reason": reason})
+
+    def _mark(self, name: str, up: bool, now: float) -> None:
+        if name in self.peers and self.peers[name].up != up:
+            self.peers[name].up = up
+            self.peers[name].changed = now
+            self._observe("up" if up else "down", {"neighbor": name})
+
+    def _greet(self, names: tuple[str, ...] | list[str], now: float, *, asks: bool) -> None:
+        hello = Hello(
+            run=self.plan.run,
+            sender=self.plan.name,
+            gone=self._epoch,
+            exchange=self.exchange,
+            terms=dict(self.plan.terms),
+            agreed=tuple(sorted(self.agreed)),
+            asks=asks,
+            finished=self.finished,
+            refusal=self.refusal,
+        )
+        data = _encoder.encode(hello)
+        for name in names:
+            self.out.append((name, data))
+            if asks:
+                self.peers[name].asked = now
+
+    def _take_news(self, frame: Frame, now: float) -> None:
+        """Unite what the sender and this site know of who is gone."""
+        gone = self.gone.union(frame.gone)
+        if self.plan.name in gone:
+            raise GoneError(
+                f"site {frame.sender!r} says that this site, {self.plan.name!r}, was away for too long and has been "
+                "declared gone; the others go on without it"
+            )
+        if gone != self.gone:
+            self._change(gone, now, f"told by {frame.sender}")
+
+    def _take_hello(self, hello: Hello, now: float) -> None:
+        if self.exchange < 0:
+            self._compare_terms(hello, now)
+            if self.refusal:
+                return
+            known = len(self.agreed)
+            self.agreed |= {hello.sender} | (set(hello.agreed) & self.plan.sites)
+            if len(self.agreed) > known:
+                self._greet(self.present, now, asks=False)
+            self._start_if_agreed(now)
+        peer = self.peers[hello.sender]
+        if hello.gone == self._epoch:
+            peer.position = max(peer.position, hello.exchange)
+            peer.finished |= hello.finished
+        self._answer(hello, now)
+
+    def _answer(self, hello: Hello, now: float) -> None:
+        if hello.asks:
+            self._greet([hello.sender], now, asks=False)
+        if hello.exchange >= 0 and hello.gone == self._epoch:
+            lacking = self._sent[hello.exchange : hello.exchange + WINDOW]
+            self.out += [(hello.sender, frames[hello.sender]) for frames in lacking]
+        if hello.finished:
+            self.peers[hello.sender].finished = True
+
+    def _compare_terms(self, hello: Hello, now: float) -> None:
+        """Refuse the run, and tell all neighbours why, if this one has other terms or knows of somebody who has."""
+        self.refusal = hello.refusal or disagreement(self.plan.name, self.plan.terms, hello.sender, hello.terms)
+        if self.refusal:
+            self._started = now
+            self._observe("refusing", {"reason": self.refusal})
+            self._greet(self.present, now, asks=True)
+            self._tell_refusal(hello, now)
+
+    def _tell_refusal(self, frame: Frame, now: float) -> None:
+        if isinstance(frame, Hello):
+            self.peers[frame.sender].refused |= bool(frame.refusal)
+            if frame.asks:
+                self._greet([frame.sender], now, asks=False)
+        if all(self.peers[name].refused for name in self.present):
+            raise AgreementError(self.refusal)
+
+    def _start_if_agreed(self, now: float) -> None:
+        if self.exchange < 0 and self.agreed | self.gone >= self.plan.sites:
+            self._agreed_at = now
+            self._observe("agreed", {"sites": sorted(self.plan.sites - self.gone)})
+            self._open(now)
+
+    def _tick_greeting(self, now: float) -> None:
+        if self.refusal and now - self._started > REFUSING:
+            raise AgreementError(self.refusal)
+        if now - self._started > self.plan.start_patience:
+            missing = ", ".join(sorted(self.plan.sites - self.agreed - self.gone))
+            raise AbsenceError(
+                f"site {self.plan.name!r} waited {self.plan.start_patience:g} s for the run to start; "
+                f"not heard of: {missing}. Are they started, and do their files name the same run and neighbours?"
+            )
+        for name in self.present:
+            if now - self.peers[name].asked >= RETRY:
+                self._greet([name], now, asks=True)
+
+    def _is_overdue(self, name: str, now: float) -> bool:
+        peer = self.peers[name]
+        if peer.up:
+            return now - max(peer.heard, self._waiting_since) > SLOWNESS * self.plan.patience
+        return now - max(peer.heard, peer.changed, self._agreed_at) > self.plan.patience
+
+    def _change(self, gone: frozenset[str], now: float, reason: str) -> None:
+        """Begin an epoch without the sites in `gone`."""
+        self._observe("gone", {"sites": sorted(gone - self.gone), "reason": reason, "exchange": self.exchange})
+        self._set_gone(gone)
+        for peer in self.peers.values():
+            peer.begin_epoch()
+        if self.plan.neighbors and not self.present and self.plan.sites - gone != {self.plan.name}:
+            self._greet(self.plan.neighbors, now, asks=False)
+            raise DisconnectedError(
+                f"site {self.plan.name!r} has lost all its neighbours ({reason}); others of the run may go on "
+                f"without it: {', '.join(sorted(self.plan.sites - gone - {self.plan.name}))}"
+            )
+        if self.exchange >= 0:
+            self._open(now)
+        else:
+            self._start_if_agreed(now)
+        self._greet(self.present, now, asks=True)
+
+    def _open(self, now: float) -> None:
+        """Start the procedure in the present epoch."""
+        opening = Opening(self.plan.run, self.plan.name, self.plan.digest, self._epoch, pack_map(self._own_map))
+        self._keep(opening)
+        self._begin_procedure(now)
+        self._send_all()
+
+    def _begin_procedure(self, now: float) -> None:
+        if self._procedure is not None:
+            self._procedure.close()
+        self.result = None
+        self._sent, self._features_heard = [], {}
+        self.rounds, self.exchange = 0, -1
+        self._procedure = self._until_all_have_theirs(self._make(self.present, self._own_map))
+        self._step(None, now)
+
+    def _until_all_have_theirs(self, procedure: Procedure[Outcome]) -> Procedure[Outcome]:
+        """Follow the procedure by as many empty exchanges as the graph is wide.
+
+        Whoever is through them knows that every site was through with the procedure.
+        """
+        outcome = yield from procedure
+        unreachable = self.plan.sites - self.gone - set(outcome.roster.rows)
+        if unreachable:
+            raise DisconnectedError(
+                f"without {', '.join(sorted(self.gone))} the sites {', '.join(sorted(unreachable))} cannot be reached "
+                f"from site {self.plan.name!r}: the graph has fallen apart"
+            )
+        self.result = outcome
+        for _ in range(outcome.roster.diameter):
+            yield {}
+        return outcome
+
+    def _step(self, inbox: Mapping[str, AnyMessage] | None, now: float) -> None:
+        """Let the procedure take one inbox and give the next outbox, or end."""
+        assert self._procedure is not None
+        self._waiting_since = now
+        try:
+            outbox = next(self._procedure) if inbox is None else self._procedure.send(inbox)
+        except StopIteration:
+            self._finish(now)
+            return
+        self.exchange += 1
+        frames = dict.fromkeys(self.present, self._frame(None))
+        encoded: dict[int, tuple[bytes, int]] = {}
+        for name, message in outbox.items():
+            if name not in frames:
+                raise MessageError(f"site {self.plan.name!r} wants to send to {name!r}, which is not its neighbour")
+            if id(message) not in encoded:
+                body = encode(message)
+                encoded[id(message)] = self._frame(body), len(body)
+                self._watch(message)
+            frames[name], size = encoded[id(message)]
+            self.traffic.count((self.plan.name, name), type(message).__name__, size)
+        self._sent.append(frames)
+
+    def _frame(self, body: bytes | None) -> bytes:
+        return _encoder.encode(Data(self.plan.run, self.plan.name, self._epoch, self.exchange, body))
+
+    def _watch(self, message: Message) -> None:
+        if isinstance(message, Features):
+            self._own_map = FeatureMap(message.frequencies, message.phases, message.amplitudes)
+        elif isinstance(message, Coefficients | Unchanged):
+            self.rounds += 1
+            residual, scale = message.progress
+            self.residual = residual / scale if scale else float("nan")
+
+    def _send_all(self) -> None:
+        self.out += self._sent[-1].items()
+
+    def _take_data(self, frame: Data) -> None:
+        peer = self.peers[frame.sender]
+        peer.position = max(peer.position, frame.exchange)
+        self._refuse_other_features(frame)
+        too_late = frame.exchange < self.exchange or frame.exchange in peer.frames
+        too_early = frame.exchange >= max(self.exchange, 0) + WINDOW
+        if too_late or too_early:
+            return
+        held = sum(len(body) for body, _ in peer.frames.values() if body is not None)
+        if held + len(frame.body or b"") > BUFFER_BYTES and frame.exchange != self.exchange:
+            return
+        try:
+            message = None if frame.body is None else self._decode(frame.body, frame.sender)
+        except MessageError as error:
+            self._refuse(frame.sender, str(error))
+            return
+        peer.frames[frame.exchange] = (frame.body, message)
+
+    def _decode(self, body: bytes, sender: str) -> AnyMessage:
+        message = decode(body, sender)
+        if isinstance(message, Roll):
+            for name, (rows, eccentricity) in message.sites.items():
+                if name not in self.plan.sites or rows < 0 or not -1 <= eccentricity < len(self.plan.sites):
+                    raise MessageError(f"site {sender!r} tells of a site {name!r} that cannot be", sender)
+        return message
+
+    def _refuse_other_features(self, frame: Data) -> None:
+        """Stop when a neighbour that came back sends other features than those it sent before."""
+        if frame.body is None or not frame.body.startswith(_FEATURES_START):
+            return
+        if self._features_heard.setdefault((frame.sender, frame.exchange), frame.body) != frame.body:
+            raise MessageError(
+                f"site {frame.sender!r} came back with other features than it had: has it lost its checkpoint, or have "
+                "its rows changed? Start the run again under another id",
+                frame.sender,
+            )
+
+    def _advance(self, now: float) -> None:
+        """Take as many exchanges as are complete."""
+        while self.exchange >= 0 and not self.finished:
+            if self.result is not None and any(self.peers[name].finished for name in self.present):
+                self._finish(now)
+                return
+            if not all(self.exchange in self.peers[name].frames for name in self.present):
+                self._ask_who_is_ahead(now)
+                return
+            taken = {name: self.peers[name].frames.pop(self.exchange) for name in self.present}
+            self._keep(Received(self.exchange, {p: body for p, (body, _) in taken.items() if body is not None}))
+            inbox = {p: message for p, (_, message) in taken.items() if message is not None}
+            try:
+                self._step(inbox, now)
+            except MessageError as error:
+                if error.sender not in self.present:
+                    raise
+                self._refuse(str(error.sender), str(error))
+                self._change(self.gone | {str(error.sender)}, now, str(error))
+                continue
+            self._observe("exchange", {})
+            if not self.finished:
+                self._send_all()
+
+    def _ask_who_is_ahead(self, now: float) -> None:
+        """Ask those for frames at once who are known to have sent them."""
+        for name in self.present:
+            peer = self.peers[name]
+            if peer.position > self.exchange and self.exchange not in peer.frames and now > peer.asked:
+                self._greet([name], now, asks=True)
+
+    def _finish(self, now: float) -> None:
+        self.finished = True
+        self._finished_at = now
+        self._greet(self.present, now, asks=False)
+        self._observe("finished", {})
+
+    def _keep(self, record: Opening | Received | None) -> None:
+        """Add a record to the journal, or write out what was added."""
+        try:
+            if record is None:
+                self._journal.flush()
+            else:
+                self._journal.append(record)
+        except OSError as error:
+            self._observe("checkpoint lost", {"reason": str(error)})
+            self._journal.discard()
+            self._journal = NoJournal()
+
+    def _resume(self, now: float) -> None:
+        """Go through the journal's last epoch again."""
+        records = list(self._journal.records())
+        openings = [i for i, record in enumerate(records) if isinstance(record, Opening)]
+        if not openings:
+            return
+        opening = records[openings[-1]]
+        assert isinstance(opening, Opening)
+        if (opening.run, opening.site, opening.digest) != (self.plan.run, self.plan.name, self.plan.digest):
+            raise AgreementError(
+                f"the checkpoint is of run {opening.run!r} at site {opening.site!r}, or of other rows or settings than "
+                f"those of run {self.plan.run!r} at site {self.plan.name!r}; remove it to start afresh"
+            )
+        self.agreed = set(self.plan.sites)
+        self._set_gone(frozenset(opening.gone))
+        self._own_map = unpack_map(opening.features)
+        self._begin_procedure(now)
+        for record in records[openings[-1] + 1 :]:
+            assert isinstance(record, Received)
+            if self.finished or record.exchange != self.exchange:
+                raise AgreementError("the checkpoint does not fit this version's procedure; remove it to start afresh")
+            try:
+                self._step({p: decode(body, p) for p, body in record.bodies.items()}, now)
+            except MessageError as error:
+                if error.sender not in self.present:
+                    raise
+                self._change(self.gone | {str(error.sender)}, now, str(error))
+                break
+        self._observe("resumed", {"exchange": self.exchange})
+
+
+def disagreement(name: str, terms: Mapping[str, str], other: str, their_terms: Mapping[str, str]) -> str:
+    """Return what two sites do not agree on, or nothing.
+
+    Examples
+    --------
+    >>> disagreement("a", {"alpha": "0.1", "seed": "0"}, "b", {"alpha": "0.2", "seed": "0"})
+    "sites 'a' and 'b' do not agree: alpha is 0.1 at 'a' and 0.2 at 'b'"
+    """
+    differences = [
+        f"{key} is {terms.get(key, 'not there')} at {name!r} and {their_terms.get(key, 'not there')} at {other!r}"
+        for key in sorted({*terms, *their_terms})
+        if terms.get(key) != their_terms.get(key)
+    ]
+    return f"sites {name!r} and {other!r} do not agree: {'; '.join(differences)}" if differences else ""

@@ -1,0 +1,194 @@
+"""Runs under seeded faults, checked: never a hang, never a wrong answer.
+
+python tests/soak.py 5000        # seeds 0 to 4999
+python tests/soak.py --seed 17   # one seed again, with all that happened
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from functools import cache, partial
+from itertools import combinations
+from multiprocessing import Pool
+
+import networkx as nx
+import numpy as np
+
+from dekrr.networks.faulty import FaultyNetwork, draw_faults
+from dekrr.networks.local import LocalNetwork
+from dekrr.networks.session import Plan, Session
+from dekrr.protocols import allreduce, dekrr, dkla
+from dekrr.protocols.site import Site
+from dekrr.selection import EnergySelector, PlainSelector
+
+PATIENCE = 10.0
+METHODS = {
+    "dekrr": partial(dekrr.train, settings=dekrr.Settings(tol=1e-3, max_rounds=12, min_rows=1)),
+    "dkla": partial(dkla.train, settings=dkla.Settings(tol=1e-3, max_rounds=12, min_rows=1)),
+    "allreduce": partial(allreduce.train, settings=allreduce.Settings(min_rows=1)),
+}
+
+
+class Problem:
+    """A small random graph of sites with a few rows each, and how its sites make their procedures."""
+
+    def __init__(self, seed):
+        rng = np.random.default_rng([seed, 0])
+        self.seed = seed
+        n_sites = int(rng.integers(2, 7))
+        self.names = [f"s{i}" for i in range(n_sites)]
+        shape = rng.choice(["path", "ring", "complete", "star"])
+        graphs = {"path": nx.path_graph, "ring": nx.cycle_graph, "complete": nx.complete_graph}
+        graph = nx.star_graph(n_sites - 1) if shape == "star" else graphs[shape](n_sites)
+        self.graph = nx.relabel_nodes(graph, dict(enumerate(self.names)))
+        self.graph.remove_edges_from(nx.selfloop_edges(self.graph))
+        self.method = str(rng.choice(["dekrr", "dekrr", "dkla", "allreduce"]))
+        self.selector = EnergySelector(4) if rng.uniform() < 0.7 else PlainSelector(4)
+        self.rows = {}
+        for name in self.names:
+            n_rows = int(rng.integers(5, 12))
+            self.rows[name] = rng.uniform(size=(n_rows, 2)), rng.uniform(-1, 1, size=n_rows)
+
+    def make(self, name, neighbors, feature_map):
+        feature_map = feature_map if self.method == "dekrr" else None
+        site = Site(name, tuple(neighbors), *self.rows[name], seed=self.seed, feature_map=feature_map)
+        return METHODS[self.method](site, self.selector)
+
+    def open_session(self, name, journal, observe):
+        plan = Plan(
+            run=f"run {self.seed}",
+            name=name,
+            neighbors=tuple(self.graph[name]),
+            sites=frozenset(self.names),
+            terms={"method": self.method},
+            digest=name,
+            patience=PATIENCE,
+            start_patience=20 * PATIENCE,
+        )
+        return Session(plan, partial(self.make, name), journal, observe)
+
+
+def run_seed(seed):
+    """Run one seed; return what was injected and how the run ended, or raise AssertionError."""
+    problem = Problem(seed)
+    faults = draw_faults(problem.names, list(problem.graph.edges), PATIENCE, seed)
+    network = FaultyNetwork(problem.graph, problem.open_session, faults, seed)
+    endings = network.run()
+    assert not network.hung, f"seed {seed}: {network.hung} never ended"
+    _check_answers(problem, network)
+    _check_agreement(problem, network)
+    _check_features(problem, faults, network)
+    _check_liveness(problem, faults, endings, seed)
+    return network.injected, _kind_of_ending(problem, endings), endings
+
+
+def _check_answers(problem, network):
+    """Every model equals the one of an undisturbed run without the gone sites, from the same features."""
+
+    @cache
+    def reference(gone):
+        graph = problem.graph.subgraph([name for name in problem.names if name not in gone])
+        maps = {name: network.features.get((gone, name)) for name in graph}
+        if len(graph) == 1:  # a site that is left alone has nobody to tell its features to
+            maps = {name: network.endings[name].outcome.feature_map for name in graph}
+        return LocalNetwork(graph).run({name: problem.make(name, graph[name], maps[name]) for name in graph})
+
+    for name, ending in network.endings.items():
+        if ending.outcome is None:
+            continue
+        expected = reference(ending.gone)[name]
+        assert set(ending.outcome.roster.rows) == set(expected.roster.rows), f"seed {problem.seed}: roster of {name}"
+        np.testing.assert_allclose(
+            ending.outcome.coefficients,
+            expected.coefficients,
+            rtol=1e-9,
+            atol=1e-9,
+            err_msg=f"seed {problem.seed}: site {name} without {sorted(ending.gone)}",
+        )
+
+
+def _check_agreement(problem, network):
+    """Sites whose results were confirmed have them for the same problem, or each took the other for gone."""
+    if network.unconfirmed:
+        return
+    gone = {name: ending.gone for name, ending in network.endings.items() if ending.outcome is not None}
+    for one, two in combinations(gone, 2):
+        same = gone[one] == gone[two] or one in gone[two] or two in gone[one]
+        assert same, f"seed {problem.seed}: {one} is without {sorted(gone[one])}, {two} without {sorted(gone[two])}"
+
+
+def _check_features(problem, faults, network):
+    """A site keeps its features from epoch to epoch."""
+    if problem.method != "dekrr":
+        return
+    forgetful = {crash.site for crash in faults.crashes if crash.forgets}
+    for (gone, name), later in network.features.items():
+        for (before, other), earlier in network.features.items():
+            if name == other and before < gone and name not in forgetful:
+                kept = np.array_equal(later.frequencies, earlier.frequencies)
+                assert kept, f"seed {problem.seed}: {name} changed its features between {before} and {gone}"
+
+
+def _check_liveness(problem, faults, endings, seed):
+    """Faults that are over well within the patience leave the run as it would have been."""
+    mild = all(crash.back is not None and crash.back - crash.at < PATIENCE / 2 for crash in faults.crashes)
+    mild &= all(outage.end - outage.start < PATIENCE / 2 for outage in faults.outages)
+    mild &= len(faults.crashes) <= 1 and len(faults.outages) <= 1
+    if mild:
+        for name in problem.names:
+            assert name in endings, f"seed {seed}: {name} did not end"
+            assert endings[name].outcome is not None, f"seed {seed}: {name} ended with {endings[name].error!r}"
+            assert not endings[name].gone, f"seed {seed}: {name} lost {sorted(endings[name].gone)}"
+
+
+def _kind_of_ending(problem, endings):
+    finished = [ending for ending in endings.values() if ending.outcome is not None]
+    if len(finished) == len(problem.names) and not any(ending.gone for ending in finished):
+        return "undisturbed"
+    if finished:
+        return "without some sites"
+    return "declared failure"
+
+
+def _try_seed(seed):
+    try:
+        injected, kind, endings = run_seed(seed)
+    except Exception as error:
+        return seed, Counter(), "FAILED", Counter(), f"{type(error).__name__}: {error}"
+    errors = Counter(type(ending.error).__name__ for ending in endings.values() if ending.error)
+    return seed, injected, kind, errors, ""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("count", nargs="?", type=int, default=5000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--workers", type=int, default=1)
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        problem = Problem(arguments.seed)
+        print(draw_faults(problem.names, list(problem.graph.edges), PATIENCE, arguments.seed))
+        for part in run_seed(arguments.seed):
+            print(part)
+        return
+    start = time.monotonic()
+    seeds = range(arguments.first, arguments.first + arguments.count)
+    injected, kinds, errors = Counter(), Counter(), Counter()
+    with Pool(arguments.workers) as pool:
+        for seed, faults, kind, site_errors, text in pool.imap_unordered(_try_seed, seeds, chunksize=20):
+            injected += faults
+            kinds[kind] += 1
+            errors += site_errors
+            if text:
+                print(f"seed {seed} failed: {text}\n  again: python tests/soak.py --seed {seed}", flush=True)
+    print(f"{len(seeds)} seeds in {time.monotonic() - start:.0f} s")
+    print("faults injected:", dict(sorted(injected.items())))
+    print("runs:", dict(sorted(kinds.items())))
+    print("sites that ended with an error:", dict(sorted(errors.items())))
+    sys.exit(1 if kinds["FAILED"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Peers that should not be there, against a running node over real TLS."""
+
+import datetime
+import json
+import threading
+import time
+
+import msgspec
+import numpy as np
+import pytest
+import zenoh
+
+from dekrr.messages import MAX_BYTES, Coefficients, Roll, encode
+from dekrr.networks import keys
+from dekrr.networks.mesh import Keys, Link, zenoh_config
+from dekrr.networks.session import Data
+from meshes import Mesh, wait_until
+
+BASE = "dekrr/test"
+
+
+class Victim:
+    """A node of a network of two, whose neighbour has not started."""
+
+    def __init__(self, folder):
+        self.mesh = Mesh(folder, 2)
+        self.node = self.mesh.node("s00")
+        self.told = []
+        self.node.listeners.append(lambda word, details: self.told.append((word, details)))
+        self.thread = threading.Thread(target=self.node.run, daemon=True)
+        self.thread.start()
+        self.endpoint = self.node.config.listen
+        wait_until(lambda: any(word == "started" for word, _ in self.told))
+        time.sleep(0.5)
+
+    def refusals(self):
+        return [details["reason"] for word, details in self.told if word == "refused"]
+
+    def identity(self, name, **options):
+        """Make keys in the name of a site, signed by whom and for how long the options say."""
+        home = self.mesh.folder / f"hostile-{name}-{len(options)}"
+        home.mkdir()
+        self.mesh.give_keys(home, name, **options)
+        return Keys(self.mesh.folder / keys.AUTHORITY_CERTIFICATE, home / keys.CERTIFICATE, home / keys.KEY)
+
+    def then_the_run_goes_well(self):
+        """Start the real neighbour, and see that nothing was harmed."""
+        assert self.thread.is_alive()
+        _, errors = self.mesh.run_in_threads(["s01"])
+        assert errors == {"s01": None}
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        assert self.mesh.check_models(self.mesh.names) == {frozenset()}
+
+
+@pytest.fixture
+def victim(tmp_path):
+    return Victim(tmp_path)
+
+
+def attack(victim, identity, puts, name="s01"):
+    """Connect to the victim with an identity, put frames under keys, and leave."""
+    link = Link(name, "127.0.0.1:0", {"s00": victim.endpoint}, identity)
+    config = zenoh_config(link, "test")
+    config.pop("access_control", None)
+    config["listen"]["endpoints"] = []
+    config["mode"] = "client"
+    config["connect"] = {"endpoints": [f"tls/{victim.endpoint}"], "timeout_ms": 1500, "exit_on_failure": True}
+    if not identity.certificate.exists():
+        for key in ("connect_private_key", "connect_certificate", "listen_private_key", "listen_certificate"):
+            del config["transport"]["link"]["tls"][key]
+        config["transport"]["link"]["tls"]["enable_mtls"] = False
+    try:
+        peer = zenoh.open(zenoh.Config.from_json5(json.dumps(config)))
+    except zenoh.ZError:
+        return False
+    time.sleep(0.3)
+    for key, frame in puts:
+        peer.put(key, frame, congestion_control=zenoh.CongestionControl.BLOCK)
+    time.sleep(0.5)
+    peer.close()
+    return True
+
+
+def frame(sender, body=b"", run="test", exchange=0, gone=()):
+    return msgspec.msgpack.encode(Data(run, sender, gone, exchange, body))
+
+
+FORGED = [(f"{BASE}/{name}/s00", frame(name)) for name in ("s00", "s01", "s02")]
+
+
+def test_no_certificate(victim):
+    nobody = Keys(*[victim.mesh.folder / name for name in (keys.AUTHORITY_CERTIFICATE, "no", "no")])
+    assert not attack(victim, nobody, FORGED)
+    assert victim.refusals() == []
+    victim.then_the_run_goes_well()
+
+
+def test_a_foreign_authority(victim):
+    assert not attack(victim, victim.identity("s01", authority=keys.Authority.new("foreign")), FORGED)
+    assert victim.refusals() == []
+    victim.then_the_run_goes_well()
+
+
+def test_an_expired_certificate(victim):
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=30)
+    assert not attack(victim, victim.identity("s01", days=2, start=start), FORGED)
+    assert victim.refusals() == []
+    victim.then_the_run_goes_well()
+
+
+def test_a_valid_certificate_of_no_neighbour(victim):
+    assert attack(victim, victim.identity("s02"), FORGED, name="s02")
+    assert victim.refusals() == []
+    victim.then_the_run_goes_well()
+
+
+def test_a_neighbour_that_sends_rubbish(victim):
+    nan = encode(Coefficients(np.zeros(2), (0.0, 0.0))).replace(np.zeros(1).tobytes(), np.full(1, np.nan).tobytes(), 1)
+    rubbish = {
+        "not a frame": b"rubbish",
+        "in the name of": frame("s00"),
+        "of run 'last year'": frame("s01", run="last year"),
+        "malformed": frame("s01", b"\xc1"),
+        "NaN": frame("s01", nan),
+        "cannot be": frame("s01", encode(Roll({"mallory": (5, -1)}))),
+    }
+    puts = [(f"{BASE}/s01/s00", each) for each in rubbish.values() for _ in range(3)]
+    puts += [(f"{BASE}/s02/s00", frame("s02")), (f"{BASE}/s00/s01", frame("s00"))]
+    assert attack(victim, victim.identity("s01"), puts)
+    wait_until(lambda: len(victim.refusals()) >= len(rubbish), 10)
+    assert len(victim.refusals()) == len(rubbish)
+    for reason in rubbish:
+        assert sum(reason in told for told in victim.refusals()) == 1
+    victim.then_the_run_goes_well()
+
+
+@pytest.mark.slow
+def test_a_neighbour_that_sends_a_gigabyte(victim):
+    attack(victim, victim.identity("s01"), [(f"{BASE}/s01/s00", bytes(1 << 30))])
+    assert victim.refusals() == []
+    assert victim.node.network._arrived.empty()
+    victim.then_the_run_goes_well()
+
+
+def test_messages_have_a_largest_size():
+    link = Link("s00", "127.0.0.1:1", {}, None)
+    assert zenoh_config(link, "test")["transport"]["link"]["rx"]["max_message_size"] < 1.01 * MAX_BYTES

@@ -1,0 +1,239 @@
+import errno
+import json
+import os
+import random
+import signal
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+
+from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, KeysError, SettingsError
+from dekrr.networks import journal as journals
+from dekrr.networks.mesh import ask_status
+from dekrr.networks.node import CHECKPOINT, MODEL, link_of, serve_metrics
+from meshes import Mesh, free_ports, run_command, wait_until
+
+
+@pytest.mark.parametrize("method", ["dekrr", "dkla", "allreduce"])
+def test_ten_sites_equal_the_local_network(tmp_path, method):
+    settings = {"features": "plain", "max_rounds": 150} if method == "dkla" else {}
+    mesh = Mesh(tmp_path, 10, method=method, settings=settings)
+    nodes, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}
+    reference, traffic = mesh.reference()
+    for name in mesh.names:
+        np.testing.assert_allclose(
+            mesh.model(name).coefficients, reference[name].coefficients, rtol=0, atol=1e-9, err_msg=name
+        )
+        sent = nodes[name].session.traffic
+        assert {edge: size for edge, size in traffic.bytes.items() if edge[0] == name} == dict(sent.bytes)
+        assert {edge: size for edge, size in traffic.messages.items() if edge[0] == name} == dict(sent.messages)
+        assert nodes[name].network.wire_bytes > sent.total_bytes
+        assert not (mesh.home(name) / CHECKPOINT).exists()
+        assert (mesh.home(name) / MODEL).exists()
+
+
+def test_links_exist_along_edges_only(tmp_path):
+    mesh = Mesh(tmp_path, 4, edges=[["s00", "s01"], ["s01", "s02"], ["s02", "s03"]])
+    nodes, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}
+    for name, node in nodes.items():
+        ups = {event["neighbor"] for event in mesh.events(name) if event["event"] == "up"}
+        assert ups <= set(mesh.graph[name])
+        assert set(node.session.traffic.bytes) == {(name, p) for p in mesh.graph[name]}
+
+
+def test_two_runs_at_once_do_not_meet(tmp_path):
+    meshes = []
+    for run in ("one", "two"):
+        (tmp_path / run).mkdir()
+        mesh = Mesh(tmp_path / run, 3)
+        for name in mesh.names:
+            mesh.edit(name, 'run = "test"', f'run = "{run}"')
+        meshes.append(mesh)
+    threads = [threading.Thread(target=mesh.run_in_threads) for mesh in meshes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for mesh in meshes:
+        assert mesh.check_models(mesh.names) == {frozenset()}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("alpha = 0.001", "alpha = 0.002", ("alpha is", "0.001 at 's00'", "0.002 at 's02'")),
+        ('columns = ["u", "v"]', 'columns = ["v", "u"]', ("columns is", "u, v at 's00'", "v, u at 's02'")),
+        ('features = "energy"', 'features = "plain"', ("features is", "energy", "plain")),
+    ],
+)
+def test_what_sites_do_not_agree_on_is_named_before_anything_is_sent(tmp_path, old, new, named):
+    mesh = Mesh(tmp_path, 4, edges=[["s00", "s01"], ["s00", "s02"], ["s01", "s03"]])
+    mesh.edit("s02", old, new)
+    nodes, errors = mesh.run_in_threads()
+    assert {type(error) for error in errors.values()} == {AgreementError}
+    assert all("do not agree" in str(error) for error in errors.values())
+    assert all(word in str(error) for error in errors.values() for word in named)
+    assert all(node.session.traffic.total_bytes == 0 for node in nodes.values())
+
+
+def test_a_site_that_does_not_start_is_named(tmp_path):
+    mesh = Mesh(tmp_path, 3)
+    for name in mesh.names:
+        mesh.edit(name, "start_patience = 60.0", "start_patience = 1.0")
+    _, errors = mesh.run_in_threads(["s00", "s02"])
+    assert {type(error) for error in errors.values()} == {AbsenceError}
+    assert "not heard of: s01" in str(errors["s00"])
+
+
+def test_a_late_site_and_one_that_comes_back_leave_the_result_as_it_is(tmp_path):
+    mesh = Mesh(tmp_path, 5, settings={"tol": 0.0, "max_rounds": 800})
+    processes = {name: mesh.process(name) for name in mesh.names[:4]}
+    wait_until(lambda: (mesh.home("s00") / "run.jsonl").exists())
+    processes["s04"] = mesh.process("s04")
+    wait_until(
+        lambda: (mesh.home("s02") / CHECKPOINT).exists() and (mesh.home("s02") / CHECKPOINT).stat().st_size > 3e4
+    )
+    os.kill(processes["s02"].pid, signal.SIGKILL)
+    processes["s02"].join()
+    processes["s02"] = mesh.process("s02")
+    for process in processes.values():
+        process.join(60)
+        assert process.exitcode == 0
+    assert mesh.check_models(mesh.names) == {frozenset()}
+    assert any(event["event"] == "resumed" and event["exchange"] > 0 for event in mesh.events("s02"))
+
+
+def test_a_killed_site_is_declared_gone_and_stays_gone(tmp_path):
+    mesh = Mesh(tmp_path, 5, patience=1.5, settings={"tol": 0.0, "max_rounds": 1500})
+    processes = {name: mesh.process(name) for name in mesh.names}
+    checkpoint = mesh.home("s01") / CHECKPOINT
+    wait_until(lambda: checkpoint.exists() and checkpoint.stat().st_size > 3e4)
+    os.kill(processes.pop("s01").pid, signal.SIGKILL)
+    wait_until(lambda: any(event["event"] == "gone" for event in mesh.events("s03")))
+    _, errors = mesh.run_in_threads(["s01"])
+    assert isinstance(errors["s01"], GoneError)
+    for process in processes.values():
+        process.join(60)
+        assert process.exitcode == 0
+    assert mesh.check_models(list(processes)) == {frozenset({"s01"})}
+
+
+def test_a_full_disk_at_checkpoint_is_told_once_and_harms_nothing(tmp_path, monkeypatch):
+    mesh = Mesh(tmp_path, 3)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(journals.os, "pwrite", full)
+    _, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}
+    for name in mesh.names:
+        told = [event for event in mesh.events(name) if event["event"] == "checkpoint lost"]
+        assert len(told) == 1
+        assert "No space left" in told[0]["reason"]
+    assert mesh.check_models(mesh.names) == {frozenset()}
+
+
+def test_status_and_metrics_of_a_running_site(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    for name in mesh.names:
+        mesh.edit(name, "start_patience = 60.0", "start_patience = 5.0")
+    node = mesh.node("s00")
+    (port,) = free_ports(1)
+    serve_metrics(port, node.status)
+
+    def run():
+        with pytest.raises(AbsenceError):
+            node.run()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    link = link_of(node.config, mesh.home("s00"), insecure=False)
+    wait_until(lambda: (ask_status(link, "test") or {}).get("phase") == "greeting", 5)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+        text = page.read().decode()
+    assert "dekrr_exchange -1.0" in text
+    assert 'dekrr_neighbor{neighbor="s01",state="away"} 1.0' in text
+    assert 'dekrr_message_bytes_total{neighbor="s01"} 0.0' in text
+    thread.join()
+    assert ask_status(link, "test", timeout=0.5) is None
+
+
+def test_no_start_without_keys_or_with_bad_ones(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    home = mesh.home("s00")
+    (home / "key.pem").chmod(0o644)
+    with pytest.raises(KeysError, match="chmod 600"):
+        mesh.node("s00")
+    (home / "key.pem").chmod(0o600)
+    (home / "certificate.pem").write_bytes((mesh.home("s01") / "certificate.pem").read_bytes())
+    with pytest.raises(KeysError, match="certificate of 's01'"):
+        mesh.node("s00")
+    text = (home / "site.toml").read_text()
+    (home / "site.toml").write_text(text[: text.index("[keys]")])
+    with pytest.raises(SettingsError, match="no keys"):
+        mesh.node("s00")
+    mesh.edit("s00", "127.0.0.1", "10.1.2.3")
+    with pytest.raises(SettingsError, match="only talk over loopback"):
+        mesh.node("s00", insecure=True)
+
+
+def test_insecure_on_loopback(tmp_path):
+    mesh = Mesh(tmp_path, 3)
+    _, errors = mesh.run_in_threads(insecure=True)
+    assert set(errors.values()) == {None}
+    assert mesh.check_models(mesh.names) == {frozenset()}
+    with pytest.raises(DataError, match="already there"):
+        mesh.node("s00")
+
+
+def test_sigterm_and_ctrl_c_leave_a_checkpoint_that_goes_on(tmp_path):
+    mesh = Mesh(tmp_path, 3, settings={"tol": 0.0, "max_rounds": 1500})
+    processes = {name: mesh.process(name, run_command) for name in mesh.names}
+    for name, number, code in (("s00", signal.SIGTERM, 143), ("s01", signal.SIGINT, 130)):
+        checkpoint = mesh.home(name) / CHECKPOINT
+        wait_until(lambda path=checkpoint: path.exists() and path.stat().st_size > 2e4)
+        os.kill(processes[name].pid, number)
+        processes[name].join(30)
+        assert processes[name].exitcode == code
+        assert "goes on from the checkpoint" in (mesh.home(name) / "said").read_text()
+        assert checkpoint.stat().st_size > 2e4
+    _, errors = mesh.run_in_threads(["s00", "s01"])
+    assert set(errors.values()) == {None}
+    processes["s02"].join(60)
+    assert processes["s02"].exitcode == 0
+    said = (mesh.home("s02") / "said").read_text().splitlines()
+    assert {"started", "agreed", "finished", "ended"} <= {json.loads(line)["event"] for line in said}
+    assert mesh.check_models(mesh.names) == {frozenset()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kill_9_of_one_of_ten_sites_at_a_random_moment(tmp_path):
+    rng = random.Random(5)
+    for turn in range(20):
+        (tmp_path / str(turn)).mkdir()
+        mesh = Mesh(tmp_path / str(turn), 10, patience=6.0, settings={"tol": 0.0, "max_rounds": 600})
+        processes = {name: mesh.process(name) for name in mesh.names}
+        victim = rng.choice(mesh.names)
+        checkpoint = mesh.home(victim) / CHECKPOINT
+        wait_until(lambda path=checkpoint: path.exists() and path.stat().st_size > 0)
+        time.sleep(rng.uniform(0, 3))
+        processes[victim].kill()
+        processes[victim].join()
+        returns = turn % 2 == 0 and not (mesh.home(victim) / MODEL).exists()
+        if returns:
+            time.sleep(rng.uniform(0, 2))
+            processes[victim] = mesh.process(victim)
+        else:
+            del processes[victim]
+        for name, process in processes.items():
+            process.join(120)
+            assert process.exitcode == 0, f"turn {turn}: {name} ended with {process.exitcode}"
+        gone = mesh.check_models(list(processes))
+        assert gone <= ({frozenset()} if returns else {frozenset(), frozenset({victim})}), f"turn {turn}"

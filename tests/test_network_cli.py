@@ -1,0 +1,172 @@
+import os
+import subprocess
+import sys
+
+import networkx as nx
+import numpy as np
+import pytest
+from cryptography import x509
+from typer.testing import CliRunner
+
+from dekrr import load
+from dekrr.cli.app import app
+from dekrr.errors import KeysError, SettingsError
+from dekrr.networks.config import read_network, read_site, to_toml
+from dekrr.networks.keys import host_of, site_of
+from meshes import Mesh, free_ports
+
+runner = CliRunner()
+
+
+def run(*words):
+    result = runner.invoke(app, [str(word) for word in words])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def trial(tmp_path):
+    run("network", "example", tmp_path / "trial", "--sites", 3, "--port", free_ports(1)[0])
+    return tmp_path / "trial"
+
+
+def test_three_commands_from_nothing_to_models(trial):
+    run("network", "init", trial / "network.toml")
+    command = [sys.executable, "-c", "from dekrr.cli import main; main()", "up", str(trial / "network.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, "COLUMNS": "150"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 models in" in done.stdout
+    models = [load(path) for path in sorted(trial.glob("sites/*/model.safetensors"))]
+    assert [model.header.site for model in models] == ["station-00", "station-01", "station-02"]
+    assert np.isfinite(models[0].predict(np.full((2, 3), 0.5))).all()
+
+
+def test_files_have_safe_permissions_and_nothing_is_overwritten(trial):
+    run("network", "init", trial / "network.toml")
+    modes = {path.relative_to(trial / "sites"): path.stat().st_mode & 0o777 for path in trial.glob("sites/**/*.pem")}
+    private = [path for path, mode in modes.items() if path.name in ("key.pem", "authority-key.pem")]
+    assert len(private) == 4
+    assert {modes[path] for path in private} == {0o600}
+    before = {path: path.read_bytes() for path in trial.glob("sites/**/*") if path.is_file()}
+    with pytest.raises(KeysError, match="nothing is overwritten"):
+        run("network", "init", trial / "network.toml")
+    with pytest.raises(KeysError, match="nothing is overwritten"):
+        run("keys", "new", "station-00", "--host", "127.0.0.1", "--out", trial / "sites" / "station-00")
+    with pytest.raises(KeysError, match="nothing is overwritten"):
+        run("network", "example", trial)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_no_private_key_travels(trial, tmp_path):
+    run("network", "init", trial / "network.toml", "--no-keys")
+    assert [path.name for path in trial.glob("sites/**/*key*.pem")] == ["authority-key.pem"]
+    home = tmp_path / "organisation"
+    run("keys", "new", "station-01", "--host", "127.0.0.1", "--out", home)
+    assert sorted(path.name for path in home.iterdir()) == ["key.pem", "request.pem"]
+    run("network", "sign", trial / "network.toml", home / "request.pem")
+    certificate = x509.load_pem_x509_certificate((trial / "sites/station-01/certificate.pem").read_bytes())
+    assert (site_of(certificate), host_of(certificate)) == ("station-01", "127.0.0.1")
+    with pytest.raises(KeysError, match="nothing is overwritten"):
+        run("network", "sign", trial / "network.toml", home / "request.pem")
+    for name, host, reason in (("mallory", "127.0.0.1", "not a site"), ("station-02", "10.0.0.9", "for host")):
+        run("keys", "new", name, "--host", host, "--out", tmp_path / name)
+        with pytest.raises(KeysError, match=reason):
+            run("network", "sign", trial / "network.toml", tmp_path / name / "request.pem")
+    (home / "request.pem").write_bytes(b"rubbish")
+    with pytest.raises(KeysError, match="cannot be read"):
+        run("network", "sign", trial / "network.toml", home / "request.pem")
+
+
+def test_all_mistakes_of_a_network_file_are_told_at_once(tmp_path):
+    path = tmp_path / "network.toml"
+    path.write_text(
+        """
+        run = "a run"
+        method = "dekrr"
+        patiense = 3.0
+        start_patience = -1.0
+        edges = [["a", "b"], ["a", "c"]]
+        [data]
+        target = "y"
+        columns = ["x", "x", "y"]
+        [settings]
+        alhpa = 1.0
+        alpha = -1.0
+        n_features = 0
+        solver = "magic"
+        [[site]]
+        name = "a"
+        endpoint = "127.0.0.1:7000"
+        data = "a.csv"
+        [[site]]
+        name = "a"
+        endpoint = "somewhere"
+        """
+    )
+    with pytest.raises(SettingsError) as caught:
+        read_network(path)
+    text = str(caught.value)
+    for mistake in ("patiense is not known; did you mean patience?", "start_patience", "site 2: data is missing"):
+        assert mistake in text
+    path.write_text(path.read_text().replace("patiense = 3.0", "").replace("-1.0\n        edges", "1.0\n        edges"))
+    path.write_text(path.read_text() + 'data = "b.csv"\n')
+    with pytest.raises(SettingsError) as caught:
+        read_network(path)
+    text = str(caught.value)
+    for mistake in (
+        "run 'a run'",
+        "site 'a' is there more than once",
+        "endpoint 'somewhere'",
+        "column 'x' is there more than once",
+        "has the target 'y'",
+        "settings.alhpa is not known to dekrr; did you mean alpha?",
+        "settings.alpha is -1.0",
+        "settings.n_features",
+        "settings.solver is 'magic'",
+        "edges or topology",
+    ):
+        assert mistake in text, mistake
+
+
+def test_mistakes_of_a_site_file(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    path = mesh.home("s00") / "site.toml"
+    mesh.edit("s00", 'sites = ["s00", "s01"]', 'sites = ["s01", "s02"]')
+    mesh.edit("s00", "[neighbors]", '[neighbors]\nnobody = "127.0.0.1:1"')
+    with pytest.raises(SettingsError) as caught:
+        read_site(path)
+    assert "site 's00' is not one of sites" in str(caught.value)
+    assert "neighbors.nobody is not one of sites" in str(caught.value)
+    path.write_text("this is = not TOML")
+    with pytest.raises(SettingsError, match="not TOML"):
+        read_site(path)
+
+
+def test_exit_codes_and_errors_of_the_command(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    mesh.edit("s00", "start_patience = 60.0", "start_patience = 0.5")
+    command = [sys.executable, "-c", "from dekrr.cli import main; main()"]
+    alone = subprocess.run([*command, "node", str(mesh.home("s00") / "site.toml")], capture_output=True, text=True)
+    assert alone.returncode == 3
+    assert "not heard of: s01" in alone.stderr
+    silent = subprocess.run([*command, "status", str(mesh.home("s00") / "site.toml")], capture_output=True, text=True)
+    assert "no answer" in silent.stdout
+
+
+def test_a_site_file_says_what_the_network_file_says(tmp_path):
+    mesh = Mesh(tmp_path, 5)
+    graph = nx.Graph([(a, b) for a, them in mesh.network.neighbors().items() for b in them])
+    for name in mesh.names:
+        site = read_site(mesh.home(name) / "site.toml")
+        assert set(site.neighbors) == set(graph[name])
+        assert set(site.sites) == set(mesh.names)
+        assert site.terms("1") == read_site(mesh.home("s00") / "site.toml").terms("1")
+
+
+def test_toml_round_trip():
+    import tomllib
+
+    table = {"a": 'q"uote', "b": [1, 2.5], "c": {"x.y": True, "z": "é"}}
+    assert tomllib.loads(to_toml(table)) == table

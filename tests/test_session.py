@@ -1,0 +1,334 @@
+import contextlib
+from functools import partial
+
+import msgspec
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dekrr.errors import AgreementError, DataError, DisconnectedError, GoneError, MessageError
+from dekrr.messages import Coefficients, Features, Message, Roll, Sums, Total, Unchanged, decode, encode
+from dekrr.networks.faulty import Crash, Faults, FaultyNetwork, Outage
+from dekrr.networks.journal import FileJournal, MemoryJournal, Opening, Received
+from dekrr.networks.local import LocalNetwork
+from dekrr.networks.session import WINDOW, Data, Hello, Plan, Session, disagreement
+from soak import PATIENCE, Problem, run_seed
+
+
+class Fixed(Problem):
+    """A DeKRR problem on a given graph."""
+
+    def __init__(self, graph, method="dekrr"):
+        super().__init__(7)
+        self.graph = nx.relabel_nodes(graph, {node: f"s{node}" for node in graph})
+        self.names = sorted(self.graph)
+        self.method = method
+        rng = np.random.default_rng(3)
+        self.rows = {name: (rng.uniform(size=(8, 2)), rng.uniform(-1, 1, size=8)) for name in self.names}
+
+    def run(self, faults=None, seed=0):
+        network = FaultyNetwork(self.graph, self.open_session, faults or Faults(), seed)
+        network.run()
+        assert not network.hung
+        return network
+
+    def reference(self, without=(), maps=None):
+        graph = self.graph.subgraph([name for name in self.names if name not in without])
+        maps = maps or {}
+        return LocalNetwork(graph).run({n: self.make(n, sorted(graph[n]), maps.get(n)) for n in sorted(graph)})
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_seeded_faults(seed):
+    run_seed(seed)
+
+
+@pytest.mark.parametrize("method", ["dekrr", "dkla", "allreduce"])
+def test_an_undisturbed_run_equals_the_local_network_to_the_last_bit(method):
+    problem = Fixed(nx.cycle_graph(5), method)
+    endings = problem.run().endings
+    for name, outcome in problem.reference().items():
+        np.testing.assert_array_equal(endings[name].outcome.coefficients, outcome.coefficients)
+
+
+def test_a_site_that_dies_leaves_the_problem_and_the_features_stay():
+    problem = Fixed(nx.circulant_graph(6, [1, 2]))
+    network = problem.run(Faults(delay=0.05, crashes=(Crash("s2", at=2.0, back=None),)))
+    assert set(network.endings) == set(problem.names) - {"s2"}
+    chosen = {name: feature_map for (gone, name), feature_map in network.features.items() if not gone}
+    assert set(chosen) == set(problem.names), "it died before features were chosen; choose a later time"
+    reference = problem.reference({"s2"}, chosen)
+    for name, ending in network.endings.items():
+        assert ending.gone == {"s2"}
+        np.testing.assert_allclose(ending.outcome.coefficients, reference[name].coefficients, atol=1e-12)
+        assert set(ending.outcome.roster.rows) == set(problem.names) - {"s2"}
+
+
+def test_a_graph_that_falls_apart_is_told():
+    problem = Fixed(nx.path_graph(5))
+    network = problem.run(Faults(delay=0.05, crashes=(Crash("s2", at=1.0, back=None),)))
+    assert {type(ending.error) for ending in network.endings.values()} == {DisconnectedError}
+    assert "s3, s4 cannot be reached" in str(network.endings["s0"].error)
+
+
+def test_a_site_that_comes_back_too_late_is_told_that_it_is_gone():
+    problem = Fixed(nx.complete_graph(4))
+    faults = Faults(delay=0.3, crashes=(Crash("s1", at=2.0, back=2.0 + PATIENCE + 4),))
+    network = problem.run(faults)
+    assert isinstance(network.endings["s1"].error, GoneError)
+    assert all(network.endings[name].gone == {"s1"} for name in ("s0", "s2", "s3"))
+
+
+def test_a_link_that_drops_and_returns_changes_nothing():
+    problem = Fixed(nx.cycle_graph(4))
+    outages = tuple(Outage(edge, 1.0, 1.0 + PATIENCE * 0.8) for edge in problem.graph.edges)
+    network = problem.run(Faults(delay=0.05, outages=outages))
+    reference = problem.reference()
+    for name, ending in network.endings.items():
+        assert not ending.gone
+        np.testing.assert_array_equal(ending.outcome.coefficients, reference[name].coefficients)
+
+
+def test_a_site_without_its_checkpoint_goes_through_the_run_again():
+    problem = Fixed(nx.cycle_graph(4))
+    network = problem.run(Faults(delay=0.05, crashes=(Crash("s3", at=1.0, back=3.0, forgets=True),)))
+    assert network.injected["crash"] == 1
+    reference = problem.reference()
+    for name, ending in network.endings.items():
+        np.testing.assert_array_equal(ending.outcome.coefficients, reference[name].coefficients)
+
+
+def test_a_neighbour_that_sends_wrong_shapes_is_declared_gone_and_the_rest_is_right():
+    problem = Fixed(nx.complete_graph(4))
+
+    def open_session(name, journal, observe):
+        session = problem.open_session(name, journal, observe)
+        if name == "s2":
+            make = session._make
+            session._make = lambda neighbors, feature_map: with_wrong_sums(make(neighbors, feature_map))
+        return session
+
+    network = FaultyNetwork(problem.graph, open_session, Faults(), 0)
+    network.run()
+    assert isinstance(network.endings.pop("s2").error, GoneError)
+    chosen = {name: feature_map for (gone, name), feature_map in network.features.items() if not gone}
+    reference = problem.reference({"s2"}, chosen)
+    for name, ending in network.endings.items():
+        assert ending.gone == {"s2"}
+        np.testing.assert_allclose(ending.outcome.coefficients, reference[name].coefficients, atol=1e-12)
+
+
+def with_wrong_sums(procedure):
+    inbox = None
+    while True:
+        outbox = next(procedure) if inbox is None else procedure.send(inbox)
+        inbox = yield {
+            p: Sums(message.gram[:-1], message.cross) if isinstance(message, Sums) else message
+            for p, message in outbox.items()
+        }
+
+
+def lonely(name="a", neighbors=("b",), **options):
+    """Return a session that has started and agreed with its neighbours, and what it was told."""
+    told = []
+    sites = frozenset({name, *neighbors})
+    plan = Plan(run="r", name=name, neighbors=neighbors, sites=sites, terms={"alpha": "1"}, patience=10.0, **options)
+    problem = Fixed(nx.complete_graph(2))
+    problem.rows[name] = problem.rows["s0"]
+    session = Session(plan, partial(problem.make, name), observe=lambda word, details: told.append((word, details)))
+    session.start(0.0)
+    return session, told
+
+
+def hello(sender, **changes):
+    plain = {"run": "r", "sender": sender, "gone": (), "exchange": -1, "terms": {"alpha": "1"}}
+    plain |= {"agreed": (sender,), "asks": False, "finished": False, "refusal": ""}
+    return msgspec.msgpack.encode(Hello(**{**plain, **changes}))
+
+
+def data(sender, exchange, message, **changes):
+    body = encode(message) if isinstance(message, Message) else message
+    plain = {"run": "r", "sender": sender, "gone": (), "exchange": exchange, "body": body}
+    return msgspec.msgpack.encode(Data(**{**plain, **changes}))
+
+
+ROLL = Roll({"b": (8, -1)})
+NAN = encode(Coefficients(np.zeros(2), (0.0, 0.0))).replace(np.zeros(1).tobytes(), np.full(1, np.nan).tobytes(), 1)
+
+
+@pytest.mark.parametrize(
+    ("sender", "frame", "reason"),
+    [
+        ("b", b"", "not a frame"),
+        ("b", b"\x93" * 5000, "not a frame"),
+        ("b", msgspec.msgpack.encode(["data", 1, 2]), "not a frame"),
+        ("b", data("c", 0, ROLL), "in the name of 'c'"),
+        ("c", data("c", 0, ROLL), "not a neighbour"),
+        ("b", data("b", 0, ROLL, run="other"), "run 'other'"),
+        ("b", data("b", -1, ROLL), "exchange -1"),
+        ("b", data("b", 0, ROLL, gone=("nobody",)), "declares"),
+        ("b", data("b", 0, ROLL, gone=("b",)), "declares"),
+        ("b", data("b", 0, b"\x00"), "no message"),
+        ("b", data("b", 0, NAN), "NaN"),
+        ("b", data("b", 0, Roll({"b": (8, 10**9)})), "cannot be"),
+        ("b", data("b", 0, Roll({"z": (8, -1)})), "cannot be"),
+        ("b", data("b", 0, Unchanged((float("nan"), 1.0))), "NaN"),
+    ],
+)
+def test_a_bad_frame_is_refused_told_once_and_changes_nothing(sender, frame, reason):
+    session, told = lonely()
+    session.receive("b", hello("b"), 0.0)
+    assert session.phase == "running"
+    for _ in range(3):
+        session.receive(sender, frame, 0.0)
+    refused = [details for word, details in told if word == "refused"]
+    assert len(refused) == 1
+    assert reason in refused[0]["reason"]
+    assert session.exchange == 0
+    assert not session.peers["b"].frames
+    session.receive("b", data("b", 0, ROLL), 0.0)
+    assert session.exchange == 1
+
+
+def test_early_frames_are_buffered_within_bounds_and_late_ones_and_repeats_ignored():
+    session, _ = lonely()
+    session.receive("b", hello("b"), 0.0)
+    session.receive("b", data("b", 1, ROLL), 0.0)
+    session.receive("b", data("b", WINDOW, ROLL), 0.0)
+    assert set(session.peers["b"].frames) == {1}
+    assert session.exchange == 0
+    session.receive("b", data("b", 0, ROLL), 0.0)
+    assert session.exchange == 2
+    session.receive("b", data("b", 0, ROLL), 0.0)
+    session.receive("b", data("b", 1, ROLL), 0.0)
+    assert session.exchange == 2
+    assert not session.peers["b"].frames
+
+
+def test_nothing_that_depends_on_rows_is_sent_before_all_agree():
+    session, _ = lonely(neighbors=("b", "c"))
+    session.receive("b", data("b", 0, ROLL), 0.0)
+    session.receive("b", hello("b", asks=True, exchange=0), 0.0)
+    frames = [msgspec.msgpack.decode(frame) for _, frame in session.out]
+    assert {frame[0] for frame in frames} == {"hello"}
+    session.receive("c", hello("c"), 0.0)
+    assert session.phase == "running"
+
+
+def test_a_refusal_is_passed_on_and_ends_the_run():
+    session, told = lonely(neighbors=("b", "c"))
+    session.receive("b", hello("b", terms={"alpha": "2"}), 0.0)
+    assert ("refusing", {"reason": "sites 'a' and 'b' do not agree: alpha is 1 at 'a' and 2 at 'b'"}) in told
+    refusals = {receiver: msgspec.msgpack.decode(frame)[-1] for receiver, frame in session.out}
+    assert set(refusals) == {"b", "c"}
+    assert all("do not agree" in text for text in refusals.values())
+    session.receive("b", hello("b", refusal="no"), 1.0)
+    with pytest.raises(AgreementError, match="alpha is 1"):
+        session.receive("c", hello("c", refusal="no"), 1.0)
+    other, _ = lonely(neighbors=("b", "c"))
+    other.receive("b", hello("b", refusal="somebody disagrees"), 0.0)
+    with pytest.raises(AgreementError, match="somebody"):
+        other.tick(6.0)
+
+
+def test_other_features_after_a_restart_stop_the_run():
+    session, _ = lonely()
+    session.receive("b", hello("b"), 0.0)
+    offers = [Features(np.full((2, 3), value), np.zeros(3), np.zeros(3), 1) for value in (1.0, 2.0)]
+    session.receive("b", data("b", 5, offers[0]), 0.0)
+    session.receive("b", data("b", 5, offers[0]), 0.0)
+    with pytest.raises(MessageError, match="other features"):
+        session.receive("b", data("b", 5, offers[1]), 0.0)
+
+
+def test_terms_that_differ_are_all_named():
+    text = disagreement("a", {"x": "1", "y": "2"}, "b", {"x": "1", "y": "3", "z": "4"})
+    assert "y is 2 at 'a' and 3 at 'b'" in text
+    assert "z is not there at 'a' and 4 at 'b'" in text
+    assert "x is" not in text
+
+
+RECORDS = [Opening("r", "a", "d", (), None), Received(0, {"b": b"xyz"}), Received(1, {})]
+
+
+def test_a_journal_keeps_whole_records_and_drops_one_cut_short(tmp_path):
+    path = tmp_path / "checkpoint"
+    journal = FileJournal(path)
+    for record in RECORDS:
+        journal.append(record)
+    journal.close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    whole = path.read_bytes()
+    for end in range(len(whole) + 1):
+        path.write_bytes(whole[:end])
+        journal = FileJournal(path)
+        kept = list(journal.records())
+        assert kept == RECORDS[: len(kept)]
+        journal.append(RECORDS[1])
+        journal.flush()
+        assert list(journal.records()) == [*kept, RECORDS[1]]
+        journal.close()
+    path.write_bytes(b"\0" * 7 + b"\x03" + b"abc")
+    with pytest.raises(DataError, match="no checkpoint"):
+        list(FileJournal(path).records())
+
+
+def test_a_checkpoint_of_other_rows_is_refused():
+    problem = Fixed(nx.complete_graph(2))
+    journal = MemoryJournal()
+    journal.append(Opening("run 7", "s0", "other rows", (), None))
+    with pytest.raises(AgreementError, match="other rows"):
+        problem.open_session("s0", journal, None).start(0.0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=400))
+def test_the_decoder_takes_any_bytes(noise):
+    with contextlib.suppress(MessageError):
+        assert isinstance(decode(noise, "b"), Message)
+
+
+SOME = [ROLL, Coefficients(np.arange(3.0), (1.0, 2.0)), Total(np.zeros(4)), Sums(np.ones(3), np.ones((2, 2)))]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(SOME), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8))
+def test_the_decoder_takes_damaged_messages(message, damage):
+    body = bytearray(encode(message))
+    for place, value in damage:
+        body[place % len(body)] = value
+    try:
+        decoded = decode(bytes(body), "b")
+    except MessageError:
+        return
+    arrays = [value for value in msgspec.structs.astuple(decoded) if isinstance(value, np.ndarray)]
+    assert all(np.isfinite(array).all() and array.ndim <= 2 for array in arrays)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats()
+    | st.text(max_size=9)
+    | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+kinds = st.sampled_from(["roll", "bounds", "features", "sums", "rows", "theta", "same", "total", "hello", "data"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.builds(lambda kind, rest: [kind, *rest], kinds, st.lists(values, max_size=9)))
+def test_decoder_and_session_take_any_structure(frame):
+    noise = msgspec.msgpack.encode(frame)
+    with contextlib.suppress(MessageError):
+        decode(noise, "b")
+    session, _ = lonely()
+    session.receive("b", hello("b"), 0.0)
+    session.receive("b", noise, 0.0)
+    session.receive("b", data("b", 0, noise), 0.0)
+    session.receive("b", data("b", 0, ROLL), 0.0)
+    assert session.exchange in (0, 1)
