@@ -32,6 +32,7 @@ from .protocols import allreduce, dekrr, dkla
 from .protocols.outcome import Outcome
 from .protocols.site import Procedure, Site
 from .protocols.tuning import Tuning
+from .protocols.wire import PRECISIONS, Wire
 from .scaling import Scaling
 from .selection import MAPPINGS, SELECTORS, Selector
 from .types import Array
@@ -348,6 +349,8 @@ class DeKRRRegressor(_NetworkRegressor):
         Features per site: all `n_features`, or in proportion to the root of its rows at the same mean.
     exchange : {"sums", "features"}, default="sums"
         "features" sends features of every row, as the paper does. It gives rows away; for comparison only.
+    precision : {"double", "single", "int8"}, default="double"
+        Of coefficients on the wire: 8 bytes each, 4, or 1, with what rounding leaves out made up for later.
     scale : {"minmax"} or None, default="minmax"
         Columns to [0, 1] and the response to [-1, 1], by bounds agreed over edges and undone in predictions;
         None for data that is scaled already.
@@ -410,6 +413,7 @@ class DeKRRRegressor(_NetworkRegressor):
     prediction: str = "neighborhood"
     allocation: str = "equal"
     exchange: str = "sums"
+    precision: str = "double"
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **_NetworkRegressor._parameter_constraints,
@@ -425,6 +429,7 @@ class DeKRRRegressor(_NetworkRegressor):
         "prediction": [StrOptions({"own", "neighborhood"})],
         "allocation": [StrOptions({"equal", "sqrt"})],
         "exchange": [StrOptions({"sums", "features"})],
+        "precision": [StrOptions(set(PRECISIONS))],
     }
 
     def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
@@ -440,6 +445,7 @@ class DeKRRRegressor(_NetworkRegressor):
             scale=self.scale,
             allocation=self.allocation,
             min_rows=self.min_rows,
+            wire=Wire(precision=self.precision),
         )
         tuning = None
         if max(map(len, grids.values())) > 1:

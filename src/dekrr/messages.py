@@ -16,7 +16,7 @@ from .errors import MessageError
 from .types import Array
 
 MAX_BYTES = 1 << 28
-_ELEMENT_TYPES = ("<f8",)
+_ELEMENT_TYPES = ("<f8", "<f4", "|i1")
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -67,10 +67,11 @@ class RowFeatures(Message, frozen=True, tag="rows"):
 
 
 class Coefficients(Message, frozen=True, tag="theta"):
-    """The sender's coefficients, with its share of the stopping rule: (residual, scale)."""
+    """The sender's coefficients, or steps to add to them, with its share of the stopping rule: (residual, scale)."""
 
     values: np.ndarray
     progress: tuple[float, float]
+    step: float = 1.0
 
 
 class Unchanged(Message, frozen=True, tag="same"):
@@ -120,7 +121,7 @@ def encode(message: Message) -> bytes:
     Examples
     --------
     >>> len(encode(Coefficients(np.zeros(60), (0.0, 0.0))))
-    516
+    525
     """
     return _encoder.encode(message)
 

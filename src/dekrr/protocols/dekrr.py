@@ -16,7 +16,6 @@ from sklearn.base import clone
 from ..errors import SettingsError
 from ..features import FeatureMap
 from ..messages import (
-    Coefficients,
     Features,
     Moments,
     RowFeatures,
@@ -35,6 +34,7 @@ from .consensus import Progress, Roster, agree_on_scaling, roll_call
 from .outcome import Outcome
 from .site import Procedure, Site
 from .tuning import Tuned, Tuning, tune
+from .wire import Listener, Sender, Wire
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +59,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Features per site: all the same, or in proportion to the root of its rows at the same total.
     min_rows : int
         The fewest rows that a site sends sums over.
+    wire : Wire
+        How coefficients travel.
     """
 
     alpha: float = 1e-6
@@ -71,6 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     scale: str | None = "minmax"
     allocation: str = "equal"
     min_rows: int = 10
+    wire: Wire = Wire()
 
 
 @dataclass(frozen=True)
@@ -281,14 +284,14 @@ def iterate(
     state = solver.start(outcome.coefficients)
     progress = Progress(outcome.roster.diameter, settings.tol)
     scale = float(np.linalg.norm(row.right_side))
-    shapes = {p: (feature_map.n_features,) for p, feature_map in outcome.neighbor_maps.items()}
+    sender = Sender(settings.wire, np.zeros_like(outcome.coefficients))
+    listener = Listener({p: np.zeros(known.n_features) for p, known in outcome.neighbor_maps.items()})
     for rounds in range(settings.max_rounds + 1):
-        message = Coefficients(state.coefficients, progress.share)
-        inbox = expect((yield site.to_all(message)), Coefficients, values=shapes)
-        of_neighbors = {p: message.values for p, message in inbox.items()}
-        residual = row.residual(state.coefficients, of_neighbors)
+        inbox = yield site.to_all(sender.message(state.coefficients, rounds, progress.share))
+        shares = listener.hear(inbox)
+        residual = row.residual(state.coefficients, listener.known)
         own_progress = (float(np.linalg.norm(residual)), scale)
-        progress.after_exchange(own_progress, [message.progress for message in inbox.values()])
+        progress.after_exchange(own_progress, shares)
         outcome.objective_shares.append(row.objective_share(state.coefficients, residual))
         if keep_path:
             outcome.path.append(state.coefficients)
@@ -296,7 +299,7 @@ def iterate(
             break
         state = solver.update(state, residual)
     outcome.coefficients = state.coefficients
-    outcome.neighbor_coefficients = of_neighbors
+    outcome.neighbor_coefficients = listener.known
     outcome.rounds = rounds
     outcome.settled = progress.settled
     outcome.relative_residual = progress.relative
