@@ -29,6 +29,7 @@ from .metrics import rse
 from .model import Header, KernelModel, Member, SiteModel, neighborhood_weights
 from .networks.local import LocalNetwork, Traffic
 from .protocols import allreduce, dekrr, dkla
+from .protocols.online import go_on
 from .protocols.outcome import Outcome
 from .protocols.site import Procedure, Site
 from .protocols.tuning import Tuning
@@ -434,19 +435,7 @@ class DeKRRRegressor(_NetworkRegressor):
 
     def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
         grids = {name: self._grid(name) for name in GRIDS}
-        settings = dekrr.Settings(
-            alpha=grids["alpha"][0],
-            consensus=grids["consensus"][0],
-            solver=self.solver,
-            self_penalty=self.self_penalty,
-            tol=self.tol,
-            max_rounds=self.max_rounds,
-            exchange=self.exchange,
-            scale=self.scale,
-            allocation=self.allocation,
-            min_rows=self.min_rows,
-            wire=Wire(precision=self.precision),
-        )
+        settings = self._settings(grids["alpha"][0], grids["consensus"][0])
         tuning = None
         if max(map(len, grids.values())) > 1:
             tuning = Tuning(
@@ -458,6 +447,97 @@ class DeKRRRegressor(_NetworkRegressor):
                 prediction=self.prediction,
             )
         return dekrr.train(site, selector, settings, tuning)
+
+    def _settings(self, alpha: float, consensus: float) -> dekrr.Settings:
+        return dekrr.Settings(
+            alpha=alpha,
+            consensus=consensus,
+            solver=self.solver,
+            self_penalty=self.self_penalty,
+            tol=self.tol,
+            max_rounds=self.max_rounds,
+            exchange=self.exchange,
+            scale=self.scale,
+            allocation=self.allocation,
+            min_rows=self.min_rows,
+            wire=Wire(precision=self.precision),
+        )
+
+    def partial_fit(self, X: Any, y: Any, sites: Any = None, edges: Any = ()) -> Self:
+        """Go on from a fitted network with new rows: the result of all rows with the same features and scaling.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+        y : array-like of shape (n_rows,)
+        sites : array-like of shape (n_rows,), optional
+            The site of every new row; at least `min_rows` for each site that has any. A new label is a site
+            that joins. None deals the rows out to the sites there are.
+        edges : sequence of (site, site)
+            Edges to add to the graph; at least one for every site that joins.
+        """
+        if not hasattr(self, "models_"):
+            return self.fit(X, y, sites)
+        if y is not None:
+            _refuse_missing_responses(y)
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=False, ensure_all_finite=False, y_numeric=True)
+        sites = np.arange(len(y)) % len(self.sites_) if sites is None else sites
+        labels, index = factorise(sites, len(y))
+        if not set(labels) <= set(self.sites_) and not len(edges):
+            joining = [label for label in labels if label not in set(self.sites_)]
+            raise DataError(f"sites {joining} are new: give their edges, as in edges=[(new, old), ...]")
+        self._refuse_bad_rows(X, labels, index)
+        graph: Any = nx.Graph(self.graph_)
+        graph.add_edges_from(edges)
+        rows = {label: (X[index == j], y[index == j].astype(np.float64)) for j, label in enumerate(labels)}
+        self._go_on(graph, rows)
+        return self
+
+    def remove_site(self, site: Hashable) -> Self:
+        """Let a site leave a fitted network: the result of training without it, with the same features.
+
+        Parameters
+        ----------
+        site : hashable
+            Its label; the others' graph must stay connected.
+        """
+        check_is_fitted(self)
+        if site not in self.models_:
+            raise DataError(f"{site!r} is not a site; the sites are {_listed(self.sites_)}")
+        graph: Any = nx.Graph(self.graph_)
+        graph.remove_node(site)
+        self._go_on(graph, {})
+        return self
+
+    def _go_on(self, graph: Any, new_rows: Mapping[Hashable, tuple[Array, Array]]) -> None:
+        joining = [label for label in new_rows if label not in self._outcomes]
+        labels = [*(label for label in self.sites_ if label in graph), *joining]
+        graph = topologies.build(graph, labels)
+        names = dict(zip(labels, names_of(labels), strict=True))
+        network = LocalNetwork(nx.relabel_nodes(graph, names))
+        settings = self._settings(self.alpha_, self.consensus_)
+        no_rows = np.empty((0, self.n_features_in_)), np.empty(0)
+        procedures, rows = {}, {}
+        for label in labels:
+            before = self._outcomes.get(label)
+            parts = self._rows.get(label, no_rows), new_rows.get(label, no_rows)
+            X, y = (np.concatenate(part) for part in zip(*parts, strict=True))
+            site = Site(names[label], tuple(names[p] for p in graph[label]), X, y, seed=self._seed)
+            size = before.feature_map.n_features if before else self._sizes(labels)[label]
+            selector = self._selector(size).set_params(sigma=self.sigma_)
+            procedures[site.name] = go_on(site, before, len(parts[1][1]), selector, settings)
+            rows[label] = X, y
+        outcomes = network.run(procedures)
+        self.sites_, self.graph_, self._rows = labels, graph, rows
+        self._outcomes = {label: outcomes[names[label]] for label in labels}
+        super()._keep(labels, names, outcomes, network.traffic)
+
+    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
+        self._seed = seed
+        self._rows: dict[Hashable, tuple[Array, Array]] = {
+            label: (X[own], y[own]) for label, own in zip(labels, rows, strict=True)
+        }
+        super()._fit(X, y, labels, rows, seed)
 
     def _grid(self, name: str) -> tuple[float, ...]:
         """Return the values of a setting to choose from; one that is given is the only one."""
@@ -479,8 +559,11 @@ class DeKRRRegressor(_NetworkRegressor):
     ) -> None:
         tuned = outcomes[names[labels[0]]].tuned
         chosen = (tuned.sigma, tuned.alpha, tuned.consensus) if tuned else tuple(self._grid(n)[0] for n in GRIDS)
-        self.sigma_, self.alpha_, self.consensus_ = chosen
-        self.tuning_ = None
+        self.sigma_: float = chosen[0]
+        self.alpha_: float = chosen[1]
+        self.consensus_: float = chosen[2]
+        self.tuning_: dict[str, Array] | None = None
+        self._outcomes: dict[Hashable, Outcome] = {label: outcomes[names[label]] for label in labels}
         if tuned:
             columns = np.array(tuned.grid).T
             self.tuning_ = dict(zip(GRIDS, columns, strict=True)) | {"error": tuned.errors}

@@ -45,6 +45,12 @@ class Features(Message, frozen=True, tag="features"):
     n_neighbors: int
 
 
+class Degree(Message, frozen=True, tag="degree"):
+    """How many neighbours the sender has now."""
+
+    n_neighbors: int
+
+
 class Sums(Message, frozen=True, tag="sums"):
     """Sums over the sender's rows of the receiver's features: gram (B_jp, packed) and cross (C_jp)."""
 
@@ -86,7 +92,7 @@ class Total(Message, frozen=True, tag="total"):
     values: np.ndarray
 
 
-AnyMessage = Roll | Bounds | Features | Sums | Moments | RowFeatures | Coefficients | Unchanged | Total
+AnyMessage = Roll | Bounds | Features | Degree | Sums | Moments | RowFeatures | Coefficients | Unchanged | Total
 Kind = TypeVar("Kind", bound=Message)
 
 

@@ -153,7 +153,7 @@ def train(
         settings.solver, settings.self_penalty, settings.consensus, row, ready.own, ready.received, weights
     )
     zeros = np.zeros(ready.own_map.n_features)
-    outcome = Outcome(roster, scaling, ready.own_map, zeros, neighbor_maps=ready.maps, tuned=tuned)
+    outcome = Outcome(roster, scaling, ready.own_map, zeros, neighbor_maps=ready.maps, tuned=tuned, ready=ready)
     yield from iterate(site, row, solver, settings, outcome, keep_path=keep_path)
     return outcome
 
