@@ -463,6 +463,32 @@ class DeKRRRegressor(_NetworkRegressor):
             wire=Wire(precision=self.precision),
         )
 
+    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
+        self._seed = seed
+        self._rows: dict[Hashable, tuple[Array, Array]] = {
+            label: (X[own], y[own]) for label, own in zip(labels, rows, strict=True)
+        }
+        super()._fit(X, y, labels, rows, seed)
+
+    def _keep(
+        self,
+        labels: list[Hashable],
+        names: Mapping[Hashable, str],
+        outcomes: Mapping[str, Outcome],
+        traffic: Traffic,
+    ) -> None:
+        tuned = outcomes[names[labels[0]]].tuned
+        chosen = (tuned.sigma, tuned.alpha, tuned.consensus) if tuned else tuple(self._grid(n)[0] for n in GRIDS)
+        self.sigma_: float = chosen[0]
+        self.alpha_: float = chosen[1]
+        self.consensus_: float = chosen[2]
+        self.tuning_: dict[str, Array] | None = None
+        self._outcomes: dict[Hashable, Outcome] = {label: outcomes[names[label]] for label in labels}
+        if tuned:
+            columns = np.array(tuned.grid).T
+            self.tuning_ = dict(zip(GRIDS, columns, strict=True)) | {"error": tuned.errors}
+        super()._keep(labels, names, outcomes, traffic)
+
     def partial_fit(self, X: Any, y: Any, sites: Any = None, edges: Any = ()) -> Self:
         """Go on from a fitted network with new rows: the result of all rows with the same features and scaling.
 
@@ -532,13 +558,6 @@ class DeKRRRegressor(_NetworkRegressor):
         self._outcomes = {label: outcomes[names[label]] for label in labels}
         super()._keep(labels, names, outcomes, network.traffic)
 
-    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
-        self._seed = seed
-        self._rows: dict[Hashable, tuple[Array, Array]] = {
-            label: (X[own], y[own]) for label, own in zip(labels, rows, strict=True)
-        }
-        super()._fit(X, y, labels, rows, seed)
-
     def _grid(self, name: str) -> tuple[float, ...]:
         """Return the values of a setting to choose from; one that is given is the only one."""
         given = getattr(self, name)
@@ -549,25 +568,6 @@ class DeKRRRegressor(_NetworkRegressor):
         if not values or not all(np.isfinite(v) and (v > 0 or (lowest_allowed and v == 0)) for v in values):
             raise SettingsError(f"{name} must be positive numbers, got {given!r}")
         return values
-
-    def _keep(
-        self,
-        labels: list[Hashable],
-        names: Mapping[Hashable, str],
-        outcomes: Mapping[str, Outcome],
-        traffic: Traffic,
-    ) -> None:
-        tuned = outcomes[names[labels[0]]].tuned
-        chosen = (tuned.sigma, tuned.alpha, tuned.consensus) if tuned else tuple(self._grid(n)[0] for n in GRIDS)
-        self.sigma_: float = chosen[0]
-        self.alpha_: float = chosen[1]
-        self.consensus_: float = chosen[2]
-        self.tuning_: dict[str, Array] | None = None
-        self._outcomes: dict[Hashable, Outcome] = {label: outcomes[names[label]] for label in labels}
-        if tuned:
-            columns = np.array(tuned.grid).T
-            self.tuning_ = dict(zip(GRIDS, columns, strict=True)) | {"error": tuned.errors}
-        super()._keep(labels, names, outcomes, traffic)
 
 
 @_parameters
