@@ -346,8 +346,9 @@ class DeKRRRegressor(_NetworkRegressor):
     prediction : {"neighborhood", "own"}, default="neighborhood"
         Predict with the site's own model and its neighbours', which it holds anyway (a third its own, the rest
         their mean), or with its own alone.
-    allocation : {"equal", "sqrt"}, default="equal"
-        Features per site: all `n_features`, or in proportion to the root of its rows at the same mean.
+    allocation : {"equal", "sqrt", "gain"}, default="equal"
+        Features per site: all `n_features`; or, at the same mean, in proportion to the root of its rows, or
+        where they lower the squared error most (for greedy features; from a third to three times the mean).
     exchange : {"sums", "features"}, default="sums"
         "features" sends features of every row, as the paper does. It gives rows away; for comparison only.
     precision : {"double", "single", "int8"}, default="double"
@@ -428,7 +429,7 @@ class DeKRRRegressor(_NetworkRegressor):
         "tol": [_NOT_NEGATIVE],
         "max_rounds": [_COUNT],
         "prediction": [StrOptions({"own", "neighborhood"})],
-        "allocation": [StrOptions({"equal", "sqrt"})],
+        "allocation": [StrOptions({"equal", "sqrt", "gain"})],
         "exchange": [StrOptions({"sums", "features"})],
         "precision": [StrOptions(set(PRECISIONS))],
     }

@@ -30,11 +30,16 @@ from ..solvers import SelfPenalty, Solver, make_solver
 from ..statistics import CrossSums, OwnSums, accumulate
 from ..system import BlockRow, Weights, assemble, penalty
 from ..types import Array
-from .consensus import Progress, Roster, agree_on_scaling, roll_call
+from .consensus import Progress, Roster, agree_on_scaling, roll_call, tree_sum
 from .outcome import Outcome
 from .site import Procedure, Site
 from .tuning import Tuned, Tuning, tune
 from .wire import Listener, Sender, Wire
+
+# Squared error per row of the whole network, in scaled units, from high to low; and how far from the mean a site's
+# number of features may be.
+_THRESHOLDS = np.logspace(-2, -12, 121)
+_MOST_OF_MEAN = 3
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +60,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     exchange : {"sums", "features"}
         "features" is the paper's own: it gives the rows away, and is here for comparison.
     scale : {"minmax"} or None
-    allocation : {"equal", "sqrt"}
-        Features per site: all the same, or in proportion to the root of its rows at the same total.
+    allocation : {"equal", "sqrt", "gain"}
+        Features per site, at the same total: see `allocate`.
     min_rows : int
         The fewest rows that a site sends sums over.
     wire : Wire
@@ -138,7 +143,7 @@ def train(
     if settings.scale == "minmax":
         scaling = yield from agree_on_scaling(site, roster)
         X, y = scaling.rows(X), scaling.responses(y)
-    n_features = allocate(site, selector.n_features, settings.allocation, roster)
+    n_features = yield from allocate(site, X, y, selector, settings.allocation, roster)
     selector = clone(selector).set_params(n_features=n_features)
     tuned: Tuned | None = None
     if tuning is not None:
@@ -221,14 +226,25 @@ def choose_features(
     return selector.choose_from(pool, gram, moment, n_rows)
 
 
-def allocate(site: Site, mean: int, allocation: str, roster: Roster) -> int:
-    """Return this site's number of features: `mean`, or in proportion to sqrt(N_j) with that mean."""
-    if allocation == "equal":
+def allocate(site: Site, X: Array, y: Array, selector: Selector, allocation: str, roster: Roster) -> Procedure[int]:
+    """Return this site's number of features; all sites together have `selector.n_features` each on average.
+
+    "sqrt" shares them out in proportion to sqrt(N_j). "gain" gives each to the site where it lowers the squared
+    error most: sites sum over the spanning tree how many features each would take at every threshold of a fixed
+    scale, and the threshold at which the total is right tells each its number.
+    """
+    mean = int(selector.n_features)
+    if allocation == "equal" or roster.n_sites == 1:
         return mean
-    if allocation != "sqrt":
-        raise SettingsError(f'unknown allocation {allocation!r}; choose "equal" or "sqrt"')
-    roots = {name: np.sqrt(rows) for name, rows in roster.rows.items()}
-    return max(1, round(float(mean * roster.n_sites * roots[site.name] / sum(roots.values()))))
+    if allocation == "sqrt":
+        roots = {name: np.sqrt(rows) for name, rows in roster.rows.items()}
+        return max(1, round(float(mean * roster.n_sites * roots[site.name] / sum(roots.values()))))
+    if allocation != "gain" or not isinstance(selector, GreedySelector):
+        raise SettingsError(f'allocation={allocation!r}: choose "equal", "sqrt" or, for greedy features, "gain"')
+    gains = np.maximum.accumulate(selector.gains(X, y, _MOST_OF_MEAN * mean, site.rng())[::-1])[::-1]
+    wanted = np.maximum(np.sum(gains[:, None] >= _THRESHOLDS * roster.n_rows, axis=0), max(1, mean // _MOST_OF_MEAN))
+    total = yield from tree_sum(site, roster, wanted.astype(float))
+    return max(1, round(float(np.interp(mean * roster.n_sites, total, wanted.astype(float)))))
 
 
 def read_features(sender: str, message: Features) -> FeatureMap:
