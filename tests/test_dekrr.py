@@ -12,7 +12,7 @@ from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
-from dekrr.selection import EnergySelector, PlainSelector
+from dekrr.selection import EnergySelector, GreedySelector, PlainSelector
 from dekrr.solvers import Jacobi
 from dekrr.system import BlockRow
 
@@ -168,6 +168,29 @@ def test_features_in_proportion_to_the_root_of_the_rows():
     n_features = [outcomes[str(j)].feature_map.n_features for j in range(4)]
     assert n_features == [8, 16, 32, 48]
     assert sum(n_features) == 4 * 26
+
+
+def test_features_go_where_they_lower_the_error_most():
+    rng = np.random.default_rng(0)
+    graph, sites = sites_of_sizes([120] * 4)
+    hard = {n: np.sin(9 * s.X[:, 0]) * np.cos(7 * s.X[:, 1]) for n, s in sites.items()}
+    responses = {n: hard[n] if n in "01" else s.X[:, 0] + 1e-3 * rng.normal(size=120) for n, s in sites.items()}
+    sites = {n: Site(n, s.neighbors, s.X, responses[n]) for n, s in sites.items()}
+    chosen = dekrr.Settings(allocation="gain", scale=None)
+    outcomes = LocalNetwork(graph).run(
+        {n: dekrr.train(s, GreedySelector(12, sigma=0.5), chosen) for n, s in sites.items()}
+    )
+    n_features = [outcomes[n].feature_map.n_features for n in sorted(sites)]
+    assert min(n_features[:2]) > 1.5 * max(n_features[2:])
+    assert all(4 <= n <= 36 for n in n_features)
+    assert abs(sum(n_features) - 48) <= 2
+
+
+def test_gain_needs_greedy_features():
+    graph, sites = sites_of_sizes([40] * 3)
+    chosen = dekrr.Settings(allocation="gain")
+    with pytest.raises(SettingsError, match="for greedy features"):
+        LocalNetwork(graph).run({n: dekrr.train(s, EnergySelector(5), chosen) for n, s in sites.items()})
 
 
 def test_too_few_rows_are_not_summed():

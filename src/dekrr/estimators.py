@@ -29,9 +29,11 @@ from .metrics import rse
 from .model import Header, KernelModel, Member, SiteModel, neighborhood_weights
 from .networks.local import LocalNetwork, Traffic
 from .protocols import allreduce, dekrr, dkla
+from .protocols.online import go_on
 from .protocols.outcome import Outcome
 from .protocols.site import Procedure, Site
 from .protocols.tuning import Tuning
+from .protocols.wire import PRECISIONS, Wire
 from .scaling import Scaling
 from .selection import MAPPINGS, SELECTORS, Selector
 from .types import Array
@@ -344,10 +346,13 @@ class DeKRRRegressor(_NetworkRegressor):
     prediction : {"neighborhood", "own"}, default="neighborhood"
         Predict with the site's own model and its neighbours', which it holds anyway (a third its own, the rest
         their mean), or with its own alone.
-    allocation : {"equal", "sqrt"}, default="equal"
-        Features per site: all `n_features`, or in proportion to the root of its rows at the same mean.
+    allocation : {"equal", "sqrt", "gain"}, default="equal"
+        Features per site: all `n_features`; or, at the same mean, in proportion to the root of its rows, or
+        where they lower the squared error most (for greedy features; from a third to three times the mean).
     exchange : {"sums", "features"}, default="sums"
         "features" sends features of every row, as the paper does. It gives rows away; for comparison only.
+    precision : {"double", "single", "int8"}, default="double"
+        Of coefficients on the wire: 8 bytes each, 4, or 1, with what rounding leaves out made up for later.
     scale : {"minmax"} or None, default="minmax"
         Columns to [0, 1] and the response to [-1, 1], by bounds agreed over edges and undone in predictions;
         None for data that is scaled already.
@@ -410,6 +415,7 @@ class DeKRRRegressor(_NetworkRegressor):
     prediction: str = "neighborhood"
     allocation: str = "equal"
     exchange: str = "sums"
+    precision: str = "double"
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **_NetworkRegressor._parameter_constraints,
@@ -423,24 +429,14 @@ class DeKRRRegressor(_NetworkRegressor):
         "tol": [_NOT_NEGATIVE],
         "max_rounds": [_COUNT],
         "prediction": [StrOptions({"own", "neighborhood"})],
-        "allocation": [StrOptions({"equal", "sqrt"})],
+        "allocation": [StrOptions({"equal", "sqrt", "gain"})],
         "exchange": [StrOptions({"sums", "features"})],
+        "precision": [StrOptions(set(PRECISIONS))],
     }
 
     def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
         grids = {name: self._grid(name) for name in GRIDS}
-        settings = dekrr.Settings(
-            alpha=grids["alpha"][0],
-            consensus=grids["consensus"][0],
-            solver=self.solver,
-            self_penalty=self.self_penalty,
-            tol=self.tol,
-            max_rounds=self.max_rounds,
-            exchange=self.exchange,
-            scale=self.scale,
-            allocation=self.allocation,
-            min_rows=self.min_rows,
-        )
+        settings = self._settings(grids["alpha"][0], grids["consensus"][0])
         tuning = None
         if max(map(len, grids.values())) > 1:
             tuning = Tuning(
@@ -453,16 +449,27 @@ class DeKRRRegressor(_NetworkRegressor):
             )
         return dekrr.train(site, selector, settings, tuning)
 
-    def _grid(self, name: str) -> tuple[float, ...]:
-        """Return the values of a setting to choose from; one that is given is the only one."""
-        given = getattr(self, name)
-        if isinstance(given, str):
-            return GRIDS[name]
-        values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=float)))
-        lowest_allowed = name == "consensus"
-        if not values or not all(np.isfinite(v) and (v > 0 or (lowest_allowed and v == 0)) for v in values):
-            raise SettingsError(f"{name} must be positive numbers, got {given!r}")
-        return values
+    def _settings(self, alpha: float, consensus: float) -> dekrr.Settings:
+        return dekrr.Settings(
+            alpha=alpha,
+            consensus=consensus,
+            solver=self.solver,
+            self_penalty=self.self_penalty,
+            tol=self.tol,
+            max_rounds=self.max_rounds,
+            exchange=self.exchange,
+            scale=self.scale,
+            allocation=self.allocation,
+            min_rows=self.min_rows,
+            wire=Wire(precision=self.precision),
+        )
+
+    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
+        self._seed = seed
+        self._rows: dict[Hashable, tuple[Array, Array]] = {
+            label: (X[own], y[own]) for label, own in zip(labels, rows, strict=True)
+        }
+        super()._fit(X, y, labels, rows, seed)
 
     def _keep(
         self,
@@ -473,12 +480,95 @@ class DeKRRRegressor(_NetworkRegressor):
     ) -> None:
         tuned = outcomes[names[labels[0]]].tuned
         chosen = (tuned.sigma, tuned.alpha, tuned.consensus) if tuned else tuple(self._grid(n)[0] for n in GRIDS)
-        self.sigma_, self.alpha_, self.consensus_ = chosen
-        self.tuning_ = None
+        self.sigma_: float = chosen[0]
+        self.alpha_: float = chosen[1]
+        self.consensus_: float = chosen[2]
+        self.tuning_: dict[str, Array] | None = None
+        self._outcomes: dict[Hashable, Outcome] = {label: outcomes[names[label]] for label in labels}
         if tuned:
             columns = np.array(tuned.grid).T
             self.tuning_ = dict(zip(GRIDS, columns, strict=True)) | {"error": tuned.errors}
         super()._keep(labels, names, outcomes, traffic)
+
+    def partial_fit(self, X: Any, y: Any, sites: Any = None, edges: Any = ()) -> Self:
+        """Go on from a fitted network with new rows: the result of all rows with the same features and scaling.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+        y : array-like of shape (n_rows,)
+        sites : array-like of shape (n_rows,), optional
+            The site of every new row; at least `min_rows` for each site that has any. A new label is a site
+            that joins. None deals the rows out to the sites there are.
+        edges : sequence of (site, site)
+            Edges to add to the graph; at least one for every site that joins.
+        """
+        if not hasattr(self, "models_"):
+            return self.fit(X, y, sites)
+        if y is not None:
+            _refuse_missing_responses(y)
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=False, ensure_all_finite=False, y_numeric=True)
+        sites = np.arange(len(y)) % len(self.sites_) if sites is None else sites
+        labels, index = factorise(sites, len(y))
+        if not set(labels) <= set(self.sites_) and not len(edges):
+            joining = [label for label in labels if label not in set(self.sites_)]
+            raise DataError(f"sites {joining} are new: give their edges, as in edges=[(new, old), ...]")
+        self._refuse_bad_rows(X, labels, index)
+        graph: Any = nx.Graph(self.graph_)
+        graph.add_edges_from(edges)
+        rows = {label: (X[index == j], y[index == j].astype(np.float64)) for j, label in enumerate(labels)}
+        self._go_on(graph, rows)
+        return self
+
+    def remove_site(self, site: Hashable) -> Self:
+        """Let a site leave a fitted network: the result of training without it, with the same features.
+
+        Parameters
+        ----------
+        site : hashable
+            Its label; the others' graph must stay connected.
+        """
+        check_is_fitted(self)
+        if site not in self.models_:
+            raise DataError(f"{site!r} is not a site; the sites are {_listed(self.sites_)}")
+        graph: Any = nx.Graph(self.graph_)
+        graph.remove_node(site)
+        self._go_on(graph, {})
+        return self
+
+    def _go_on(self, graph: Any, new_rows: Mapping[Hashable, tuple[Array, Array]]) -> None:
+        joining = [label for label in new_rows if label not in self._outcomes]
+        labels = [*(label for label in self.sites_ if label in graph), *joining]
+        graph = topologies.build(graph, labels)
+        names = dict(zip(labels, names_of(labels), strict=True))
+        network = LocalNetwork(nx.relabel_nodes(graph, names))
+        settings = self._settings(self.alpha_, self.consensus_)
+        no_rows = np.empty((0, self.n_features_in_)), np.empty(0)
+        procedures, rows = {}, {}
+        for label in labels:
+            before = self._outcomes.get(label)
+            parts = self._rows.get(label, no_rows), new_rows.get(label, no_rows)
+            X, y = (np.concatenate(part) for part in zip(*parts, strict=True))
+            site = Site(names[label], tuple(names[p] for p in graph[label]), X, y, seed=self._seed)
+            size = before.feature_map.n_features if before else self._sizes(labels)[label]
+            selector = self._selector(size).set_params(sigma=self.sigma_)
+            procedures[site.name] = go_on(site, before, len(parts[1][1]), selector, settings)
+            rows[label] = X, y
+        outcomes = network.run(procedures)
+        self.sites_, self.graph_, self._rows = labels, graph, rows
+        self._outcomes = {label: outcomes[names[label]] for label in labels}
+        super()._keep(labels, names, outcomes, network.traffic)
+
+    def _grid(self, name: str) -> tuple[float, ...]:
+        """Return the values of a setting to choose from; one that is given is the only one."""
+        given = getattr(self, name)
+        if isinstance(given, str):
+            return GRIDS[name]
+        values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=float)))
+        lowest_allowed = name == "consensus"
+        if not values or not all(np.isfinite(v) and (v > 0 or (lowest_allowed and v == 0)) for v in values):
+            raise SettingsError(f"{name} must be positive numbers, got {given!r}")
+        return values
 
 
 @_parameters

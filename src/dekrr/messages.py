@@ -17,7 +17,7 @@ from .errors import MessageError
 from .types import Array
 
 MAX_BYTES = 1 << 28
-_ELEMENT_TYPES = ("<f8",)
+_ELEMENT_TYPES = ("<f8", "<f4", "|i1")
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -46,6 +46,12 @@ class Features(Message, frozen=True, tag="features"):
     n_neighbors: int
 
 
+class Degree(Message, frozen=True, tag="degree"):
+    """How many neighbours the sender has now."""
+
+    n_neighbors: int
+
+
 class Sums(Message, frozen=True, tag="sums"):
     """Sums over the sender's rows of the receiver's features: gram (B_jp, packed) and cross (C_jp)."""
 
@@ -68,10 +74,11 @@ class RowFeatures(Message, frozen=True, tag="rows"):
 
 
 class Coefficients(Message, frozen=True, tag="theta"):
-    """The sender's coefficients, with its share of the stopping rule: (residual, scale)."""
+    """The sender's coefficients, or steps to add to them, with its share of the stopping rule: (residual, scale)."""
 
     values: np.ndarray
     progress: tuple[float, float]
+    step: float = 1.0
 
 
 class Unchanged(Message, frozen=True, tag="same"):
@@ -86,7 +93,7 @@ class Total(Message, frozen=True, tag="total"):
     values: np.ndarray
 
 
-AnyMessage = Roll | Bounds | Features | Sums | Moments | RowFeatures | Coefficients | Unchanged | Total
+AnyMessage = Roll | Bounds | Features | Degree | Sums | Moments | RowFeatures | Coefficients | Unchanged | Total
 Kind = TypeVar("Kind", bound=Message)
 
 
@@ -121,7 +128,7 @@ def encode(message: Message) -> bytes:
     Examples
     --------
     >>> len(encode(Coefficients(np.zeros(60), (0.0, 0.0))))
-    516
+    525
     """
     return _encoder.encode(message)
 

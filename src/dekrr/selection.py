@@ -447,6 +447,15 @@ class GreedySelector(Selector):
             orders.append(self._order(pool, every, n_listed))
         return [pool.take(order) for order in orders]
 
+    def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator) -> Array:
+        """Return by how much each further candidate would lower the squared error on these rows, at most `n_taken`."""
+        pool = self.draw_pool(X.shape[1], rng)
+        sample = self._sample(len(y), rng)
+        sums = _PoolSums.over(pool, X[sample], y[sample])
+        n_taken = min(n_taken, pool.n_candidates)
+        gains = greedy_path(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)[1]
+        return np.asarray(gains * len(y) / sums.n_rows)
+
     def choose_from(self, pool: Pool, gram: Array, moment: Array, n_rows: float) -> FeatureMap:
         """Return the map of the best candidates by sums Z'Z and Z'y over `n_rows` (weighted) rows."""
         sums = _PoolSums(gram, moment, n_rows)
@@ -511,7 +520,16 @@ class _FewRows:
 
 
 def greedy_order(sums: "_PoolSums | _FewRows", n_taken: int, *, ridge: float, width: int = 1) -> np.ndarray:
-    """Return the candidates that orthogonal least squares takes, in order, from sums over rows alone.
+    """Return the candidates that orthogonal least squares takes, in order; see `greedy_path`."""
+    return greedy_path(sums, n_taken, ridge=ridge, width=width)[0]
+
+
+def greedy_path(
+    sums: "_PoolSums | _FewRows", n_taken: int, *, ridge: float, width: int = 1
+) -> tuple[np.ndarray, Array]:
+    """Return what orthogonal least squares takes, in order, and by how much each lowers the ridge residual.
+
+    It needs sums over rows alone.
 
     Parameters
     ----------
@@ -531,6 +549,7 @@ def greedy_order(sums: "_PoolSums | _FewRows", n_taken: int, *, ridge: float, wi
     pair_product = sums.diagonal(n_candidates) if width == 2 else np.zeros(n_candidates)
     factor = np.empty((n_taken * width, n_features))
     taken: list[int] = []
+    gains: list[float] = []
     open_candidates = np.ones(n_candidates, dtype=bool)
 
     for _ in range(n_taken):
@@ -549,7 +568,8 @@ def greedy_order(sums: "_PoolSums | _FewRows", n_taken: int, *, ridge: float, wi
                 pair_product = pair_product - row[:n_candidates] * row[n_candidates:]
         open_candidates[best] = False
         taken.append(best)
-    return np.array(taken)
+        gains.append(float(gain[best]))
+    return np.array(taken), np.array(gains)
 
 
 def _gain(correlation: Array, remaining: Array, pair_product: Array, width: int, floor: float) -> Array:

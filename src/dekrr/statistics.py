@@ -34,6 +34,10 @@ class OwnSums:
     moment: Array
     response_energy: float
 
+    def plus(self, more: "OwnSums") -> "OwnSums":
+        """Return the sums over these rows and some more."""
+        return OwnSums(self.gram + more.gram, self.moment + more.moment, self.response_energy + more.response_energy)
+
 
 @dataclass(frozen=True)
 class CrossSums:
@@ -49,6 +53,10 @@ class CrossSums:
 
     gram: Array
     cross: Array
+
+    def plus(self, more: "CrossSums") -> "CrossSums":
+        """Return the sums over these rows and some more."""
+        return CrossSums(self.gram + more.gram, self.cross + more.cross)
 
 
 def accumulate(

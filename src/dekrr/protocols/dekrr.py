@@ -16,7 +16,6 @@ from sklearn.base import clone
 from ..errors import SettingsError
 from ..features import FeatureMap
 from ..messages import (
-    Coefficients,
     Features,
     Moments,
     RowFeatures,
@@ -31,10 +30,16 @@ from ..solvers import SelfPenalty, Solver, make_solver
 from ..statistics import CrossSums, OwnSums, accumulate
 from ..system import BlockRow, Weights, assemble, penalty
 from ..types import Array
-from .consensus import Progress, Roster, agree_on_scaling, roll_call
+from .consensus import Progress, Roster, agree_on_scaling, roll_call, tree_sum
 from .outcome import Outcome
 from .site import Procedure, Site
 from .tuning import Tuned, Tuning, tune
+from .wire import Listener, Sender, Wire
+
+# Squared error per row of the whole network, in scaled units, from high to low; and how far from the mean a site's
+# number of features may be.
+_THRESHOLDS = np.logspace(-2, -12, 121)
+_MOST_OF_MEAN = 3
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +60,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     exchange : {"sums", "features"}
         "features" is the paper's own: it gives the rows away, and is here for comparison.
     scale : {"minmax"} or None
-    allocation : {"equal", "sqrt"}
-        Features per site: all the same, or in proportion to the root of its rows at the same total.
+    allocation : {"equal", "sqrt", "gain"}
+        Features per site, at the same total: see `allocate`.
     min_rows : int
         The fewest rows that a site sends sums over.
+    wire : Wire
+        How coefficients travel.
     """
 
     alpha: float = 1e-6
@@ -71,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     scale: str | None = "minmax"
     allocation: str = "equal"
     min_rows: int = 10
+    wire: Wire = Wire()
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,7 @@ def train(
     if settings.scale == "minmax":
         scaling = yield from agree_on_scaling(site, roster)
         X, y = scaling.rows(X), scaling.responses(y)
-    n_features = allocate(site, selector.n_features, settings.allocation, roster)
+    n_features = yield from allocate(site, X, y, selector, settings.allocation, roster)
     selector = clone(selector).set_params(n_features=n_features)
     tuned: Tuned | None = None
     if tuning is not None:
@@ -150,7 +158,7 @@ def train(
         settings.solver, settings.self_penalty, settings.consensus, row, ready.own, ready.received, weights
     )
     zeros = np.zeros(ready.own_map.n_features)
-    outcome = Outcome(roster, scaling, ready.own_map, zeros, neighbor_maps=ready.maps, tuned=tuned)
+    outcome = Outcome(roster, scaling, ready.own_map, zeros, neighbor_maps=ready.maps, tuned=tuned, ready=ready)
     yield from iterate(site, row, solver, settings, outcome, keep_path=keep_path)
     return outcome
 
@@ -218,14 +226,25 @@ def choose_features(
     return selector.choose_from(pool, gram, moment, n_rows)
 
 
-def allocate(site: Site, mean: int, allocation: str, roster: Roster) -> int:
-    """Return this site's number of features: `mean`, or in proportion to sqrt(N_j) with that mean."""
-    if allocation == "equal":
+def allocate(site: Site, X: Array, y: Array, selector: Selector, allocation: str, roster: Roster) -> Procedure[int]:
+    """Return this site's number of features; all sites together have `selector.n_features` each on average.
+
+    "sqrt" shares them out in proportion to sqrt(N_j). "gain" gives each to the site where it lowers the squared
+    error most: sites sum over the spanning tree how many features each would take at every threshold of a fixed
+    scale, and the threshold at which the total is right tells each its number.
+    """
+    mean = int(selector.n_features)
+    if allocation == "equal" or roster.n_sites == 1:
         return mean
-    if allocation != "sqrt":
-        raise SettingsError(f'unknown allocation {allocation!r}; choose "equal" or "sqrt"')
-    roots = {name: np.sqrt(rows) for name, rows in roster.rows.items()}
-    return max(1, round(float(mean * roster.n_sites * roots[site.name] / sum(roots.values()))))
+    if allocation == "sqrt":
+        roots = {name: np.sqrt(rows) for name, rows in roster.rows.items()}
+        return max(1, round(float(mean * roster.n_sites * roots[site.name] / sum(roots.values()))))
+    if allocation != "gain" or not isinstance(selector, GreedySelector):
+        raise SettingsError(f'allocation={allocation!r}: choose "equal", "sqrt" or, for greedy features, "gain"')
+    gains = np.maximum.accumulate(selector.gains(X, y, _MOST_OF_MEAN * mean, site.rng())[::-1])[::-1]
+    wanted = np.maximum(np.sum(gains[:, None] >= _THRESHOLDS * roster.n_rows, axis=0), max(1, mean // _MOST_OF_MEAN))
+    total = yield from tree_sum(site, roster, wanted.astype(float))
+    return max(1, round(float(np.interp(mean * roster.n_sites, total, wanted.astype(float)))))
 
 
 def read_features(sender: str, message: Features) -> FeatureMap:
@@ -281,14 +300,14 @@ def iterate(
     state = solver.start(outcome.coefficients)
     progress = Progress(outcome.roster.diameter, settings.tol)
     scale = float(np.linalg.norm(row.right_side))
-    shapes = {p: (feature_map.n_features,) for p, feature_map in outcome.neighbor_maps.items()}
+    sender = Sender(settings.wire, np.zeros_like(outcome.coefficients))
+    listener = Listener({p: np.zeros(known.n_features) for p, known in outcome.neighbor_maps.items()})
     for rounds in range(settings.max_rounds + 1):
-        message = Coefficients(state.coefficients, progress.share)
-        inbox = expect((yield site.to_all(message)), Coefficients, values=shapes)
-        of_neighbors = {p: message.values for p, message in inbox.items()}
-        residual = row.residual(state.coefficients, of_neighbors)
+        inbox = yield site.to_all(sender.message(state.coefficients, rounds, progress.share))
+        shares = listener.hear(inbox)
+        residual = row.residual(state.coefficients, listener.known)
         own_progress = (float(np.linalg.norm(residual)), scale)
-        progress.after_exchange(own_progress, [message.progress for message in inbox.values()])
+        progress.after_exchange(own_progress, shares)
         outcome.objective_shares.append(row.objective_share(state.coefficients, residual))
         if keep_path:
             outcome.path.append(state.coefficients)
@@ -296,7 +315,7 @@ def iterate(
             break
         state = solver.update(state, residual)
     outcome.coefficients = state.coefficients
-    outcome.neighbor_coefficients = of_neighbors
+    outcome.neighbor_coefficients = listener.known
     outcome.rounds = rounds
     outcome.settled = progress.settled
     outcome.relative_residual = progress.relative

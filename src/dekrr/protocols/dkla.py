@@ -16,13 +16,13 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from ..features import FeatureMap
-from ..messages import Coefficients, Message, Unchanged, expect
 from ..selection import Selector
 from ..types import Array
 from .consensus import Progress
 from .outcome import Outcome
 from .shared import Prepared, prepare
 from .site import Procedure, Site
+from .wire import Listener, Sender, Wire
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,35 +98,29 @@ def iterate(
     """Run the rounds of ADMM."""
     problem = _LocalProblem(prepared, settings, len(site.neighbors))
     progress = Progress(prepared.roster.diameter, settings.tol)
-    theta = told = gamma = outcome.coefficients
-    heard = dict.fromkeys(site.neighbors, told)
+    theta = gamma = outcome.coefficients
+    wire = Wire(censor_start=settings.censor_start, censor_decay=settings.censor_decay)
+    sender, listener = Sender(wire, theta), Listener(dict.fromkeys(site.neighbors, theta))
     rho = settings.rho
     _record(outcome, problem, theta, gamma, keep_path)
     for rounds in range(1, settings.max_rounds + 1):
         if rounds % settings.rho_period == 0:
             rho *= 2
         before = theta
-        theta = problem.solve(rho, rho * sum((told + other for other in heard.values()), 0 * told) - gamma)
-        message: Message
-        if np.linalg.norm(theta - told) >= settings.censor_start * settings.censor_decay**rounds:
-            told = theta
-            message = Coefficients(told, progress.share)
-        else:
-            message = Unchanged(progress.share)
-        inbox = yield site.to_all(message)
-        expect({p: m for p, m in inbox.items() if not isinstance(m, Unchanged)}, Coefficients)
-        heard |= {p: m.values for p, m in inbox.items() if isinstance(m, Coefficients)}
-        gamma = gamma + rho * sum((told - other for other in heard.values()), 0 * told)
+        pull = sum((sender.known + other for other in listener.known.values()), 0 * theta)
+        theta = problem.solve(rho, rho * pull - gamma)
+        inbox = yield site.to_all(sender.message(theta, rounds, progress.share))
+        shares = listener.hear(inbox)
+        gamma = gamma + rho * sum((sender.known - other for other in listener.known.values()), 0 * theta)
         _record(outcome, problem, theta, gamma, keep_path)
-        distances = [np.linalg.norm(theta - other) for other in (before, *heard.values())]
-        shares = [m.progress for m in inbox.values() if isinstance(m, Coefficients | Unchanged)]
+        distances = [np.linalg.norm(theta - other) for other in (before, *listener.known.values())]
         progress.after_exchange((float(max(distances)), float(np.linalg.norm(theta))), shares)
         outcome.rounds = rounds
         if progress.settled:
             break
     outcome.coefficients = theta
-    outcome.neighbor_maps = dict.fromkeys(heard, prepared.feature_map)
-    outcome.neighbor_coefficients = heard
+    outcome.neighbor_maps = dict.fromkeys(listener.known, prepared.feature_map)
+    outcome.neighbor_coefficients = listener.known
     outcome.settled = progress.settled
     outcome.relative_residual = progress.relative
 

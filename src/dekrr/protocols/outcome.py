@@ -1,12 +1,16 @@
 """What a training procedure returns."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..features import FeatureMap
 from ..scaling import Scaling
 from ..types import Array
 from .consensus import Roster
 from .tuning import Tuned
+
+if TYPE_CHECKING:
+    from .dekrr import SetUp
 
 
 @dataclass
@@ -35,6 +39,8 @@ class Outcome:
         The same of the multipliers, for methods that have them.
     tuned : Tuned or None
         What cross-validation chose, if it was asked.
+    ready : SetUp or None
+        The maps and sums, from which training can go on.
     """
 
     roster: Roster
@@ -50,3 +56,4 @@ class Outcome:
     path: list[Array] = field(default_factory=list)
     dual_path: list[Array] = field(default_factory=list)
     tuned: Tuned | None = None
+    ready: "SetUp | None" = None

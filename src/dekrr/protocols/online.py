@@ -1,0 +1,133 @@
+"""Going on from a fitted network: new rows, a site that joins, sites that have left.
+
+Sums over rows add up, so new rows cost their own sums only, which are sent as they are; features and scaling stay.
+A site that joins chooses features from its own rows and exchanges full sums with its neighbours; the others are
+not touched but for N, J and the number of neighbours. A site that leaves takes its edges with it. The solver starts
+from the coefficients that were there. The result is that of training on all rows with the same features.
+"""
+
+import numpy as np
+
+from ..errors import DataError, MessageError
+from ..features import FeatureMap
+from ..messages import Bounds, Degree, Features, Message, Sums, expect, pack_symmetric, unpack_symmetric
+from ..scaling import Scaling
+from ..selection import Selector
+from ..solvers import make_solver
+from ..statistics import CrossSums, accumulate
+from ..system import assemble
+from ..types import Array
+from .consensus import roll_call
+from .dekrr import Settings, SetUp, iterate, read_features
+from .outcome import Outcome
+from .site import Procedure, Site
+
+
+def go_on(site: Site, before: Outcome | None, n_new: int, selector: Selector, settings: Settings) -> Procedure[Outcome]:
+    """Bring one site's model up to date together with its neighbours.
+
+    Parameters
+    ----------
+    site : Site
+        With all its rows, the new ones last, and its neighbours as they are now.
+    before : Outcome or None
+        Where it stood; None for a site that joins.
+    n_new : int
+        How many of its rows are new.
+    selector : Selector
+        For a site that joins.
+    settings : Settings
+    """
+    if 0 < n_new < settings.min_rows and site.neighbors:
+        raise DataError(
+            f"site {site.name!r} has {n_new} new rows, fewer than min_rows={settings.min_rows}: sums over so few would "
+            "give them away; hold them back until there are more"
+        )
+    roster = yield from roll_call(site)
+    known = set(before.ready.maps) & set(site.neighbors) if before is not None and before.ready is not None else set()
+    scaling = yield from _pass_on_scaling(site, before, known, settings)
+    X = scaling.rows(site.X) if scaling else site.X
+    y = scaling.responses(site.y) if scaling else site.y
+    if before is None:
+        own_map = selector.select(X, y, site.rng())
+        start = np.zeros(own_map.n_features)
+    else:
+        own_map, start = before.feature_map, before.coefficients
+    maps, degrees = yield from _exchange_maps(site, own_map, before, known)
+    ready = yield from _exchange_sums(site, X, y, n_new, before, known, own_map, maps, degrees)
+    weights = ready.weights(roster, settings.alpha, settings.consensus)
+    row = assemble(ready.own, ready.received, ready.sent, weights)
+    solver = make_solver(
+        settings.solver, settings.self_penalty, settings.consensus, row, ready.own, ready.received, weights
+    )
+    outcome = Outcome(roster, scaling, own_map, start, neighbor_maps=maps, ready=ready)
+    yield from iterate(site, row, solver, settings, outcome, keep_path=False)
+    return outcome
+
+
+def _pass_on_scaling(
+    site: Site, before: Outcome | None, known: set[str], settings: Settings
+) -> Procedure[Scaling | None]:
+    """Tell new neighbours the scaling; a site that joins takes the one it is told."""
+    outbox: dict[str, Message] = {}
+    if before is not None and before.scaling is not None:
+        message = Bounds(before.scaling.lower, before.scaling.upper)
+        outbox = {p: message for p in site.neighbors if p not in known}
+    inbox = yield outbox
+    if before is not None or settings.scale is None:
+        return before.scaling if before is not None else None
+    shapes = dict.fromkeys(inbox, (site.X.shape[1] + 1,))
+    told = expect(inbox, Bounds, lower=shapes, upper=shapes)
+    if not told:
+        raise MessageError(f"site {site.name!r} joins, but no neighbour told it the scaling: join one site at a time")
+    first = told[min(told)]
+    return Scaling(first.lower, first.upper)
+
+
+def _exchange_maps(
+    site: Site, own_map: FeatureMap, before: Outcome | None, known: set[str]
+) -> Procedure[tuple[dict[str, FeatureMap], dict[str, int]]]:
+    """Send the map to new neighbours, and the number of neighbours to all."""
+    n_own = len(site.neighbors)
+    offer = Features(own_map.frequencies, own_map.phases, own_map.amplitudes, n_own)
+    inbox = yield {p: Degree(n_own) if p in known else offer for p in site.neighbors}
+    familiar = expect({p: m for p, m in inbox.items() if p in known}, Degree)
+    shapes = {p: (own_map.n_columns, -1) for p in inbox if p not in known}
+    strangers = expect({p: inbox[p] for p in shapes}, Features, frequencies=shapes)
+    degrees = {p: m.n_neighbors for p, m in (familiar | strangers).items()}
+    maps = {p: read_features(p, m) for p, m in strangers.items()}
+    if before is not None:
+        maps |= {p: before.neighbor_maps[p] for p in known}
+    return {p: maps[p] for p in site.neighbors}, degrees
+
+
+def _exchange_sums(
+    site: Site,
+    X: Array,
+    y: Array,
+    n_new: int,
+    before: Outcome | None,
+    known: set[str],
+    own_map: FeatureMap,
+    maps: dict[str, FeatureMap],
+    degrees: dict[str, int],
+) -> Procedure[SetUp]:
+    """Exchange sums over new rows with old neighbours, and over all rows with new ones; add them up."""
+    fresh = slice(len(y) - n_new, None)
+    own, sent = accumulate(X[fresh], y[fresh], own_map, {p: maps[p] for p in known})
+    _, full = accumulate(X, y, own_map, {p: maps[p] for p in maps if p not in known})
+    changes = sent | full
+    size = own_map.n_features
+    inbox = expect(
+        (yield {p: Sums(pack_symmetric(s.gram), np.ascontiguousarray(s.cross)) for p, s in changes.items()}),
+        Sums,
+        gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
+        cross={p: (size, maps[p].n_features) for p in maps},
+    )
+    received = {p: CrossSums(unpack_symmetric(inbox[p].gram, size), inbox[p].cross) for p in maps}
+    if before is not None and before.ready is not None:
+        old = before.ready
+        own = old.own.plus(own)
+        received |= {p: old.received[p].plus(received[p]) for p in known}
+        changes |= {p: old.sent[p].plus(changes[p]) for p in known}
+    return SetUp(own_map, maps, degrees, own, received, {p: changes[p] for p in maps})

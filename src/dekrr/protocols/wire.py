@@ -1,0 +1,94 @@
+"""How coefficients travel: in full, rounded, as small differences, or not at all.
+
+A sender keeps what its neighbours know of its coefficients. "single" sends them rounded to 4 bytes. "int8" sends the
+difference to what is known, in 255 steps of its largest entry; what rounding leaves out is part of the next
+difference, so that the error goes to zero with the steps. A censored sender stays silent while it has moved less
+than a threshold that falls with the rounds (Xu et al., COKE, Journal of Machine Learning Research 22, 2021).
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from ..errors import SettingsError
+from ..messages import AnyMessage, Coefficients, Message, Unchanged, expect
+from ..types import Array
+
+PRECISIONS = ("double", "single", "int8")
+
+
+class Wire(msgspec.Struct, frozen=True, kw_only=True):
+    """How coefficients travel.
+
+    Parameters
+    ----------
+    precision : {"double", "single", "int8"}
+    censor_start, censor_decay : float
+        In round k, coefficients that have moved less than censor_start * censor_decay**k since they were last
+        sent are not sent again.
+    """
+
+    precision: str = "double"
+    censor_start: float = 0.0
+    censor_decay: float = 0.95
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise SettingsError(f"unknown precision {self.precision!r}; choose one of {', '.join(PRECISIONS)}")
+
+
+class Sender:
+    """A site's coefficients as its neighbours know them.
+
+    Parameters
+    ----------
+    wire : Wire
+    known : ndarray of shape (n_features,)
+        What neighbours know before the first message.
+    """
+
+    def __init__(self, wire: Wire, known: Array) -> None:
+        self._wire = wire
+        self.known = known
+
+    def message(self, coefficients: Array, rounds: int, progress: tuple[float, float]) -> Message:
+        """Return the message of this round, and remember what it tells."""
+        moved = coefficients - self.known
+        if (
+            self._wire.censor_start
+            and np.linalg.norm(moved) < self._wire.censor_start * self._wire.censor_decay**rounds
+        ):
+            return Unchanged(progress)
+        if self._wire.precision == "int8":
+            step = float(np.abs(moved).max()) / 127 or 1.0
+            steps = np.rint(moved / step).astype(np.int8)
+            self.known = self.known + step * steps
+            return Coefficients(steps, progress, step)
+        values = coefficients.astype(np.float32) if self._wire.precision == "single" else coefficients
+        self.known = values.astype(np.float64)
+        return Coefficients(values, progress)
+
+
+class Listener:
+    """What a site knows of its neighbours' coefficients.
+
+    Parameters
+    ----------
+    known : mapping of neighbour to ndarray of shape (n_features,)
+        Before the first message.
+    """
+
+    def __init__(self, known: Mapping[str, Array]) -> None:
+        self.known = dict(known)
+
+    def hear(self, inbox: Mapping[str, AnyMessage]) -> list[tuple[float, float]]:
+        """Take in a round's messages and return what they say about progress."""
+        spoken = {p: message for p, message in inbox.items() if not isinstance(message, Unchanged)}
+        shapes = {p: self.known[p].shape for p in spoken}
+        for p, message in expect(spoken, Coefficients, values=shapes).items():
+            if message.values.dtype.kind == "i":
+                self.known[p] = self.known[p] + message.step * message.values
+            else:
+                self.known[p] = message.values.astype(np.float64, copy=False)
+        return [message.progress for message in inbox.values() if isinstance(message, Coefficients | Unchanged)]

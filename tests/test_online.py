@@ -1,0 +1,108 @@
+"""Going on from a fitted network against training on all rows with the same features and scaling."""
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from dekrr import DataError, DeKRRRegressor, TopologyError
+from dekrr.data import make_sites
+from dekrr.networks.local import LocalNetwork
+from dekrr.protocols import dekrr
+from dekrr.protocols.site import Site
+from dekrr.selection import PlainSelector
+
+X, y, SITES = make_sites(n_sites=5, random_state=0)
+X_MORE, Y_MORE, SITES_MORE = make_sites(n_sites=5, random_state=1)
+SETTINGS = {"n_features": 8, "sigma": 0.5, "alpha": 1e-2, "consensus": 1.0, "tol": 1e-13, "max_rounds": 5000}
+
+
+def fitted():
+    return DeKRRRegressor(**SETTINGS, random_state=0).fit(X, y, sites=SITES)
+
+
+def trained_again(regressor, X, y, sites):
+    """Train from nothing on all rows, with the features and scaling that a regressor has."""
+    settings = dekrr.Settings(alpha=1e-2, consensus=1.0, tol=1e-13, max_rounds=5000, scale=None)
+    scaling = regressor.models_[regressor.sites_[0]].scaling
+    procedures = {}
+    for label in regressor.sites_:
+        own = sites == label
+        rows, responses = scaling.rows(X[own]), scaling.responses(y[own])
+        feature_map = regressor.models_[label].feature_map
+        site = Site(label, tuple(regressor.graph_[label]), rows, responses, feature_map=feature_map)
+        procedures[label] = dekrr.train(site, PlainSelector(), settings)
+    return LocalNetwork(regressor.graph_).run(procedures)
+
+
+def same(regressor, expected):
+    for label in regressor.sites_:
+        actual = regressor.models_[label].coefficients
+        np.testing.assert_allclose(actual, expected[label].coefficients, rtol=0, atol=1e-8)
+    objective = sum(outcome.objective_shares[-1] for outcome in expected.values())
+    assert regressor.objective_ == pytest.approx(objective, abs=1e-10)
+
+
+def test_new_rows():
+    regressor = fitted()
+    before = regressor.traffic_.bytes_by_kind["Features"]
+    some = np.isin(SITES_MORE, ["station 01", "station 03"])
+    regressor.partial_fit(X_MORE[some], Y_MORE[some], sites=SITES_MORE[some])
+    every = np.vstack([X, X_MORE[some]]), np.append(y, Y_MORE[some]), np.append(SITES, SITES_MORE[some])
+    same(regressor, trained_again(regressor, *every))
+    assert before > 0
+    assert regressor.traffic_.bytes_by_kind["Features"] == 0
+    regressor.partial_fit(X_MORE[~some], Y_MORE[~some], sites=SITES_MORE[~some])
+    every = np.vstack([X, X_MORE]), np.append(y, Y_MORE), np.append(SITES, SITES_MORE)
+    same(regressor, trained_again(regressor, *every))
+
+
+def test_warm_start_takes_fewer_rounds():
+    settings = {**SETTINGS, "tol": 1e-5, "n_sites": 5}
+    regressor = DeKRRRegressor(**settings, random_state=0).fit(np.repeat(X, 20, axis=0), np.repeat(y, 20))
+    cold = regressor.n_rounds_
+    assert regressor.partial_fit(X_MORE, Y_MORE).n_rounds_ < cold
+
+
+def test_a_site_leaves():
+    regressor = fitted().remove_site("station 02")
+    assert regressor.sites_ == ["station 00", "station 01", "station 03", "station 04"]
+    stay = SITES != "station 02"
+    same(regressor, trained_again(regressor, X[stay], y[stay], SITES[stay]))
+    with pytest.raises(DataError, match="unknown sites"):
+        regressor.predict(X[:1], sites=["station 02"])
+
+
+def test_a_site_joins():
+    regressor = fitted()
+    newcomer = np.full(40, "harbour")
+    edges = [("harbour", "station 00"), ("harbour", "station 03")]
+    regressor.partial_fit(X_MORE[:40], Y_MORE[:40], sites=newcomer, edges=edges)
+    assert set(regressor.graph_["harbour"]) == {"station 00", "station 03"}
+    every = np.vstack([X, X_MORE[:40]]), np.append(y, Y_MORE[:40]), np.append(SITES.astype(object), newcomer)
+    same(regressor, trained_again(regressor, *every))
+    assert np.isfinite(regressor.predict(X_MORE[:3], sites=newcomer[:3])).all()
+
+
+def test_first_call_fits():
+    first = DeKRRRegressor(**SETTINGS, random_state=0).partial_fit(X, y, sites=SITES)
+    np.testing.assert_array_equal(first.predict(X), fitted().predict(X))
+
+
+def test_what_cannot_be():
+    regressor = fitted()
+    before = regressor.predict(X)
+    with pytest.raises(DataError, match="station 00' has 3 new rows, fewer than min_rows=10"):
+        regressor.partial_fit(X[:3], y[:3], sites=["station 00"] * 3)
+    with pytest.raises(DataError, match=r"sites \['harbour'\] are new: give their edges"):
+        regressor.partial_fit(X[:30], y[:30], sites=["harbour"] * 30)
+    with pytest.raises(DataError, match="'atlantis' is not a site"):
+        regressor.remove_site("atlantis")
+    with pytest.raises(ValueError, match="X has 2 features"):
+        regressor.partial_fit(X[:, :2], y, sites=SITES)
+    with pytest.raises(DataError, match="row 5"):
+        regressor.partial_fit(np.where(np.arange(len(X))[:, None] == 5, np.nan, X), y, sites=SITES)
+    np.testing.assert_array_equal(regressor.predict(X), before)
+    star = DeKRRRegressor(**SETTINGS, topology="star").fit(X, y, sites=SITES)
+    with pytest.raises(TopologyError, match="falls into 4 parts"):
+        star.remove_site("station 00")
+    assert nx.is_connected(star.graph_)
