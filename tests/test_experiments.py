@@ -476,6 +476,12 @@ def test_who_is_better_depends_on_the_metric():
     assert union == pytest.approx(-13.3, abs=0.5)
 
 
+def test_an_unfinished_table_says_so():
+    rows = [*made_up("DKLA", np.array([0.3, 0.31, 0.32])), *made_up("ours", np.array([0.2, 0.21]))]
+    assert "2 to 3 repetitions (unfinished), seed 0" in tables._means(rows, "own").note
+    assert ", 2 repetitions, seed 0" in tables._means(rows[3:], "own").note
+
+
 def test_rows_know_their_task(small_data, tmp_path):
     results = Results(tmp_path)
     execute(few_tasks()[:1], results, directory=small_data)

@@ -127,12 +127,16 @@ def _rank(method: str) -> tuple[int, str]:
 
 def _settings(rows: Sequence[Row]) -> str:
     row = rows[0]
-    n_repeats = len({r["repetition"] for r in rows})
+    counts = [len(group) for _, group in by(rows, "data", "n_features", "method", "allocation", "n_sites", "solver")]
+    least, most = min(counts), max(counts)
+    repeats = (
+        f"{most} repetition{'s' * (most != 1)}" if least == most else f"{least} to {most} repetitions (unfinished)"
+    )
     rows_used = f", {row['n_rows']} rows of each set" if row["n_rows"] else ""
     split = "; authors' splits where they exist" if any(r["splits"] == "authors" for r in rows) else ""
     return (
         f"{row['n_sites']} sites, {row['n_neighbors']} neighbours each, protocol {row['protocol']}{split}{rows_used}, "
-        f"{n_repeats} repetition{'s' * (n_repeats != 1)}, seed {row['seed']}. Mean ± standard error of test RSE."
+        f"{repeats}, seed {row['seed']}. Mean ± standard error of test RSE."
     )
 
 
