@@ -129,6 +129,10 @@ def decode(data: bytes, sender: str) -> AnyMessage:
         raise MessageError(f"site {sender!r} sent what is no message: {error}", sender) from None
     if isinstance(message, Coefficients | Unchanged) and not all(map(math.isfinite, message.progress)):
         raise MessageError(f"site {sender!r} sent progress that is NaN or infinite", sender)
+    if isinstance(message, Features):
+        size = message.frequencies.shape[1:]
+        if len(size) != 1 or message.phases.shape != size or message.amplitudes.shape != size:
+            raise MessageError(f"site {sender!r} sent features whose parts do not fit each other", sender)
     return message
 
 

@@ -114,7 +114,8 @@ def iterate(
         else:
             message = Unchanged(progress.share)
         inbox = yield site.to_all(message)
-        expect({p: m for p, m in inbox.items() if not isinstance(m, Unchanged)}, Coefficients)
+        sent = {p: m for p, m in inbox.items() if not isinstance(m, Unchanged)}
+        expect(sent, Coefficients, values=dict.fromkeys(sent, told.shape))
         heard |= {p: m.values for p, m in inbox.items() if isinstance(m, Coefficients)}
         gamma = gamma + rho * sum((told - other for other in heard.values()), 0 * told)
         _record(outcome, problem, theta, gamma, keep_path)
