@@ -109,7 +109,7 @@ def _from_wire(kind: type, value: Any) -> Any:
         raise ValueError(f"element type {element_type!r} is not one of {_ELEMENT_TYPES}")
     if len(shape) > 2 or min(shape, default=0) < 0:
         raise ValueError(f"shape {shape} is not that of a vector or a matrix")
-    expected = math.prod(shape) * 8
+    expected = math.prod(shape) * np.dtype(element_type).itemsize
     if len(data) != expected:
         raise ValueError(f"{len(data)} bytes of data where shape {shape} needs {expected}")
     array = np.frombuffer(data, dtype=element_type).reshape(shape)
@@ -143,6 +143,12 @@ def decode(data: bytes, sender: str) -> AnyMessage:
         raise MessageError(f"site {sender!r} sent what is no message: {error}", sender) from None
     if isinstance(message, Coefficients | Unchanged) and not all(map(math.isfinite, message.progress)):
         raise MessageError(f"site {sender!r} sent progress that is NaN or infinite", sender)
+    if isinstance(message, Coefficients) and not math.isfinite(message.step):
+        raise MessageError(f"site {sender!r} sent a step that is NaN or infinite", sender)
+    if isinstance(message, Features):
+        size = message.frequencies.shape[1:]
+        if len(size) != 1 or message.phases.shape != size or message.amplitudes.shape != size:
+            raise MessageError(f"site {sender!r} sent features whose parts do not fit each other", sender)
     return message
 
 

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import zenoh
+try:
+    import zenoh
+except ImportError:
+    raise ImportError("sites as processes need Eclipse Zenoh: pip install 'dekrr[mesh]'", name="zenoh") from None
 
 from ..errors import NetworkError, SettingsError
 from ..messages import MAX_BYTES

@@ -429,11 +429,12 @@ class Session:
         self._set_gone(gone)
         for peer in self.peers.values():
             peer.begin_epoch()
-        if self.plan.neighbors and not self.present and self.plan.sites - gone != {self.plan.name}:
+        left = self.plan.sites - gone
+        if not self.present or 2 * len(left) <= len(self.plan.sites):
             self._greet(self.plan.neighbors, now, asks=False)
             raise DisconnectedError(
-                f"site {self.plan.name!r} has lost all its neighbours ({reason}); others of the run may go on "
-                f"without it: {', '.join(sorted(self.plan.sites - gone - {self.plan.name}))}"
+                f"site {self.plan.name!r} is left with {', '.join(sorted(left))} ({reason}): it has no neighbour any "
+                "more, or not more than half of the sites, and the others may go on without it"
             )
         if self.exchange >= 0:
             self._open(now)
