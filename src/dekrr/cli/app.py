@@ -12,10 +12,10 @@ from ..errors import DekrrError
 from .data import data
 from .demo import demo
 from .models import fit, predict
-from .report import report
-from .reproduce import reproduce
 from .network import keys_app, network_app
 from .node import node, status, up
+from .report import report
+from .reproduce import reproduce
 
 app = typer.Typer(
     help="Kernel ridge regression across sites that cannot pool their data.",
