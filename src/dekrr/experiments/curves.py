@@ -13,6 +13,7 @@ from sklearn.utils import check_random_state
 from ..estimators import AllReduceRegressor
 from ..messages import AnyMessage
 from ..metrics import rse
+from ..model import neighborhood_weights
 from ..networks.local import LocalNetwork
 from ..protocols import dekrr, dkla
 from ..protocols.outcome import Outcome
@@ -79,7 +80,7 @@ def curves_of(task: Task, problem: Problem, consensus: float | None) -> dict[str
     rows = np.arange(len(split.y_test))
     for k in shown:
         each = np.array([z @ outcome.path[k] for z, outcome in zip(features, outcomes, strict=True)])
-        predictions = np.array([each[group].mean(axis=0) for group in groups])
+        predictions = np.array([neighborhood_weights(len(group) - 1) @ each[group] for group in groups])
         own_error.append(rse(split.y_test, predictions[split.test_sites, rows]))
         union_error.append(float(np.mean([rse(split.y_test, prediction) for prediction in predictions])))
     n_exchanges = len(network.bytes_after)
@@ -126,7 +127,7 @@ def _run(task: Task, problem: Problem, regressor: Any) -> tuple[MeteredNetwork, 
 
 
 def _members(task: Task, problem: Problem) -> list[list[int]]:
-    """Return the sites whose models each site averages."""
+    """Return the sites whose models each site predicts with, its own first."""
     neighbors = ring_neighbors(problem.split)
     wide = METHODS[task.method].settings.get("prediction") == "neighborhood"
     return [[j, *around] if wide else [j] for j, around in enumerate(neighbors)]

@@ -15,7 +15,7 @@ from ..metrics import rse
 from ..model import Member
 from ..types import Array
 from .curves import curves_of
-from .methods import features_per_site, make_estimator, tuned_consensus
+from .methods import METHODS, make_estimator, tuned_consensus
 from .problems import Problem, problem_of
 from .tasks import Task
 
@@ -41,13 +41,16 @@ def run(task: Task, directory: str | os.PathLike[str] | None = None) -> tuple[di
         regressor = make_estimator(task, problem, consensus)
         regressor.fit(problem.split.X, problem.split.y, sites=problem.split.sites)
         seconds = time.perf_counter() - start
+        if METHODS[task.method].tunes_itself:
+            problem = problem._replace(sigma=regressor.sigma_, alpha=regressor.alpha_)
+            consensus = regressor.consensus_
         row = {
             **msgspec.structs.asdict(task),
             "sigma": problem.sigma,
             "alpha": problem.alpha,
             "consensus": consensus,
             **_outcome(regressor, problem),
-            "site_features": features_per_site(task, problem),
+            "site_features": [regressor.models_[j].feature_map.n_features for j in range(problem.split.n_sites)],
             **_authors(task, problem),
             **(curves_of(task, problem, consensus) if task.experiment == "convergence" else {}),
             **versions(),
@@ -93,7 +96,8 @@ def _all_predictions(regressor: Any, X: Array, n_sites: int) -> Array:
             known[key] = member.predict(X)
         return known[key]
 
-    return np.array([np.mean([predict(m) for m in regressor.models_[j].members], axis=0) for j in range(n_sites)])
+    members = [regressor.models_[j].members for j in range(n_sites)]
+    return np.array([np.sum([m.weight * predict(m) for m in group], axis=0) for group in members])
 
 
 def _authors(task: Task, problem: Problem) -> dict[str, Any]:

@@ -29,12 +29,15 @@ class Method:
         Keywords of the estimator, beside those that the task and the problem give.
     has_consensus : bool
         Whether the method has a weight c to choose.
+    tunes_itself : bool
+        Whether it chooses sigma, alpha and c on its own, over edges, from training rows.
     """
 
     about: str
     estimator: Callable[..., Any]
     settings: Mapping[str, Any]
     has_consensus: bool = False
+    tunes_itself: bool = False
 
 
 METHODS: Mapping[str, Method] = {
@@ -51,14 +54,15 @@ METHODS: Mapping[str, Method] = {
     "DeKRR-DDRF": Method(
         "the paper's: energy features of each site's own, consensus on predictions",
         DeKRRRegressor,
-        {"features": "energy"},
+        {"features": "energy", "prediction": "own"},
         has_consensus=True,
     ),
     "ours": Method(
-        "greedy features of each site's own, predictions by the mean over a site's neighbourhood",
+        "the library's defaults: greedy features, all settings tuned without a centre, neighbourhood prediction",
         DeKRRRegressor,
         {"features": "greedy", "prediction": "neighborhood"},
         has_consensus=True,
+        tunes_itself=True,
     ),
     "COKE": Method(
         "DKLA that leaves out messages that change little", COKERegressor, {"features": "plain", "tol": 0.0}
@@ -70,9 +74,9 @@ TABLE_METHODS = (*PAPER_METHODS, "ours")
 
 
 def features_per_site(task: Task, problem: Problem) -> list[int]:
-    """Return how many features each site gets: equal, or in proportion to the root of its rows."""
+    """Return how many features each site gets by its number of rows: equal, or in proportion to their root."""
     counts = np.bincount(problem.split.sites)
-    if task.allocation == "equal":
+    if task.allocation != "sqrt":
         return [task.n_features] * len(counts)
     roots = np.sqrt(counts)
     sizes = np.round(task.n_features * len(counts) * roots / roots.sum())
@@ -86,9 +90,9 @@ def selectors_of(task: Task, problem: Problem) -> list[Selector]:
 
 
 def tuned_consensus(task: Task, problem: Problem) -> float | None:
-    """Return c by 5-fold cross-validation on the training rows; None for a method without c."""
+    """Return c by 5-fold cross-validation on the training rows; None for a method without c or that tunes itself."""
     method = METHODS[task.method]
-    if not method.has_consensus:
+    if not method.has_consensus or method.tunes_itself:
         return None
     errors = cross_validate(
         problem.split,
@@ -108,8 +112,6 @@ def make_estimator(task: Task, problem: Problem, consensus: float | None) -> Any
     keywords: dict[str, Any] = {
         **method.settings,
         "n_features": task.n_features,
-        "sigma": problem.sigma,
-        "alpha": problem.alpha,
         "n_neighbors": task.n_neighbors,
         "scale": None,
         "min_rows": 1,
@@ -117,8 +119,12 @@ def make_estimator(task: Task, problem: Problem, consensus: float | None) -> Any
     }
     if method.estimator is not AllReduceRegressor:
         keywords["max_rounds"] = task.max_rounds
+    if not method.tunes_itself or consensus is not None:
+        keywords |= {"sigma": problem.sigma, "alpha": problem.alpha}
     if consensus is not None:
-        keywords |= {"consensus": consensus, "allocation": task.allocation}
+        keywords["consensus"] = consensus
+    if method.has_consensus:
+        keywords["allocation"] = task.allocation
     if task.solver:
         keywords["solver"] = task.solver
     if task.method == "DKLA-DDRF" and task.partition != "imbalanced":

@@ -109,6 +109,7 @@ def _allocations(n_features: int) -> Iterator[dict[str, Any]]:
         ("DeKRR-DDRF", "sqrt"),
         ("ours", "equal"),
         ("ours", "sqrt"),
+        ("ours", "gain"),
     ):
         yield {"partition": "imbalanced", "n_features": n_features, "method": method, "allocation": allocation}
 

@@ -16,6 +16,7 @@ from .. import topology
 from ..data.splits import Split
 from ..features import FeatureMap
 from ..labels import names_of
+from ..model import neighborhood_weights
 from ..protocols.site import Site
 from ..selection import Selector
 from ..statistics import accumulate
@@ -142,7 +143,8 @@ def cross_validate(
             members = [j, *neighbors[j]] if prediction == "neighborhood" else [j]
             features = {m: maps[m](site.X) for m in members}
             for i, theta in enumerate(solutions):
-                predicted = np.mean([features[m] @ theta[m] for m in members], axis=0)
+                shares = neighborhood_weights(len(members) - 1)
+                predicted = np.sum([w * (features[m] @ theta[m]) for w, m in zip(shares, members, strict=True)], axis=0)
                 errors[i] += np.sum((predicted - site.y) ** 2)
     means = errors / len(split.y)
     return dict(zip(weights, means.tolist(), strict=True))
