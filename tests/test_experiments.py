@@ -80,7 +80,7 @@ def a_task(**changes):
 @settings(max_examples=8, deadline=None)
 @given(
     st.integers(3, 8),
-    st.sampled_from([EnergySelector, GreedySelector]),
+    st.sampled_from([EnergySelector(10, sigma=0.3), GreedySelector(10, sigma=0.3, shortlist=1.0)]),
     st.floats(0.1, 8),
     st.integers(0, 2**16),
 )
@@ -88,12 +88,11 @@ def test_the_shortcut_gives_the_estimators_coefficients(n_sites, selector, c, se
     split = small_split(n_sites, seed)
     neighbors = tuning.ring_neighbors(split)
     sites = [tuning.Rows(split.X[split.sites == j], split.y[split.sites == j]) for j in range(n_sites)]
-    maps = tuning.choose_features(sites, neighbors, [selector(10, sigma=0.3)] * n_sites, random_state=seed)
+    maps = tuning.choose_features(sites, neighbors, [selector] * n_sites, random_state=seed)
     (solution,) = tuning.solve_network(sites, maps, neighbors, 1e-3, [c])
-    name = {EnergySelector: "energy", GreedySelector: "greedy"}[selector]
     regressor = DeKRRRegressor(
         n_features=10,
-        features=name,
+        features=selector,
         sigma=0.3,
         alpha=1e-3,
         consensus=c,
