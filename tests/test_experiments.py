@@ -109,7 +109,8 @@ def test_the_shortcut_gives_the_estimators_coefficients(n_sites, selector, c, se
 
 def test_cross_validation_scores_what_refitting_scores():
     split = small_split()
-    selectors = [GreedySelector(8, sigma=0.3)] * split.n_sites
+    selector = GreedySelector(8, sigma=0.3, shortlist=1.0)
+    selectors = [selector] * split.n_sites
     weights = [0.5, 4.0]
     scored = tuning.cross_validate(
         split, selectors, weights, alpha=1e-3, prediction="neighborhood", shuffle=False, random_state=3
@@ -123,6 +124,7 @@ def test_cross_validation_scores_what_refitting_scores():
                 held_out[at[tuning.folds_of(len(at), shuffle=False, seed=3)[k]]] = True
             regressor = DeKRRRegressor(
                 n_features=8,
+                features=selector,
                 sigma=0.3,
                 alpha=1e-3,
                 consensus=c,
