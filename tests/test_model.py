@@ -5,6 +5,8 @@ from safetensors.numpy import save_file
 import dekrr
 from dekrr import CentralizedKRR, DeKRRRegressor, ModelFileError
 from dekrr.data import make_sites
+from dekrr.features import FeatureMap
+from dekrr.protocols.outcome import Outcome, members_of
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
 
@@ -106,3 +108,14 @@ def test_exact_kernel_models_hold_rows_and_are_not_saved(tmp_path):
     model = CentralizedKRR().fit(X, y).models_[0]
     with pytest.raises(ModelFileError, match="holds all sites' rows"):
         model.save(tmp_path / "krr.safetensors")
+
+
+@pytest.mark.parametrize("prediction", ["own", "neighborhood"])
+def test_members_weigh_one_in_all(prediction):
+    maps = {name: FeatureMap.unweighted(np.ones((3, 2)), np.full(2, k)) for k, name in enumerate("abc")}
+    around = {"b": np.full(2, 2.0), "c": np.full(2, 3.0)}
+    outcome = Outcome(None, None, maps["a"], np.ones(2), {p: maps[p] for p in "bc"}, around)
+    members = members_of(outcome, prediction)
+    expected = [1 / 3, 1 / 3, 1 / 3] if prediction == "neighborhood" else [1.0]
+    assert [member.weight for member in members] == pytest.approx(expected)
+    assert members[0].feature_map is maps["a"]

@@ -26,11 +26,11 @@ from .errors import DataError, SettingsError
 from .kernels import KERNELS, make_kernel
 from .labels import factorise, names_of
 from .metrics import rse
-from .model import Header, KernelModel, Member, SiteModel, neighborhood_weights
+from .model import Header, KernelModel, SiteModel
 from .networks.local import LocalNetwork, Traffic
 from .protocols import allreduce, dekrr, dkla
 from .protocols.online import go_on
-from .protocols.outcome import Outcome
+from .protocols.outcome import Outcome, members_of
 from .protocols.site import Procedure, Site
 from .protocols.tuning import Tuning
 from .protocols.wire import PRECISIONS, Wire
@@ -271,14 +271,8 @@ class _FeatureRegressor(_SiteRegressor):
             )
 
     def _model(self, name: str, outcome: Outcome) -> SiteModel:
-        neighbors = list(outcome.neighbor_maps) if getattr(self, "prediction", "own") == "neighborhood" else []
-        own_weight, *weights = neighborhood_weights(len(neighbors))
-        members = [Member(outcome.feature_map, outcome.coefficients, own_weight)]
-        members += [
-            Member(outcome.neighbor_maps[p], outcome.neighbor_coefficients[p], weight)
-            for p, weight in zip(neighbors, weights, strict=True)
-        ]
-        return SiteModel(self._header(name, len(members)), tuple(members), outcome.scaling)
+        members = members_of(outcome, getattr(self, "prediction", "own"))
+        return SiteModel(self._header(name, len(members)), members, outcome.scaling)
 
 
 @_parameters

@@ -4,7 +4,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,12 @@ class Member:
             for start in range(0, len(X), _ROWS_PER_BLOCK)
         ]
         return np.concatenate(blocks) if blocks else np.empty(0)
+
+
+def neighborhood(own: Member, around: Sequence[Member]) -> tuple[Member, ...]:
+    """Return a site's own model and its neighbours' with the weights of `neighborhood_weights`."""
+    weights = neighborhood_weights(len(around))
+    return tuple(replace(member, weight=weight) for member, weight in zip([own, *around], weights, strict=True))
 
 
 @dataclass(frozen=True, eq=False)

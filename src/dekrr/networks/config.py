@@ -66,7 +66,7 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
     sigma: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     mapping: str = "cos"
     seed: int = 0
-    prediction: Literal["own", "neighborhood"] = "own"
+    prediction: Literal["own", "neighborhood"] = "neighborhood"
 
 
 class SiteEntry(msgspec.Struct, frozen=True, kw_only=True):

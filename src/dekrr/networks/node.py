@@ -16,8 +16,8 @@ import numpy as np
 from ..data.files import read_table
 from ..errors import DataError, SettingsError
 from ..features import FeatureMap
-from ..model import Header, Member, SiteModel
-from ..protocols.outcome import Outcome
+from ..model import Header, SiteModel
+from ..protocols.outcome import Outcome, members_of
 from ..protocols.site import Procedure, Site
 from ..selection import SELECTORS
 from ..types import Array
@@ -168,9 +168,7 @@ class Node:
 
     def _model(self, outcome: Outcome) -> SiteModel:
         features = self.config.features()
-        members = [Member(outcome.feature_map, outcome.coefficients)]
-        if features.prediction == "neighborhood":
-            members += [Member(fmap, outcome.neighbor_coefficients[p]) for p, fmap in outcome.neighbor_maps.items()]
+        members = members_of(outcome, features.prediction)
         header = Header(
             site=self.config.site,
             method=_TITLES[self.config.method],
@@ -181,7 +179,7 @@ class Node:
             n_members=len(members),
             scaled=outcome.scaling is not None,
         )
-        return SiteModel(header, tuple(members), outcome.scaling)
+        return SiteModel(header, members, outcome.scaling)
 
     def _after(self, waited: float) -> None:
         self.seconds_waiting += waited

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..features import FeatureMap
+from ..model import Member, neighborhood
 from ..scaling import Scaling
 from ..types import Array
 from .consensus import Roster
@@ -57,3 +58,10 @@ class Outcome:
     dual_path: list[Array] = field(default_factory=list)
     tuned: Tuned | None = None
     ready: "SetUp | None" = None
+
+
+def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
+    """Return the models that a site predicts with: its own, or with its neighbours' ("neighborhood")."""
+    own = Member(outcome.feature_map, outcome.coefficients)
+    maps = outcome.neighbor_maps if prediction == "neighborhood" else {}
+    return neighborhood(own, [Member(feature_map, outcome.neighbor_coefficients[p]) for p, feature_map in maps.items()])
