@@ -169,14 +169,17 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
 
     def select(self, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
         """Draw a pool with `rng` and keep the best for rows `X` (n_rows, n_columns) and responses `y`."""
+        return self._choose(self._large_enough_pool(X.shape[1], rng), X, y, rng)
+
+    def _large_enough_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
         self._validate_params()
-        pool = self.draw_pool(X.shape[1], rng)
+        pool = self.draw_pool(n_columns, rng)
         if self._n_kept > pool.n_candidates:
             raise SettingsError(
                 f"{self.n_features} features cannot be chosen from a pool of {pool.n_candidates * pool.width}: "
                 f"pool_ratio={self.pool_ratio} must be at least 1"
             )
-        return self._choose(pool, X, y, rng)
+        return pool
 
     @property
     def _n_kept(self) -> int:
@@ -429,8 +432,7 @@ class GreedySelector(Selector):
         n_folds : int
         rng : Generator
         """
-        self._validate_params()
-        pool = self.draw_pool(X.shape[1], rng)
+        pool = self._large_enough_pool(X.shape[1], rng)
         n_listed = min(round(self._n_kept * self.shortlist), max(self._n_kept, len(y)), pool.n_candidates)
         sample = self._sample(len(y), rng)
         X, y, fold_of = X[sample], y[sample], fold_of[sample]
@@ -449,7 +451,7 @@ class GreedySelector(Selector):
 
     def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator) -> Array:
         """Return by how much each further candidate would lower the squared error on these rows, at most `n_taken`."""
-        pool = self.draw_pool(X.shape[1], rng)
+        pool = self._large_enough_pool(X.shape[1], rng)
         sample = self._sample(len(y), rng)
         sums = _PoolSums.over(pool, X[sample], y[sample])
         n_taken = min(n_taken, pool.n_candidates)
