@@ -705,7 +705,18 @@ class AllReduceRegressor(_NetworkRegressor):
 
 
 @_parameters
-class LocalRegressor(_FeatureRegressor):
+class _UnconnectedRegressor(_FeatureRegressor):
+    """A regressor whose sites, one or many, have nobody to talk to: the exact solution at each."""
+
+    def _graph(self, labels: list[Hashable], seed: int) -> Any:
+        return nx.create_empty_copy(nx.path_graph(labels))
+
+    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
+        return allreduce.train(site, selector, allreduce.Settings(alpha=self.alpha, scale=self.scale))
+
+
+@_parameters
+class LocalRegressor(_UnconnectedRegressor):
     """No exchange at all: every site alone with its rows, its features and its scaling.
 
     Parameters
@@ -725,15 +736,9 @@ class LocalRegressor(_FeatureRegressor):
 
     features: Any = "greedy"
 
-    def _graph(self, labels: list[Hashable], seed: int) -> Any:
-        return nx.create_empty_copy(nx.path_graph(labels))
-
-    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
-        return allreduce.train(site, selector, allreduce.Settings(alpha=self.alpha, scale=self.scale))
-
 
 @_parameters
-class CentralizedRFF(_FeatureRegressor):
+class CentralizedRFF(_UnconnectedRegressor):
     """Ridge regression on random features of the pooled rows: one site that has everything.
 
     Parameters
@@ -754,15 +759,9 @@ class CentralizedRFF(_FeatureRegressor):
         "n_features": [_COUNT],
     }
 
-    def _graph(self, labels: list[Hashable], seed: int) -> Any:
-        return nx.create_empty_copy(nx.path_graph(labels))
-
     def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
         super()._fit(X, y, labels[:1], [np.arange(len(y))], seed)
         self.models_ = dict.fromkeys(labels, self.models_[labels[0]])
-
-    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
-        return allreduce.train(site, selector, allreduce.Settings(alpha=self.alpha, scale=self.scale))
 
 
 @_parameters
