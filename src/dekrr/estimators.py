@@ -585,7 +585,9 @@ class DKLARegressor(_NetworkRegressor):
     max_rounds : int, default=1500
     n_features : int, default=100
     features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="plain"
-    alpha, kernel, sigma, mapping, topology, n_neighbors, scale, n_sites, min_rows, random_state
+    alpha : float, default=1e-6
+    sigma : float, default=1.0
+    kernel, mapping, topology, n_neighbors, scale, n_sites, min_rows, random_state
         As in `DeKRRRegressor`.
 
     Attributes
@@ -677,7 +679,9 @@ class AllReduceRegressor(_NetworkRegressor):
     features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="plain"
     selecting_site : hashable, optional
         Who chooses features that depend on rows; the site with most rows by default.
-    alpha, kernel, sigma, mapping, topology, n_neighbors, scale, n_sites, min_rows, random_state
+    alpha : float, default=1e-6
+    sigma : float, default=1.0
+    kernel, mapping, topology, n_neighbors, scale, n_sites, min_rows, random_state
         As in `DeKRRRegressor`.
 
     Attributes
@@ -723,7 +727,9 @@ class LocalRegressor(_UnconnectedRegressor):
     ----------
     n_features : int, mapping of site to int, or sequence of int, default=100
     features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="greedy"
-    alpha, kernel, sigma, mapping, scale, n_sites, random_state
+    alpha : float, default=1e-6
+    sigma : float, default=1.0
+    kernel, mapping, scale, n_sites, random_state
         As in `DeKRRRegressor`.
     min_rows : int, default=10
         Only for dealing rows out when `fit` is given no sites.
@@ -745,7 +751,9 @@ class CentralizedRFF(_UnconnectedRegressor):
     ----------
     n_features : int, default=100
     features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="plain"
-    alpha, kernel, sigma, mapping, scale, n_sites, min_rows, random_state
+    alpha : float, default=1e-6
+    sigma : float, default=1.0
+    kernel, mapping, scale, n_sites, min_rows, random_state
         As in `DeKRRRegressor`.
 
     Attributes
@@ -770,7 +778,9 @@ class CentralizedKRR(_SiteRegressor):
 
     Parameters
     ----------
-    alpha, kernel, sigma, scale, n_sites, min_rows, random_state
+    alpha : float, default=1e-6
+    sigma : float, default=1.0
+    kernel, scale, n_sites, min_rows, random_state
         As in `DeKRRRegressor`.
 
     Attributes
