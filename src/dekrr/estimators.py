@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
+import msgspec
 import networkx as nx
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -28,6 +29,7 @@ from .labels import factorise, names_of
 from .metrics import rse
 from .model import Header, KernelModel, Member, SiteModel
 from .networks.local import LocalNetwork, Traffic
+from .privacy.mechanism import DifferentialPrivacy
 from .protocols import allreduce, dekrr, dkla
 from .protocols.outcome import Outcome
 from .protocols.site import Procedure, Site
@@ -262,7 +264,8 @@ class _FeatureRegressor(_SiteRegressor):
                 Member(feature_map, outcome.neighbor_coefficients[p])
                 for p, feature_map in outcome.neighbor_maps.items()
             ]
-        return SiteModel(self._header(name, len(members)), tuple(members), outcome.scaling)
+        header = msgspec.structs.replace(self._header(name, len(members)), privacy=outcome.privacy)
+        return SiteModel(header, tuple(members), outcome.scaling)
 
 
 @_parameters
@@ -327,6 +330,16 @@ class DeKRRRegressor(_NetworkRegressor):
         Features per site: all `n_features`, or in proportion to the root of its rows at the same mean.
     exchange : {"sums", "features"}, default="sums"
         "features" sends features of every row, as the paper does. It gives rows away; for comparison only.
+    rows_per_feature : float, default=1.0
+        The fewest rows a feature of a neighbour's that a site sends sums over; see docs/privacy.md.
+    verify_features : bool, default=False
+        Sites prove that their features come from the agreed pool, by its seed and the chosen indices.
+    bounds : pair of array-like of shape (n_columns + 1,), optional
+        Public lower and upper bounds of the columns and, last, of the response, for ``scale="minmax"``
+        instead of bounds that the sites agree on.
+    privacy : DifferentialPrivacy, optional
+        A guarantee for every row; it takes public `bounds` (or ``scale=None``) and the extra ``dekrr[dp]``, and
+        all sites then share plain features. Noise is drawn from a secure source, not from `random_state`.
     scale : {"minmax"} or None, default="minmax"
         Columns to [0, 1] and the response to [-1, 1], by bounds agreed over edges and undone in predictions;
         None for data that is scaled already.
@@ -380,6 +393,10 @@ class DeKRRRegressor(_NetworkRegressor):
     prediction: str = "own"
     allocation: str = "equal"
     exchange: str = "sums"
+    rows_per_feature: float = 1.0
+    verify_features: bool = False
+    bounds: Any = None
+    privacy: Any = None
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **_NetworkRegressor._parameter_constraints,
@@ -391,7 +408,19 @@ class DeKRRRegressor(_NetworkRegressor):
         "prediction": [StrOptions({"own", "neighborhood"})],
         "allocation": [StrOptions({"equal", "sqrt"})],
         "exchange": [StrOptions({"sums", "features"})],
+        "rows_per_feature": [_NOT_NEGATIVE],
+        "verify_features": ["boolean"],
+        "bounds": ["array-like", None],
+        "privacy": [DifferentialPrivacy, None],
     }
+
+    def _selector(self, n_features: int) -> Selector:
+        if self.privacy is None or self.features == "plain" or isinstance(self.features, Selector):
+            return super()._selector(n_features)
+        warnings.warn(
+            f"features={self.features!r} would look at rows; with privacy all sites share plain ones", stacklevel=5
+        )
+        return SELECTORS["plain"](n_features, kernel=self.kernel, sigma=float(self.sigma))
 
     def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
         settings = dekrr.Settings(
@@ -405,6 +434,10 @@ class DeKRRRegressor(_NetworkRegressor):
             scale=self.scale,
             allocation=self.allocation,
             min_rows=self.min_rows,
+            rows_per_feature=self.rows_per_feature,
+            verify_features=self.verify_features,
+            bounds=_as_bounds(self.bounds),
+            privacy=self.privacy,
         )
         return dekrr.train(site, selector, settings)
 
@@ -637,6 +670,15 @@ class CentralizedKRR(_SiteRegressor):
         self.objective_ = float(self.alpha * (y @ dual))
         model = KernelModel(self._header("all"), kernel, X, dual, scaling)
         self.models_ = dict.fromkeys(labels, model)
+
+
+def _as_bounds(bounds: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    if bounds is None:
+        return None
+    if len(bounds) != 2:
+        raise SettingsError(f"bounds must be a pair, lower and upper; got {len(bounds)} entries")
+    lower, upper = (tuple(np.asarray(bound, dtype=float).ravel().tolist()) for bound in bounds)
+    return lower, upper
 
 
 def _selecting_name(label: Hashable, names: Mapping[Hashable, str]) -> str | None:

@@ -45,8 +45,24 @@ class Features(Message, frozen=True, tag="features"):
     n_neighbors: int
 
 
+class Chosen(Message, frozen=True, tag="chosen"):
+    """The sender's feature map as its pool's seed and the candidates it chose: a proof, and fewer bytes.
+
+    Phases and amplitudes are empty where they are the pool's own.
+    """
+
+    seed: int
+    indices: list[int]
+    phases: np.ndarray
+    amplitudes: np.ndarray
+    n_neighbors: int
+
+
 class Sums(Message, frozen=True, tag="sums"):
-    """Sums over the sender's rows of the receiver's features: gram (B_jp, packed) and cross (C_jp)."""
+    """Sums over the sender's rows of the receiver's features: gram (B_jp, packed) and cross (C_jp).
+
+    Where all sites share their features C_jp is B_jp, and cross is empty.
+    """
 
     gram: np.ndarray
     cross: np.ndarray
@@ -78,7 +94,7 @@ class Total(Message, frozen=True, tag="total"):
     values: np.ndarray
 
 
-AnyMessage = Roll | Bounds | Features | Sums | RowFeatures | Coefficients | Unchanged | Total
+AnyMessage = Roll | Bounds | Features | Chosen | Sums | RowFeatures | Coefficients | Unchanged | Total
 Kind = TypeVar("Kind", bound=Message)
 
 

@@ -58,9 +58,7 @@ class RecordingNetwork(LocalNetwork):
         return inboxes
 
 
-def overhear(
-    sites: Sequence[Site], selector: Selector, settings: dekrr.Settings
-) -> tuple[Record, dict[str, Outcome]]:
+def overhear(sites: Sequence[Site], selector: Selector, settings: dekrr.Settings) -> tuple[Record, dict[str, Outcome]]:
     """Train DeKRR on `sites` and return all its messages with what each site ended with."""
     network = RecordingNetwork({site.name: site.neighbors for site in sites})
     outcomes = network.run({site.name: dekrr.train(site, selector, settings) for site in sites})

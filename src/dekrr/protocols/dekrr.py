@@ -14,6 +14,7 @@ from sklearn.base import clone
 from ..errors import SettingsError
 from ..features import FeatureMap
 from ..messages import (
+    Chosen,
     Coefficients,
     Features,
     RowFeatures,
@@ -22,6 +23,8 @@ from ..messages import (
     pack_symmetric,
     unpack_symmetric,
 )
+from ..privacy import guards
+from ..privacy.mechanism import DifferentialPrivacy, GaussianSums
 from ..scaling import Scaling
 from ..selection import Selector
 from ..solvers import SelfPenalty, Solver, make_solver
@@ -30,6 +33,7 @@ from ..system import BlockRow, Weights, assemble, penalty
 from ..types import Array
 from .consensus import Progress, Roster, agree_on_scaling, roll_call
 from .outcome import Outcome
+from .private import exchange_private_sums, require_private, shared_features
 from .site import Procedure, Site
 
 
@@ -55,6 +59,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Features per site: all the same, or in proportion to the root of its rows at the same total.
     min_rows : int
         The fewest rows that a site sends sums over.
+    rows_per_feature : float
+        The fewest rows a feature of a neighbour's that a site sends sums over.
+    max_maps : int
+        The most feature maps that a neighbour may ask sums for in a run.
+    verify_features : bool
+        Sites send which candidates of their pool they chose, and receivers draw the pool again.
+    bounds : pair of tuples, optional
+        Public lower and upper bounds of the columns and, last, of the response, instead of agreed ones.
+    privacy : DifferentialPrivacy, optional
     """
 
     alpha: float = 1e-6
@@ -67,6 +80,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     scale: str | None = "minmax"
     allocation: str = "equal"
     min_rows: int = 10
+    rows_per_feature: float = 1.0
+    max_maps: int = guards.MAX_MAPS
+    verify_features: bool = False
+    bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    privacy: DifferentialPrivacy | None = None
 
 
 def train(site: Site, selector: Selector, settings: Settings, *, keep_path: bool = False) -> Procedure[Outcome]:
@@ -82,32 +100,50 @@ def train(site: Site, selector: Selector, settings: Settings, *, keep_path: bool
         Keep the coefficients of every round in the outcome.
     """
     site.require_rows(settings.min_rows)
+    mechanism: GaussianSums | None = None
+    if settings.privacy is not None:
+        require_private(
+            selector, site, scale=settings.scale, bounded=settings.bounds is not None, exchange=settings.exchange
+        )
+        mechanism = GaussianSums(settings.privacy, site.n_rows)
     roster = yield from roll_call(site)
     scaling: Scaling | None = None
     X, y = site.X, site.y
     if settings.scale == "minmax":
-        scaling = yield from agree_on_scaling(site, roster)
+        scaling = (
+            public_scaling(settings.bounds, X.shape[1])
+            if settings.bounds is not None
+            else (yield from agree_on_scaling(site, roster))
+        )
         X, y = scaling.rows(X), scaling.responses(y)
-    own_map = site.feature_map or choose_features(site, X, y, selector, settings, roster)
+    if mechanism is not None:
+        own_map = shared_features(selector, X.shape[1], site.seed)
+    else:
+        own_map = site.feature_map or choose_features(site, X, y, selector, settings, roster)
 
-    offer = Features(own_map.frequencies, own_map.phases, own_map.amplitudes, len(site.neighbors))
-    offers = expect((yield site.to_all(offer)), Features, frequencies=dict.fromkeys(site.neighbors, (X.shape[1], -1)))
-    maps = {p: read_features(message) for p, message in offers.items()}
-    if settings.exchange == "features":
+    maps, degrees = yield from exchange_maps(site, own_map, selector, settings, roster)
+    alpha = settings.alpha
+    if mechanism is not None:
+        own, received, sent = yield from exchange_private_sums(site, X, y, own_map, maps, mechanism)
+        alpha += roster.n_sites * mechanism.ridge(own_map.n_features) / roster.n_rows
+    elif settings.exchange == "features":
         own, received, sent = yield from exchange_rows(site, X, y, own_map, maps)
     else:
-        own, received, sent = yield from exchange_sums(site, X, y, own_map, maps)
+        sizes = {p: feature_map.n_features for p, feature_map in maps.items()}
+        guards.check_rows(sizes, site.n_rows, settings.rows_per_feature, site.name)
+        own, received, sent = yield from exchange_sums(site, X, y, own_map, maps, max_maps=settings.max_maps)
 
     weights = Weights(
         n_rows=roster.n_rows,
         n_sites=roster.n_sites,
-        alpha=settings.alpha,
+        alpha=alpha,
         own_penalty=penalty(settings.consensus, roster.n_rows, len(site.neighbors)),
-        penalties={p: penalty(settings.consensus, roster.n_rows, offers[p].n_neighbors) for p in offers},
+        penalties={p: penalty(settings.consensus, roster.n_rows, degree) for p, degree in degrees.items()},
     )
     row = assemble(own, received, sent, weights)
     solver = make_solver(settings.solver, settings.self_penalty, settings.consensus, row, own, received, weights)
     outcome = Outcome(roster, scaling, own_map, np.zeros(own_map.n_features), neighbor_maps=maps)
+    outcome.privacy = mechanism.spent if mechanism is not None else None
     yield from iterate(site, row, solver, settings, outcome, keep_path=keep_path)
     return outcome
 
@@ -131,6 +167,42 @@ def allocate(site: Site, mean: int, allocation: str, roster: Roster) -> int:
     return max(1, round(float(mean * roster.n_sites * roots[site.name] / sum(roots.values()))))
 
 
+def public_scaling(bounds: tuple[tuple[float, ...], tuple[float, ...]], n_columns: int) -> Scaling:
+    """Return the scaling by bounds that everybody knows beforehand: columns, then the response."""
+    lower, upper = (np.asarray(bound, dtype=float) for bound in bounds)
+    if not (lower.shape == upper.shape == (n_columns + 1,) and np.isfinite([lower, upper]).all()):
+        raise SettingsError(
+            f"bounds must be {n_columns + 1} finite lower and upper values each, the response last; "
+            f"got {lower.size} and {upper.size}"
+        )
+    if not (lower < upper).all():
+        entry = int(np.argmin(lower < upper))
+        raise SettingsError(f"bounds: the lower value of entry {entry} is not below the upper one")
+    return Scaling(lower, upper)
+
+
+def exchange_maps(
+    site: Site, own_map: FeatureMap, selector: Selector, settings: Settings, roster: Roster
+) -> Procedure[tuple[dict[str, FeatureMap], dict[str, int]]]:
+    """Exchange feature maps; return the neighbours' and how many neighbours each of them has (lines 4 and 5).
+
+    Maps are checked as they arrive: lengths of frequencies, or, with `verify_features`, that each comes from
+    the pool that the run's seed and the sender's name give.
+    """
+    n_columns, n_own = own_map.n_columns, len(site.neighbors)
+    if settings.verify_features and settings.privacy is None:
+        proof = guards.prove(selector, own_map, site.seed, site.name, n_own)
+        proofs = expect((yield site.to_all(proof)), Chosen)
+        maps = {p: guards.redraw(selector, message, site.seed, p, n_columns) for p, message in proofs.items()}
+        return maps, {p: message.n_neighbors for p, message in proofs.items()}
+    offer = Features(own_map.frequencies, own_map.phases, own_map.amplitudes, n_own)
+    offers = expect((yield site.to_all(offer)), Features, frequencies=dict.fromkeys(site.neighbors, (n_columns, -1)))
+    maps = {p: read_features(message) for p, message in offers.items()}
+    if site.feature_map is None:
+        guards.check_frequencies(maps, guards.frequency_limit(selector, n_columns))
+    return maps, {p: message.n_neighbors for p, message in offers.items()}
+
+
 def read_features(message: Features) -> FeatureMap:
     """Return the feature map in a message whose frequencies have the right number of columns."""
     n_features = message.frequencies.shape[1]
@@ -144,9 +216,16 @@ _Exchanged = tuple[OwnSums, dict[str, CrossSums], dict[str, CrossSums]]
 
 
 def exchange_sums(
-    site: Site, X: Array, y: Array, own_map: FeatureMap, maps: Mapping[str, FeatureMap]
+    site: Site,
+    X: Array,
+    y: Array,
+    own_map: FeatureMap,
+    maps: Mapping[str, FeatureMap],
+    *,
+    max_maps: int = guards.MAX_MAPS,
 ) -> Procedure[_Exchanged]:
     """Exchange B_jp and C_jp: sums over rows, D (D + 1) / 2 + D^2 numbers an edge and direction."""
+    site.ledger.admit(maps, max_maps)
     own, sent = accumulate(X, y, own_map, maps)
     outbox = {p: Sums(pack_symmetric(sums.gram), np.ascontiguousarray(sums.cross)) for p, sums in sent.items()}
     size = own_map.n_features

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ..features import FeatureMap
+from ..privacy.mechanism import Spent
 from ..scaling import Scaling
 from ..types import Array
 from .consensus import Roster
@@ -32,6 +33,8 @@ class Outcome:
         Coefficients before each round and after the last, if asked for.
     dual_path : list of ndarray
         The same of the multipliers, for methods that have them.
+    privacy : Spent or None
+        The privacy budget that the site spent.
     """
 
     roster: Roster
@@ -46,3 +49,4 @@ class Outcome:
     objective_shares: list[float] = field(default_factory=list)
     path: list[Array] = field(default_factory=list)
     dual_path: list[Array] = field(default_factory=list)
+    privacy: Spent | None = None
