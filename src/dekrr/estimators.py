@@ -330,8 +330,9 @@ class DeKRRRegressor(_NetworkRegressor):
         Features per site: all `n_features`, or in proportion to the root of its rows at the same mean.
     exchange : {"sums", "features"}, default="sums"
         "features" sends features of every row, as the paper does. It gives rows away; for comparison only.
-    rows_per_feature : float, default=1.0
-        The fewest rows a feature of a neighbour's that a site sends sums over; see docs/privacy.md.
+    rows_per_feature : float, default=0.0
+        The fewest rows that a site must have, for each feature of its own and of a neighbour, to send it sums.
+        Here all rows are in one process anyway; 1.5, what a deployment starts from, tells whether it would refuse.
     verify_features : bool, default=False
         Sites prove that their features come from the agreed pool, by its seed and the chosen indices.
     bounds : pair of array-like of shape (n_columns + 1,), optional
@@ -393,7 +394,7 @@ class DeKRRRegressor(_NetworkRegressor):
     prediction: str = "own"
     allocation: str = "equal"
     exchange: str = "sums"
-    rows_per_feature: float = 1.0
+    rows_per_feature: float = 0.0
     verify_features: bool = False
     bounds: Any = None
     privacy: Any = None

@@ -20,6 +20,7 @@ from ..selection import Selector
 from ..types import Array
 
 MAX_MAPS = 64
+ROWS_PER_FEATURE = 1.5
 _ONE_IN = 1e-12  # a frequency that an honest site draws less often than this is refused
 
 
@@ -79,14 +80,22 @@ def check_frequencies(maps: Mapping[str, FeatureMap], limit: float) -> None:
             )
 
 
-def check_rows(neighbors_features: Mapping[str, int], n_rows: int, rows_per_feature: float, site: str) -> None:
-    """Refuse sums of more features than the site's rows can hide in."""
-    for neighbor, n_features in neighbors_features.items():
-        if n_rows < rows_per_feature * n_features:
+def check_rows(
+    site: str, n_rows: int, own_map: FeatureMap, maps: Mapping[str, FeatureMap], rows_per_feature: float
+) -> None:
+    """Refuse sums of more features than the site's rows can hide among.
+
+    Where a site has fewer rows than there are features, its own and the neighbour's together, the sums have a null
+    space that singles the rows out; just above that, directions with next to no weight still do.
+    """
+    for neighbor, feature_map in maps.items():
+        features = own_map.n_features + feature_map.n_features
+        if n_rows < rows_per_feature * features:
             raise DataError(
-                f"site {site!r} has {n_rows} rows, too few for sums of the {n_features} features of site {neighbor!r}: "
-                f"it takes {rows_per_feature:g} rows a feature, or the rows can be computed from the sums; "
-                "use fewer features, join the site to another, or lower rows_per_feature"
+                f"site {site!r} has {n_rows} rows, too few for sums of its {own_map.n_features} features and the "
+                f"{feature_map.n_features} of site {neighbor!r}: from less than {rows_per_feature:g} rows a feature, "
+                f"{int(np.ceil(rows_per_feature * features))} here, rows can be computed. Use fewer features, join the "
+                "site to another, or lower rows_per_feature"
             )
 
 

@@ -60,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     min_rows : int
         The fewest rows that a site sends sums over.
     rows_per_feature : float
-        The fewest rows a feature of a neighbour's that a site sends sums over.
+        The fewest rows that a site must have, for each feature of its own and of a neighbour, to send it sums.
     max_maps : int
         The most feature maps that a neighbour may ask sums for in a run.
     verify_features : bool
@@ -80,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     scale: str | None = "minmax"
     allocation: str = "equal"
     min_rows: int = 10
-    rows_per_feature: float = 1.0
+    rows_per_feature: float = guards.ROWS_PER_FEATURE
     max_maps: int = guards.MAX_MAPS
     verify_features: bool = False
     bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
@@ -129,8 +129,7 @@ def train(site: Site, selector: Selector, settings: Settings, *, keep_path: bool
     elif settings.exchange == "features":
         own, received, sent = yield from exchange_rows(site, X, y, own_map, maps)
     else:
-        sizes = {p: feature_map.n_features for p, feature_map in maps.items()}
-        guards.check_rows(sizes, site.n_rows, settings.rows_per_feature, site.name)
+        guards.check_rows(site.name, site.n_rows, own_map, maps, settings.rows_per_feature)
         own, received, sent = yield from exchange_sums(site, X, y, own_map, maps, max_maps=settings.max_maps)
 
     weights = Weights(
