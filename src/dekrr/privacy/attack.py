@@ -1,7 +1,9 @@
 """The attacks as experiments: one neighbour of a DeKRR run against another, with figures to print."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -188,11 +190,22 @@ def _with_map(site: Site, feature_map: FeatureMap | None, problem: Problem) -> S
 
 @dataclass(frozen=True)
 class RowsFromSums:
-    """Shares of rows recovered from sums, by tolerance, not counting rows the attacker already had."""
+    """What came of sums.
+
+    Parameters
+    ----------
+    shares : dict of tolerance to float
+        Shares of rows recovered, not counting rows that the attacker already had.
+    starts : int
+    misfit : float
+        What the best matching left of the sums' squared norm; near 0 it found other rows with the same sums.
+    seconds : float
+    """
 
     shares: dict[float, float]
     starts: int
     misfit: float
+    seconds: float
 
 
 def attack_sums(problem: Problem, target: str | None = None, *, seconds: float = 60.0, seed: int = 0) -> RowsFromSums:
@@ -218,20 +231,33 @@ def rows_from_sums(
     seed : int
     """
     rng = np.random.default_rng(seed)
+    begun = time.perf_counter()
     n_columns = known.shape[1]
     random = rng.uniform(size=(max(starts - len(known), starts // 2), n_columns))
     begin = np.vstack([rng.permutation(known), random])[:starts]
-    share = seconds / 6
-    found = [
-        rows_in_null_space(view, begin, relative=relative, least=least, seconds=share)
-        for relative, least in ((1e-11, 0), (1e-8, 0), (0.0, 2 * n_columns))
+    depths = [(1e-11, 0), (1e-8, 0), (1e-5, 0), *((0.0, times * n_columns) for times in (2, 3, 4))]
+    candidates = [
+        rows_in_null_space(view, begin, relative=relative, least=least, seconds=seconds / 2 / len(depths))
+        for relative, least in depths
     ]
-    resampled = known[rng.integers(len(known), size=view.n_rows)]
-    matched, misfit = rows_by_matching(view, resampled, seconds=share)
-    matched_random, _ = rows_by_matching(view, rng.uniform(size=(view.n_rows, n_columns)), seconds=2 * share)
-    candidates = np.vstack([*found, matched, matched_random])
-    shares = {tolerance: recovered(candidates, victim.X, tolerance, known) for tolerance in TOLERANCES}
-    return RowsFromSums(shares, sum(map(len, found)), misfit)
+    n_starts, misfit = sum(map(len, candidates)), np.inf
+    for kind in cycle(("known", "random")):
+        left = seconds - (time.perf_counter() - begun)
+        if left <= 0 and np.isfinite(misfit):
+            break
+        drawn = known[rng.integers(len(known), size=view.n_rows)]
+        drawn = (
+            rng.uniform(size=drawn.shape)
+            if kind == "random"
+            else np.clip(drawn + rng.normal(scale=0.02, size=drawn.shape), 0, 1)
+        )
+        matched, remaining = rows_by_matching(view, drawn, seconds=max(left, 1.0))
+        candidates.append(matched)
+        misfit = min(misfit, remaining)
+        n_starts += 1
+    found = np.vstack(candidates)
+    shares = {tolerance: recovered(found, victim.X, tolerance, known) for tolerance in TOLERANCES}
+    return RowsFromSums(shares, n_starts, misfit, time.perf_counter() - begun)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ The perturbed G is made positive semidefinite by dropping its negative eigenvalu
 with a smaller factor, because the neighbours' agreement stabilises the solution too.
 """
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -174,6 +175,7 @@ def _opendp_version() -> str:
     return version("opendp")
 
 
+@cache
 def _calibrated(epsilon: float, delta: float, sensitivity: float) -> tuple[Any, float]:
     """Return OpenDP's Gaussian measurement for vectors with that L2 sensitivity, and its scale."""
     opendp = _opendp()
