@@ -33,7 +33,7 @@ from ..statistics import OwnSums
 from ..types import Array
 
 SENSITIVITY = float(np.sqrt(4.5)) * (1 + 1e-6)  # the margin is for rounding in features and sums
-RIDGE = 0.1
+RIDGE = 0.05
 
 
 class DifferentialPrivacy(msgspec.Struct, frozen=True):
