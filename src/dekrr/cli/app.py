@@ -9,6 +9,7 @@ from rich.console import Console
 from sklearn.exceptions import ConvergenceWarning
 
 from ..errors import DekrrError
+from .attack import attack
 from .demo import demo
 from .models import fit, predict
 
@@ -19,6 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+app.command()(attack)
 app.command()(demo)
 app.command()(fit)
 app.command()(predict)
