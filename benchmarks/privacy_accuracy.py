@@ -3,9 +3,10 @@
     DEKRR_DATA=... python benchmarks/privacy_accuracy.py --seeds 3 --out docs
 
 Sites: the 12 stations of beijing12, and household_power cut into 10 by time. Half of every site's rows train,
-the other half (of household_power every tenth row of it) test; a seed changes the halves, the features and the noise. Bounds are what one knows of such
-instruments beforehand, not what the rows show. sigma and consensus were chosen once on training rows. The first
-line of each data set is the library's own way without privacy: greedy features, of a pool five times as large.
+the other half test (of household_power every tenth row of it); a seed changes the halves, the features and the
+noise. Bounds are what one knows of such instruments beforehand, not what the rows show. sigma and consensus
+were chosen once on training rows. The first line of each data set is the library's own way without privacy:
+greedy features, of a pool five times as large.
 """
 
 import argparse

@@ -99,11 +99,11 @@ def recovered(candidates: Array, truth: Array, tolerance: float, known: Array) -
 
 def _nearest(rows: Array, others: Array) -> Array:
     """Return each row's largest difference over columns to the other that is nearest in that sense."""
-    return np.array([np.abs(others - row).max(axis=1).min() for row in rows])
+    return np.array([np.min(np.abs(others - row).max(axis=1), initial=np.inf) for row in rows])
 
 
 def rows_in_null_space(
-    view: View, begin: Array, *, relative: float = 1e-8, least: int = 0, batch: int = 200, seconds: float = np.inf
+    view: View, begin: Array, *, relative: float = 1e-11, least: int = 0, batch: int = 200, seconds: float = np.inf
 ) -> Array:
     """Return points of the unit box whose features lie in the range of the sums, from each start.
 

@@ -1,0 +1,182 @@
+"""What a site refuses, and features that prove where they come from."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dekrr import DeKRRRegressor
+from dekrr.data import make_sites
+from dekrr.errors import DataError, MessageError, SettingsError
+from dekrr.features import FeatureMap
+from dekrr.messages import Chosen, Features, decode, encode
+from dekrr.networks.local import LocalNetwork
+from dekrr.privacy import guards
+from dekrr.privacy.overhearing import RecordingNetwork
+from dekrr.protocols import dekrr
+from dekrr.protocols.site import Site
+from dekrr.selection import SELECTORS, EnergySelector, GreedySelector
+
+RING = {"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")}
+
+
+def sites(n_rows=60, **changes):
+    rng = np.random.default_rng(0)
+    return [
+        Site(name, neighbors, rng.uniform(size=(n_rows, 2)), rng.uniform(-1, 1, n_rows), seed=3, **changes)
+        for name, neighbors in RING.items()
+    ]
+
+
+def run(all_sites, selector, **changes):
+    network = RecordingNetwork(RING)
+    changes = {"scale": None, "tol": 0.0, "max_rounds": 5, **changes}
+    outcomes = network.run({site.name: dekrr.train(site, selector, dekrr.Settings(**changes)) for site in all_sites})
+    return outcomes, network
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(sorted(SELECTORS)),
+    mapping=st.sampled_from(["cos", "cossin"]),
+    n_features=st.integers(1, 10),
+    seed=st.integers(0, 2**31),
+    site=st.text(min_size=1, max_size=5),
+)
+def test_a_proof_gives_the_same_map(name, mapping, n_features, seed, site):
+    rng = np.random.default_rng(1)
+    X, y = rng.uniform(size=(30, 3)), rng.uniform(-1, 1, 30)
+    selector = SELECTORS[name](2 * n_features, mapping=mapping, bandwidths=(1.0, 2.0))
+    chosen = selector.select(X, y, guards.site_rng(seed, site))
+    proof = guards.prove(selector, chosen, seed, site, 2)
+    redrawn = guards.redraw(selector, decode(encode(proof), site), seed, site, 3)
+    for part in ("frequencies", "phases", "amplitudes"):
+        np.testing.assert_array_equal(getattr(redrawn, part), getattr(chosen, part))
+
+
+@pytest.mark.parametrize("features", ["plain", "greedy", "energy", "leverage"])
+def test_verified_features_train_the_same_models_for_fewer_bytes(features):
+    X, y, labels = make_sites(n_sites=4, random_state=0)
+    shared = {"n_features": 12, "features": features, "sigma": 0.5, "random_state": 0}
+    plain = DeKRRRegressor(**shared).fit(X, y, sites=labels)
+    verified = DeKRRRegressor(**shared, verify_features=True).fit(X, y, sites=labels)
+    np.testing.assert_allclose(verified.predict(X, sites=labels), plain.predict(X, sites=labels), atol=1e-9)
+    assert 0 < verified.traffic_.bytes_by_kind["Chosen"] < plain.traffic_.bytes_by_kind["Features"]
+    assert verified.traffic_.bytes_by_kind["Features"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": 4}, "seed 4"),
+        ({"indices": [0, 10_000]}, "outside its pool"),
+        ({"indices": [-1, 0]}, "outside its pool"),
+        ({"indices": []}, "no features"),
+        ({"phases": np.zeros(5)}, "5 phases"),
+    ],
+)
+def test_a_false_proof_is_refused(change, words):
+    selector = EnergySelector(2)
+    proof = {"seed": 3, "indices": [0, 1], "phases": np.empty(0), "amplitudes": np.empty(0), "n_neighbors": 2}
+    with pytest.raises(MessageError, match=words):
+        guards.redraw(selector, Chosen(**(proof | change)), 3, "b", 2)
+
+
+def test_features_from_elsewhere_cannot_be_proved():
+    brought = FeatureMap.unweighted(np.ones((2, 4)), np.zeros(4))
+    with pytest.raises(SettingsError, match="not in the pool"):
+        run(sites(feature_map=brought), EnergySelector(4), verify_features=True)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "law"), [("gaussian", None), ("cauchy", stats.laplace), ("laplacian", stats.cauchy)]
+)
+def test_honest_frequencies_pass(kernel, law):
+    selector = EnergySelector(50, kernel=kernel, sigma=0.3, bandwidths=(0.5, 4.0))
+    limit = guards.frequency_limit(selector, 5)
+    pool = selector.draw_pool(5, np.random.default_rng(0))
+    guards.check_frequencies({"b": pool.keep(np.arange(pool.n_candidates))}, limit)
+    if law is not None:
+        assert 2 * law.sf(limit * 0.15 / np.sqrt(5)) * 5 == pytest.approx(1e-12, rel=1e-3)
+
+
+class Malicious:
+    """A procedure that answers like a site but sends a map of its own making."""
+
+    def __init__(self, feature_map):
+        self.feature_map = feature_map
+
+    def train(self, site, selector, run_settings):
+        procedure = dekrr.train(site, selector, run_settings)
+        outbox = next(procedure)
+        while True:
+            forged = {p: self._forge(message) for p, message in outbox.items()}
+            try:
+                outbox = procedure.send((yield forged))
+            except StopIteration as stop:
+                return stop.value
+
+    def _forge(self, message):
+        if not isinstance(message, Features):
+            return message
+        forged = self.feature_map
+        return Features(forged.frequencies, forged.phases, forged.amplitudes, message.n_neighbors)
+
+
+def attack_with(feature_map, **changes):
+    run_settings = dekrr.Settings(scale=None, **changes)
+    selector = GreedySelector(6, sigma=0.5)
+    first, *others = sites()
+    procedures = {site.name: dekrr.train(site, selector, run_settings) for site in others}
+    procedures["a"] = Malicious(feature_map).train(first, selector, run_settings)
+    return LocalNetwork(RING).run(procedures)
+
+
+def test_a_neighbour_after_single_rows_is_refused():
+    rng = np.random.default_rng(0)
+    high = FeatureMap.unweighted(rng.normal(scale=100, size=(2, 6)), np.zeros(6))
+    with pytest.raises(MessageError, match="'a' sent a frequency of length"):
+        attack_with(high)
+
+
+def test_a_neighbour_that_asks_for_more_features_than_rows_is_refused():
+    rng = np.random.default_rng(0)
+    wide = FeatureMap.unweighted(rng.normal(size=(2, 80)), np.zeros(80))
+    with pytest.raises(DataError, match="too few for sums of its 6 features and the 80 of site 'a'"):
+        attack_with(wide)
+
+
+def test_rows_per_feature_counts_both_maps():
+    run(sites(n_rows=18), EnergySelector(6), rows_per_feature=1.5)
+    with pytest.raises(DataError, match="18 here"):
+        run(sites(n_rows=17), EnergySelector(6), rows_per_feature=1.5)
+    run(sites(n_rows=12), EnergySelector(6), rows_per_feature=0.0)
+
+
+def test_maps_are_counted_over_a_run():
+    site = sites()[0]
+    maps = [FeatureMap.unweighted(np.full((2, 3), float(i)), np.zeros(3)) for i in range(3)]
+    for feature_map in (maps[0], maps[1], maps[0]):
+        site.ledger.admit({"b": feature_map}, most=2)
+    site.ledger.admit({"c": maps[2]}, most=2)
+    with pytest.raises(MessageError, match=r"'b' asks for sums of its feature map number 3 .* max_maps=2"):
+        site.ledger.admit({"b": maps[2]}, most=2)
+    again = replace(site, seed=8)
+    assert again.ledger is site.ledger
+
+
+def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
+    site = sites()[0]
+    run_settings = dekrr.Settings(max_maps=1)
+    for seed, refused in ((0, False), (1, True)):
+        rng = np.random.default_rng(seed)
+        maps = {p: FeatureMap.unweighted(rng.normal(size=(2, 3)), np.zeros(3)) for p in site.neighbors}
+        procedure = dekrr.exchange_sums(site, site.X, site.y, maps["b"], maps, max_maps=run_settings.max_maps)
+        if refused:
+            with pytest.raises(MessageError, match="max_maps=1"):
+                next(procedure)
+        else:
+            assert set(next(procedure)) == {"b", "c"}
