@@ -81,6 +81,7 @@ def outcomes():
         tol=0.0,
         max_rounds=1500,
         scale=None,
+        rows_per_feature=0.0,
     )
     selector = PlainSelector()
     return LocalNetwork(NEIGHBORS).run(

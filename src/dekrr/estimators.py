@@ -332,7 +332,7 @@ class DeKRRRegressor(_NetworkRegressor):
         "features" sends features of every row, as the paper does. It gives rows away; for comparison only.
     rows_per_feature : float, default=0.0
         The fewest rows that a site must have, for each feature of its own and of a neighbour, to send it sums.
-        Here all rows are in one process anyway; 1.25, what a deployment starts from, tells whether it would refuse.
+        Here all rows are in one process anyway; 1.5, what a deployment starts from, tells whether it would refuse.
     verify_features : bool, default=False
         Sites prove that their features come from the agreed pool, by its seed and the chosen indices.
     bounds : pair of array-like of shape (n_columns + 1,), optional

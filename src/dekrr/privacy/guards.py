@@ -20,7 +20,7 @@ from ..selection import Selector
 from ..types import Array
 
 MAX_MAPS = 64
-ROWS_PER_FEATURE = 1.25
+ROWS_PER_FEATURE = 1.5
 _ONE_IN = 1e-12  # a frequency that an honest site draws less often than this is refused
 
 
