@@ -1,5 +1,6 @@
 """Differential privacy: the sensitivity, the calibration, the run, and what it refuses."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -113,6 +114,13 @@ def test_delta_by_default_and_delta_that_promises_nothing():
 def test_budgets_that_make_no_sense(values):
     with pytest.raises(SettingsError, match=r"epsilon|delta"):
         DifferentialPrivacy(*values)
+
+
+def test_settings_with_a_budget_survive_a_configuration_file():
+    settings_ = dekrr.Settings(privacy=DifferentialPrivacy(2.0, 1e-6), bounds=((0.0, 0.0), (1.0, 1.0)))
+    assert msgspec.json.decode(msgspec.json.encode(settings_), type=dekrr.Settings) == settings_
+    with pytest.raises(msgspec.ValidationError, match="epsilon"):
+        msgspec.json.decode(b'{"privacy": {"epsilon": -1.0}}', type=dekrr.Settings)
 
 
 def sites(seed=0, n_rows=150):
