@@ -22,6 +22,7 @@ from dekrr import DeKRRRegressor, DifferentialPrivacy, GreedySelector
 from dekrr.data import halves, read_table
 
 MOST_TEST_ROWS = 100_000  # about; evenly spread over all sites
+GREEDY = "greedy, not private"
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 PROBLEMS = {
     "beijing12": {
@@ -67,7 +68,7 @@ def measure(name: str, seeds: int, n_features: int) -> list[dict]:
         }
         private = {"features": "plain", "mapping": "cossin", "consensus": 3.0}
         greedy = GreedySelector(n_features, sigma=PROBLEMS[name]["sigma"], pool_ratio=5)
-        runs = [("greedy, not private", {"features": greedy, "consensus": 1.0})]
+        runs = [(GREEDY, {"features": greedy, "consensus": 1.0})]
         runs += [("inf", private)]
         runs += [(str(e), {**private, "privacy": DifferentialPrivacy(e)}) for e in EPSILONS]
         for label, settings in runs:
@@ -85,7 +86,8 @@ def measure(name: str, seeds: int, n_features: int) -> list[dict]:
 
 
 def table(results: list[dict]) -> str:
-    lines = ["| data | epsilon | own RSE | union RSE | own, over epsilon = inf |", "|---|---|---|---|---|"]
+    lines = ["| data | seeds | epsilon | own RSE | union RSE | own / same, no noise | own / greedy |"]
+    lines += ["|---|---|---|---|---|---|---|"]
     for name in dict.fromkeys(r["data"] for r in results):
         labels = dict.fromkeys(r["epsilon"] for r in results if r["data"] == name)
         figures = {
@@ -94,8 +96,9 @@ def table(results: list[dict]) -> str:
         }
         for label, values in figures.items():
             cells = [f"{m:.3f} ± {s:.3f}" for m, s in zip(values.mean(axis=0), values.std(axis=0), strict=True)]
-            ratio = values[:, 0].mean() / figures["inf"][:, 0].mean()
-            lines.append(f"| {name} | {label} | {cells[0]} | {cells[1]} | {ratio:.2f} |")
+            ratios = [values[:, 0].mean() / figures[other][:, 0].mean() for other in ("inf", GREEDY)]
+            row = [name, str(len(values)), label, *cells, *(f"{ratio:.2f}" for ratio in ratios)]
+            lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 

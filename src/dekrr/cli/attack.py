@@ -119,7 +119,7 @@ def _draw(pictures: list[tuple[attacks.Problem, Array, Array]], out: Path) -> Pa
     figure, panels = plt.subplots(1, len(pictures), figsize=(3.6 * len(pictures), 3.6), squeeze=False)
     for panel, (problem, rows, truth) in zip(panels[0], pictures, strict=True):
         _scatter(panel, problem, rows, truth)
-    figure.suptitle("what a neighbour computes from features of rows")
+    figure.suptitle("values a neighbour computes")
     figure.tight_layout()
     out.mkdir(parents=True, exist_ok=True)
     path = out / "attack.png"
