@@ -1,5 +1,7 @@
 """Differential privacy: the sensitivity, the calibration, the run, and what it refuses."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -8,13 +10,14 @@ from hypothesis import strategies as st
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy, load
 from dekrr.data import make_sites
-from dekrr.errors import MessageError, SettingsError
+from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.messages import Bounds, Coefficients, Features, RowFeatures, Sums
 from dekrr.privacy import mechanism
 from dekrr.privacy.audit import gaussian_epsilon
 from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, nearest_positive, pack, unpack
 from dekrr.privacy.overhearing import RecordingNetwork
+from dekrr.privacy.vault import Vault
 from dekrr.protocols import dekrr
 from dekrr.protocols.private import shared_features
 from dekrr.protocols.site import Site
@@ -204,6 +207,37 @@ def test_a_map_of_ones_own_does_not_start_either():
     mine = [Site(s.name, s.neighbors, s.X, s.y, feature_map=brought) for s in sites()]
     with pytest.raises(SettingsError, match="its own feature map"):
         run(mine, DifferentialPrivacy(1.0))
+
+
+def test_resuming_sends_the_same_sums_again(tmp_path):
+    def with_vaults():
+        return [replace(site, vault=Vault(tmp_path / site.name)) for site in sites()]
+
+    first, _ = run(with_vaults(), DifferentialPrivacy(1.0))
+    again, _ = run(with_vaults(), DifferentialPrivacy(1.0))
+    fresh, _ = run(sites(), DifferentialPrivacy(1.0))
+    for name in PATH:
+        np.testing.assert_array_equal(again[name].coefficients, first[name].coefficients)
+        assert not np.allclose(fresh[name].coefficients, first[name].coefficients)
+    shared = shared_features(PlainSelector(8, sigma=0.5), 2, 5)
+    resumed, _ = run([replace(site, feature_map=shared) for site in with_vaults()], DifferentialPrivacy(1.0))
+    np.testing.assert_array_equal(resumed["a"].coefficients, first["a"].coefficients)
+
+
+@pytest.mark.parametrize("change", ["budget", "rows"])
+def test_a_second_release_in_one_run_is_refused(change, tmp_path):
+    kept = [replace(site, vault=Vault(tmp_path / site.name)) for site in sites()]
+    run(kept, DifferentialPrivacy(1.0))
+    other = [replace(site, y=site.y / 2) for site in kept] if change == "rows" else kept
+    with pytest.raises(SettingsError, match="budget of this run is spent"):
+        run(other, DifferentialPrivacy(2.0 if change == "budget" else 1.0))
+
+
+def test_a_damaged_vault_is_not_replaced_by_new_noise(tmp_path):
+    kept = [replace(site, vault=Vault(tmp_path / site.name)) for site in sites()]
+    (tmp_path / "b").write_bytes(b"damaged")
+    with pytest.raises(DataError, match="cannot resume"):
+        run(kept, DifferentialPrivacy(1.0))
 
 
 @pytest.fixture(scope="module")

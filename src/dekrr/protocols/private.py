@@ -1,5 +1,6 @@
 """What differs in a DeKRR run under differential privacy; see `dekrr.privacy.mechanism`."""
 
+import hashlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -8,6 +9,7 @@ from sklearn.base import clone
 from ..errors import MessageError, SettingsError
 from ..features import FeatureMap
 from ..messages import Sums, expect, pack_symmetric, unpack_symmetric
+from ..privacy.guards import fingerprint
 from ..privacy.mechanism import GaussianSums, clip_responses
 from ..selection import PlainSelector, Selector
 from ..statistics import CrossSums, OwnSums, accumulate
@@ -20,8 +22,10 @@ def require_private(selector: Selector, site: Site, *, scale: str | None, bounde
     reasons = []
     if selector.uses_rows:
         reasons.append(f'{type(selector).__name__} chooses features from rows: take features="plain"')
-    if site.feature_map is not None:
-        reasons.append("the site brings its own feature map: leave it out, so that all draw the same")
+    elif site.feature_map is not None:
+        shared = shared_features(selector, site.X.shape[1], site.seed)
+        if fingerprint(shared) != fingerprint(site.feature_map):
+            reasons.append("the site brings its own feature map: leave it out, so that all draw the same")
     if scale == "minmax" and not bounded:
         reasons.append("the smallest and largest values of the rows would be sent: give public bounds, or scale=None")
     if exchange != "sums":
@@ -52,8 +56,8 @@ def exchange_private_sums(
                 f"site {p!r} has other features than those of the run's seed; under differential privacy all sites "
                 "share theirs: do all have the same seed, sigma, kernel and n_features?"
             )
-    exact, _ = accumulate(X, clip_responses(y), shared, {})
-    own = mechanism.perturb(exact)
+    y = clip_responses(y)
+    own = site.vault.once(_key(X, y, shared, mechanism), lambda: mechanism.perturb(accumulate(X, y, shared, {})[0]))
     size = shared.n_features
     message = Sums(pack_symmetric(own.gram), np.empty((0, size)))
     inbox = expect(
@@ -65,3 +69,11 @@ def exchange_private_sums(
     grams = {p: unpack_symmetric(inbox[p].gram, size) for p in maps}
     received = {p: CrossSums(gram, gram) for p, gram in grams.items()}
     return own, received, dict.fromkeys(maps, CrossSums(own.gram, own.gram))
+
+
+def _key(X: Array, y: Array, shared: FeatureMap, mechanism: GaussianSums) -> bytes:
+    """Return a digest of all that a release depends on but the noise; it stays at the site."""
+    digest = hashlib.sha256(fingerprint(shared) + repr(mechanism.spent).encode())
+    for part in (X, y):
+        digest.update(np.ascontiguousarray(part).data)
+    return digest.digest()

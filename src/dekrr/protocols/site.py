@@ -10,6 +10,7 @@ from ..errors import DataError
 from ..features import FeatureMap
 from ..messages import AnyMessage, Message
 from ..privacy.guards import Ledger, site_rng
+from ..privacy.vault import Vault
 from ..types import Array
 
 Outbox = Mapping[str, Message]
@@ -34,6 +35,8 @@ class Site:
         Features to use instead of choosing some.
     ledger : Ledger
         Which maps its neighbours have asked sums for.
+    vault : Vault
+        What it has released under differential privacy, so that resuming releases nothing new.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Site:
     seed: int = 0
     feature_map: FeatureMap | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    vault: Vault = field(default_factory=Vault)
 
     @property
     def n_rows(self) -> int:
