@@ -21,6 +21,7 @@ from ..features import FeatureMap
 from ..types import Array
 
 _SOLVED = 1e-9  # mean squared residual of a cosine: zero, up to rounding
+_VALLEY, _PROGRESS = 1e-3, 1e-3  # a start with a larger loss that falls by less a step has found a wrong valley
 _JITTER = 0.1
 
 
@@ -85,7 +86,7 @@ def recover_rows(
     seconds : float, default=60
         After which no further sweep starts.
     starts : int, default=20
-        Starts per row and sweep.
+        Starts per row and sweep; a quarter of it where they are random, because one recovered row is worth many.
     sweeps : int, default=200
     random_state : int, default=0
     """
@@ -108,7 +109,7 @@ def recover_rows(
             if kind == "jittered":
                 begin = np.clip(begin + rng.normal(scale=_JITTER, size=begin.shape), 0, 1)
         else:
-            begin = rng.uniform(size=(len(todo), starts, len(frequencies)))
+            begin = rng.uniform(size=(len(todo), max(starts // 4, 1), len(frequencies)))
         each = begin.shape[1]
         tried += begin.shape[0] * each
         ends, losses = _levenberg_marquardt(
@@ -164,11 +165,12 @@ def _levenberg_marquardt(
         new_angles = moved @ frequencies + phases
         new_losses = np.mean((np.cos(new_angles) - cosines[live]) ** 2, axis=1)
         better = new_losses < losses[live]
+        stuck = better & (new_losses > _VALLEY) & (losses[live] - new_losses < _PROGRESS * losses[live])
         X[live[better]] = moved[better]
         losses[live[better]] = new_losses[better]
         damping[live] *= np.where(better, 0.2, 4.0)
         angles = np.where(better[:, None], new_angles, angles)
-        going = (losses[live] > 1e-26) & (damping[live] < 1e8)
+        going = (losses[live] > 1e-26) & (damping[live] < 1e8) & ~stuck
         live, angles = live[going], angles[going]
         if not live.size:
             break
