@@ -35,8 +35,8 @@ def attack(
     """Play a neighbour that wants the rows, and print what it gets.
 
     Against exchange="features" (the paper's) it solves for the rows. Against the default exchange it is given more
-    than its messages hold: the target's own sums, which bound what coefficients reveal; and rows of the target's
-    kind as a reference. Without data sets it attacks a made-up one.
+    than its messages hold: the target's own sums, which it would have to work out from coefficients, and rows of
+    the target's kind as a reference. Without data sets it attacks a made-up one.
     """
     console = Console()
     names: list[str | None] = [*data] if data else [None]

@@ -163,7 +163,7 @@ def hear_sums(
     problem : Problem
     target : str, optional
     granted : bool, default=True
-        Give the attacker the target's own sums, which bound what coefficients reveal.
+        Give the attacker the target's own sums, which it would have to work out from coefficients.
     attackers_map : FeatureMap, optional
         What a malicious attacker sends for its features; the guards that would refuse it are off.
     selector : Selector, optional

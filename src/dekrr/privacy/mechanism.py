@@ -7,7 +7,7 @@ from the rows of site j is then
     G = sum_n z_n z_n'   and   m = sum_n y_n z_n,        |y_n| <= 1,
 
 and everything that leaves the site, in every round, is a function of the perturbed (G, m) and of what others
-sent. For two rows (z, y) and (v, t) with k = z'v, replacing one by the other moves (G, m) by
+sent. For two rows (z, y) and (v, t) with k = z'v, replacing one by the other moves (G, m), squared, by
 
     |zz' - vv'|^2 + |yz - tv|^2 <= (2 - 2 k^2) + (2 + 2 |k|) <= 9/2,
 

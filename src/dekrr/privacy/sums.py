@@ -1,9 +1,9 @@
 """What a neighbour can make of sums: the same attacker against the default exchange.
 
 Site p receives, over the rows of its neighbour j, B = Z_pj'Z_pj and C = Z_pj'Z_jj once, and j's
-coefficients in every round. Coefficients depend on j's rows through A = Z_jj'Z_jj and m = Z_jj'y_j
-alone, so an attacker who is *given* A and m is stronger than any that works them out from coefficients. A `View`
-with ``granted=True`` is that attacker's.
+coefficients in every round. Coefficients depend on j's rows through A = Z_jj'Z_jj, m = Z_jj'y_j and the C that j
+sent to third sites. A `View` with ``granted=True`` is that of an attacker who is *given* A and m, exactly, instead of
+working out from coefficients what they show of them.
 
 - `rows_in_null_space`: where the rows are fewer than the features, only the rows' features (and little else)
   lie in the range of the sums; solve for x as `rows.recover_rows` does.
