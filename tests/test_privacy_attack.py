@@ -183,3 +183,14 @@ def test_command_prints_shares_and_draws(tmp_path):
     assert result.exit_code == 0, result.output
     assert "100.0%" in result.output
     assert (tmp_path / "attack.png").stat().st_size > 1000
+
+
+def test_command_attacks_sums_too(tmp_path, monkeypatch):
+    from dekrr.cli.app import app
+
+    monkeypatch.setenv("COLUMNS", "160")
+    result = CliRunner().invoke(app, ["attack", "-D", "10", "--seconds", "2", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    features, sums = [line for line in result.output.splitlines() if "made-up coast" in line]
+    assert features.count("100.0%") == 2
+    assert sums.count(" 0.0%") == 2

@@ -17,6 +17,8 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import guards
 from dekrr.privacy.overhearing import RecordingNetwork
 from dekrr.protocols import dekrr
+from dekrr.protocols.consensus import Roster
+from dekrr.protocols.shared import share_features
 from dekrr.protocols.site import Site
 from dekrr.selection import SELECTORS, EnergySelector, GreedySelector
 
@@ -180,3 +182,14 @@ def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
                 next(procedure)
         else:
             assert set(next(procedure)) == {"b", "c"}
+
+
+def test_flooded_frequencies_are_checked_too():
+    site = sites()[0]
+    roster = Roster(dict.fromkeys(RING, 60), diameter=1, root="a", height=1, depth=0, parent=None)
+    procedure = share_features(site, site.X, site.y, EnergySelector(6, sigma=0.5), roster, "b")
+    assert next(procedure) == {}
+    rng = np.random.default_rng(0)
+    high = FeatureMap.unweighted(rng.normal(scale=100, size=(2, 6)), np.zeros(6))
+    with pytest.raises(MessageError, match="'b' sent a frequency of length"):
+        procedure.send({"b": Features(high.frequencies, high.phases, high.amplitudes, 2)})
