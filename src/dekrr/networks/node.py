@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +17,9 @@ import numpy as np
 from ..data.files import read_table
 from ..errors import DataError, SettingsError
 from ..features import FeatureMap
-from ..model import Header, Member, SiteModel
+from ..model import Header, Member, SiteModel, neighborhood_weights
+from ..privacy.guards import Ledger
+from ..privacy.vault import Vault
 from ..protocols.outcome import Outcome
 from ..protocols.site import Procedure, Site
 from ..selection import SELECTORS
@@ -104,6 +107,8 @@ class Node:
         if fresh:
             (folder / CHECKPOINT).unlink(missing_ok=True)
         self._journal = FileJournal(folder / CHECKPOINT)
+        self._ledger = Ledger()
+        self._vault = Vault(folder / f"{config.run}.release")
         terms = config.terms(version("dekrr"))
         plan = Plan(
             run=config.run,
@@ -163,14 +168,19 @@ class Node:
         )
         own = feature_map if self.config.method == "dekrr" else None
         site = Site(self.config.site, neighbors, *self._rows, seed=features.seed, feature_map=own)
+        site = replace(site, ledger=self._ledger, vault=self._vault)
         procedure: Procedure[Outcome] = METHODS[self.config.method].train(site, selector, self.config.method_settings())
         return procedure
 
     def _model(self, outcome: Outcome) -> SiteModel:
         features = self.config.features()
-        members = [Member(outcome.feature_map, outcome.coefficients)]
-        if features.prediction == "neighborhood":
-            members += [Member(fmap, outcome.neighbor_coefficients[p]) for p, fmap in outcome.neighbor_maps.items()]
+        neighbors = list(outcome.neighbor_maps) if features.prediction == "neighborhood" else []
+        own_weight, *weights = neighborhood_weights(len(neighbors))
+        members = [Member(outcome.feature_map, outcome.coefficients, own_weight)]
+        members += [
+            Member(outcome.neighbor_maps[p], outcome.neighbor_coefficients[p], weight)
+            for p, weight in zip(neighbors, weights, strict=True)
+        ]
         header = Header(
             site=self.config.site,
             method=_TITLES[self.config.method],
@@ -180,6 +190,7 @@ class Node:
             columns=list(self.config.data.columns),
             n_members=len(members),
             scaled=outcome.scaling is not None,
+            privacy=outcome.privacy,
         )
         return SiteModel(header, tuple(members), outcome.scaling)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..features import FeatureMap
+from ..privacy.mechanism import Spent
 from ..scaling import Scaling
 from ..types import Array
 from .consensus import Roster
@@ -41,6 +42,8 @@ class Outcome:
         What cross-validation chose, if it was asked.
     ready : SetUp or None
         The maps and sums, from which training can go on.
+    privacy : Spent or None
+        The privacy budget that the site spent.
     """
 
     roster: Roster
@@ -57,3 +60,4 @@ class Outcome:
     dual_path: list[Array] = field(default_factory=list)
     tuned: Tuned | None = None
     ready: "SetUp | None" = None
+    privacy: Spent | None = None
