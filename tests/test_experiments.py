@@ -80,7 +80,7 @@ def a_task(**changes):
 @settings(max_examples=8, deadline=None)
 @given(
     st.integers(3, 8),
-    st.sampled_from([EnergySelector, GreedySelector]),
+    st.sampled_from([EnergySelector(10, sigma=0.3), GreedySelector(10, sigma=0.3, shortlist=1.0)]),
     st.floats(0.1, 8),
     st.integers(0, 2**16),
 )
@@ -88,12 +88,11 @@ def test_the_shortcut_gives_the_estimators_coefficients(n_sites, selector, c, se
     split = small_split(n_sites, seed)
     neighbors = tuning.ring_neighbors(split)
     sites = [tuning.Rows(split.X[split.sites == j], split.y[split.sites == j]) for j in range(n_sites)]
-    maps = tuning.choose_features(sites, neighbors, [selector(10, sigma=0.3)] * n_sites, random_state=seed)
+    maps = tuning.choose_features(sites, neighbors, [selector] * n_sites, random_state=seed)
     (solution,) = tuning.solve_network(sites, maps, neighbors, 1e-3, [c])
-    name = {EnergySelector: "energy", GreedySelector: "greedy"}[selector]
     regressor = DeKRRRegressor(
         n_features=10,
-        features=name,
+        features=selector,
         sigma=0.3,
         alpha=1e-3,
         consensus=c,
@@ -110,7 +109,8 @@ def test_the_shortcut_gives_the_estimators_coefficients(n_sites, selector, c, se
 
 def test_cross_validation_scores_what_refitting_scores():
     split = small_split()
-    selectors = [GreedySelector(8, sigma=0.3)] * split.n_sites
+    selector = GreedySelector(8, sigma=0.3, shortlist=1.0)
+    selectors = [selector] * split.n_sites
     weights = [0.5, 4.0]
     scored = tuning.cross_validate(
         split, selectors, weights, alpha=1e-3, prediction="neighborhood", shuffle=False, random_state=3
@@ -124,6 +124,7 @@ def test_cross_validation_scores_what_refitting_scores():
                 held_out[at[tuning.folds_of(len(at), shuffle=False, seed=3)[k]]] = True
             regressor = DeKRRRegressor(
                 n_features=8,
+                features=selector,
                 sigma=0.3,
                 alpha=1e-3,
                 consensus=c,

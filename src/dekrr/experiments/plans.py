@@ -98,7 +98,7 @@ def _imbalanced(data: str) -> Iterator[dict[str, Any]]:
 
 
 def _per_site(data: str) -> Iterator[dict[str, Any]]:
-    yield from _allocations(100)
+    yield from (plan for plan in _allocations(100) if plan["allocation"] != "gain")
 
 
 def _allocations(n_features: int) -> Iterator[dict[str, Any]]:
