@@ -99,7 +99,7 @@ def test_demo_without_the_data(tmp_path, monkeypatch):
     monkeypatch.delenv("DEKRR_DATA", raising=False)
     with pytest.raises(DataError, match="set the environment variable DEKRR_DATA"):
         run("demo", "--data", "houses", "--out", tmp_path)
-    with pytest.raises(DataError, match="there is no Parquet file"):
+    with pytest.raises(DataError, match="it has no Parquet file"):
         run("demo", "--data", "houses", "--data-dir", tmp_path, "--out", tmp_path)
 
 

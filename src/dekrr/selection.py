@@ -169,14 +169,17 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
 
     def select(self, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
         """Draw a pool with `rng` and keep the best for rows `X` (n_rows, n_columns) and responses `y`."""
+        return self._choose(self._sufficient_pool(X.shape[1], rng), X, y, rng)
+
+    def _sufficient_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
         self._validate_params()
-        pool = self.draw_pool(X.shape[1], rng)
+        pool = self.draw_pool(n_columns, rng)
         if self._n_kept > pool.n_candidates:
             raise SettingsError(
                 f"{self.n_features} features cannot be chosen from a pool of {pool.n_candidates * pool.width}: "
                 f"pool_ratio={self.pool_ratio} must be at least 1"
             )
-        return self._choose(pool, X, y, rng)
+        return pool
 
     @property
     def _n_kept(self) -> int:
@@ -429,8 +432,7 @@ class GreedySelector(Selector):
         n_folds : int
         rng : Generator
         """
-        self._validate_params()
-        pool = self.draw_pool(X.shape[1], rng)
+        pool = self._sufficient_pool(X.shape[1], rng)
         n_listed = min(round(self._n_kept * self.shortlist), max(self._n_kept, len(y)), pool.n_candidates)
         sample = self._sample(len(y), rng)
         X, y, fold_of = X[sample], y[sample], fold_of[sample]
