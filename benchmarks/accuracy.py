@@ -142,7 +142,14 @@ def rounds_to(gap, method, consensus, name, directory):
     names = [str(j) for j in range(sites.max() + 1)]
     graph = build("ring", names)
     settings = dekrr.Settings(
-        alpha=alpha, consensus=consensus, scale=None, tol=0.0, solver="jacobi", max_rounds=1, min_rows=1
+        alpha=alpha,
+        consensus=consensus,
+        scale=None,
+        tol=0.0,
+        solver="jacobi",
+        max_rounds=1,
+        min_rows=1,
+        rows_per_feature=0,
     )
     selector = EnergySelector(N_FEATURES[name], sigma=sigma)
     procedures = {
@@ -185,7 +192,7 @@ def _system(site, selector, settings):
     from dekrr.system import assemble
 
     roster = yield from roll_call(site)
-    ready = yield from dekrr.set_up(site, site.X, site.y, selector, roster)
+    ready = yield from dekrr.set_up(site, site.X, site.y, selector, roster, settings)
     weights = ready.weights(roster, settings.alpha, settings.consensus)
     return assemble(ready.own, ready.received, ready.sent, weights), weights.own_penalty * ready.own.gram
 

@@ -19,11 +19,18 @@ from dekrr.system import BlockRow
 
 def run(problem, **changes):
     keep_path = changes.pop("keep_path", False)
-    common = {"alpha": problem.alpha, "consensus": problem.consensus, "scale": None, "min_rows": 1}
+    common = {
+        "alpha": problem.alpha,
+        "consensus": problem.consensus,
+        "scale": None,
+        "min_rows": 1,
+        "rows_per_feature": 0,
+    }
     chosen = dekrr.Settings(**{**common, **changes})
     network = LocalNetwork(problem.graph)
     procedures = {
-        name: dekrr.train(site, PlainSelector(), chosen, keep_path=keep_path) for name, site in problem.sites.items()
+        name: dekrr.train(site, PlainSelector(sigma=0.5), chosen, keep_path=keep_path)
+        for name, site in problem.sites.items()
     }
     return network.run(procedures), network.traffic
 
@@ -163,7 +170,7 @@ def sites_of_sizes(sizes, n_columns=3):
 def test_features_in_proportion_to_the_root_of_the_rows():
     sizes = [25, 100, 400, 900]
     graph, sites = sites_of_sizes(sizes)
-    chosen = dekrr.Settings(allocation="sqrt")
+    chosen = dekrr.Settings(allocation="sqrt", rows_per_feature=0)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, EnergySelector(26), chosen) for n, s in sites.items()})
     n_features = [outcomes[str(j)].feature_map.n_features for j in range(4)]
     assert n_features == [8, 16, 32, 48]

@@ -81,8 +81,9 @@ def outcomes():
         tol=0.0,
         max_rounds=1500,
         scale=None,
+        rows_per_feature=0.0,
     )
-    selector = PlainSelector()
+    selector = PlainSelector(sigma=float(GOLDEN["sigma"]))
     return LocalNetwork(NEIGHBORS).run(
         {site.name: dekrr.train(site, selector, settings, keep_path=True) for site in sites()}
     )

@@ -237,3 +237,19 @@ def test_kill_9_of_one_of_ten_sites_at_a_random_moment(tmp_path):
             assert process.exitcode == 0, f"turn {turn}: {name} ended with {process.exitcode}"
         gone = mesh.check_models(list(processes))
         assert gone <= ({frozenset()} if returns else {frozenset(), frozenset({victim})}), f"turn {turn}"
+
+
+def test_a_private_run_that_is_repeated_releases_nothing_new(tmp_path):
+    pytest.importorskip("opendp", reason="the extra dp is not installed")
+    bounds = [[0.0, 0.0, -1.0], [1.0, 1.0, 1.0]]
+    settings = {"features": "plain", "privacy": {"epsilon": 4.0}, "bounds": bounds, "prediction": "neighborhood"}
+    mesh = Mesh(tmp_path, 3, settings=settings, rows=60)
+    _, errors = mesh.run_in_threads()
+    assert errors == dict.fromkeys(mesh.names)
+    first = {name: mesh.model(name) for name in mesh.names}
+    assert all(0 < model.header.privacy.epsilon <= 4.0 for model in first.values())
+    assert all(sum(member.weight for member in model.members) == pytest.approx(1) for model in first.values())
+    _, errors = mesh.run_in_threads(force=True, fresh=True)
+    assert errors == dict.fromkeys(mesh.names)
+    for name in mesh.names:
+        np.testing.assert_array_equal(mesh.model(name).coefficients, first[name].coefficients)

@@ -8,7 +8,7 @@ import pytest
 from cryptography import x509
 from typer.testing import CliRunner
 
-from dekrr import load
+from dekrr import DifferentialPrivacy, load
 from dekrr.cli.app import app
 from dekrr.errors import KeysError, SettingsError
 from dekrr.networks.config import read_network, read_site, to_toml
@@ -168,5 +168,16 @@ def test_a_site_file_says_what_the_network_file_says(tmp_path):
 def test_toml_round_trip():
     import tomllib
 
-    table = {"a": 'q"uote', "b": [1, 2.5], "c": {"x.y": True, "z": "é"}}
+    table = {"a": 'q"uote', "b": [1, 2.5], "c": {"x.y": True, "z": "é", "inner": {"x.y": [[0.5], [1]], "deep": {}}}}
     assert tomllib.loads(to_toml(table)) == table
+
+
+def test_a_privacy_budget_travels_from_the_network_file_to_every_site(tmp_path):
+    privacy = {"features": "plain", "privacy": {"epsilon": 4.0}, "bounds": [[0.0] * 4, [1.0] * 4]}
+    mesh = Mesh(tmp_path, 3, settings=privacy)
+    settings = read_site(mesh.home("s01") / "site.toml").method_settings()
+    assert settings.privacy == DifferentialPrivacy(4.0)
+    assert settings.bounds == ((0.0,) * 4, (1.0,) * 4)
+    (tmp_path / "bad").mkdir()
+    with pytest.raises(SettingsError, match="epsilon must be a positive number"):
+        Mesh(tmp_path / "bad", 3, settings=privacy | {"privacy": {"epsilon": -1.0}})

@@ -19,13 +19,13 @@ FOLDS = 2
 
 
 def tuning(**changes):
-    common = {"sigmas": (1.0,), "alphas": (1e-4, 1e-2), "consensuses": (0.5, 4.0), "folds": FOLDS}
+    common = {"sigmas": (0.5,), "alphas": (1e-4, 1e-2), "consensuses": (0.5, 4.0), "folds": FOLDS}
     return Tuning(**{**common, **changes})
 
 
 def run(problem, chosen):
     network = LocalNetwork(problem.graph)
-    settings = dekrr.Settings(scale=None, min_rows=1)
+    settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0)
     outcomes = network.run(
         {name: dekrr.train(site, PlainSelector(), settings, chosen) for name, site in problem.sites.items()}
     )

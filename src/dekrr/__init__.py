@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .metrics import rse as rse
     from .model import SiteModel as SiteModel
     from .model import load as load
+    from .privacy.mechanism import DifferentialPrivacy as DifferentialPrivacy
     from .selection import EnergySelector as EnergySelector
     from .selection import GreedySelector as GreedySelector
     from .selection import LeverageSelector as LeverageSelector
@@ -44,6 +45,7 @@ _HOMES = {
     "features": ["FeatureMap"],
     "metrics": ["rse"],
     "model": ["SiteModel", "load"],
+    "privacy.mechanism": ["DifferentialPrivacy"],
     "selection": ["EnergySelector", "GreedySelector", "LeverageSelector", "PlainSelector", "SurrogateSelector"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
+import msgspec
 import networkx as nx
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -28,6 +29,7 @@ from .labels import factorise, names_of
 from .metrics import rse
 from .model import Header, KernelModel, SiteModel
 from .networks.local import LocalNetwork, Traffic
+from .privacy.mechanism import DifferentialPrivacy
 from .protocols import allreduce, dekrr, dkla
 from .protocols.online import go_on
 from .protocols.outcome import Outcome, members_of
@@ -272,7 +274,8 @@ class _FeatureRegressor(_SiteRegressor):
 
     def _model(self, name: str, outcome: Outcome) -> SiteModel:
         members = members_of(outcome, getattr(self, "prediction", "own"))
-        return SiteModel(self._header(name, len(members)), members, outcome.scaling)
+        header = msgspec.structs.replace(self._header(name, len(members)), privacy=outcome.privacy)
+        return SiteModel(header, members, outcome.scaling)
 
 
 @_parameters
@@ -347,6 +350,18 @@ class DeKRRRegressor(_NetworkRegressor):
         "features" sends features of every row, as the paper does. It gives rows away; for comparison only.
     precision : {"double", "single", "int8"}, default="double"
         Of coefficients on the wire: 8 bytes each, 4, or 1, with what rounding leaves out made up for later.
+    rows_per_feature : float, default=0.0
+        The fewest rows that a site must have, for each feature of its own and of a neighbour, to send it sums.
+        Here all rows are in one process anyway; 1.5, what a deployment starts from, tells whether it would refuse.
+    verify_features : bool, default=False
+        Sites prove that their features come from the agreed pool, by its seed and the chosen indices.
+    bounds : pair of array-like of shape (n_columns + 1,), optional
+        Public lower and upper bounds of the columns and, last, of the response, for ``scale="minmax"``
+        instead of bounds that the sites agree on.
+    privacy : DifferentialPrivacy, optional
+        A guarantee for every row; it takes public `bounds` (or ``scale=None``), sigma, alpha and consensus as
+        numbers, and the extra ``dekrr[dp]``, and all sites then share plain features. Noise is drawn from a secure
+        source, not from `random_state`.
     scale : {"minmax"} or None, default="minmax"
         Columns to [0, 1] and the response to [-1, 1], by bounds agreed over edges and undone in predictions;
         None for data that is scaled already.
@@ -410,6 +425,10 @@ class DeKRRRegressor(_NetworkRegressor):
     allocation: str = "equal"
     exchange: str = "sums"
     precision: str = "double"
+    rows_per_feature: float = 0.0
+    verify_features: bool = False
+    bounds: Any = None
+    privacy: Any = None
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **_NetworkRegressor._parameter_constraints,
@@ -426,7 +445,19 @@ class DeKRRRegressor(_NetworkRegressor):
         "allocation": [StrOptions({"equal", "sqrt", "gain"})],
         "exchange": [StrOptions({"sums", "features"})],
         "precision": [StrOptions(set(PRECISIONS))],
+        "rows_per_feature": [_NOT_NEGATIVE],
+        "verify_features": ["boolean"],
+        "bounds": ["array-like", None],
+        "privacy": [DifferentialPrivacy, None],
     }
+
+    def _selector(self, n_features: int) -> Selector:
+        if self.privacy is None or self.features == "plain" or isinstance(self.features, Selector):
+            return super()._selector(n_features)
+        warnings.warn(
+            f"features={self.features!r} would look at rows; with privacy all sites share plain ones", stacklevel=5
+        )
+        return SELECTORS["plain"](n_features, kernel=self.kernel, sigma=self._grid("sigma")[0])
 
     def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
         grids = {name: self._grid(name) for name in GRIDS}
@@ -441,6 +472,7 @@ class DeKRRRegressor(_NetworkRegressor):
                 objective=self.objective,
                 prediction=self.prediction,
             )
+            settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
         return dekrr.train(site, selector, settings, tuning)
 
     def _settings(self, alpha: float, consensus: float) -> dekrr.Settings:
@@ -456,9 +488,19 @@ class DeKRRRegressor(_NetworkRegressor):
             allocation=self.allocation,
             min_rows=self.min_rows,
             wire=Wire(precision=self.precision),
+            rows_per_feature=self.rows_per_feature,
+            verify_features=self.verify_features,
+            bounds=_as_bounds(self.bounds),
+            privacy=self.privacy,
         )
 
     def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
+        tuned = [name for name in GRIDS if len(self._grid(name)) > 1]
+        if self.privacy is not None and tuned:
+            raise SettingsError(
+                f"with privacy give {', '.join(tuned)} as one number each: tuning would look at rows, which the budget "
+                "does not pay for"
+            )
         self._seed = seed
         self._rows: dict[Hashable, tuple[Array, Array]] = {
             label: (X[own], y[own]) for label, own in zip(labels, rows, strict=True)
@@ -802,6 +844,15 @@ class CentralizedKRR(_SiteRegressor):
         self.objective_ = float(self.alpha * (y @ dual))
         model = KernelModel(self._header("all"), kernel, X, dual, scaling)
         self.models_ = dict.fromkeys(labels, model)
+
+
+def _as_bounds(bounds: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    if bounds is None:
+        return None
+    if len(bounds) != 2:
+        raise SettingsError(f"bounds must be a pair, lower and upper; got {len(bounds)} entries")
+    lower, upper = (tuple(np.asarray(bound, dtype=float).ravel().tolist()) for bound in bounds)
+    return lower, upper
 
 
 def _selecting_name(label: Hashable, names: Mapping[Hashable, str]) -> str | None:

@@ -46,6 +46,21 @@ class Features(Message, frozen=True, tag="features"):
     n_neighbors: int
 
 
+class Chosen(Message, frozen=True, tag="chosen"):
+    """The sender's feature map as its pool's seed and the candidates it chose: a proof, and fewer bytes.
+
+    The pool is the one for `n_features` features; a shortlist has more of its candidates than that. Phases and
+    amplitudes are empty where they are the pool's own.
+    """
+
+    seed: int
+    n_features: int
+    indices: list[int]
+    phases: np.ndarray
+    amplitudes: np.ndarray
+    n_neighbors: int
+
+
 class Degree(Message, frozen=True, tag="degree"):
     """How many neighbours the sender has now."""
 
@@ -53,7 +68,10 @@ class Degree(Message, frozen=True, tag="degree"):
 
 
 class Sums(Message, frozen=True, tag="sums"):
-    """Sums over the sender's rows of the receiver's features: gram (B_jp, packed) and cross (C_jp)."""
+    """Sums over the sender's rows of the receiver's features: gram (B_jp, packed) and cross (C_jp).
+
+    Where all sites share their features C_jp is B_jp, and cross is empty.
+    """
 
     gram: np.ndarray
     cross: np.ndarray
@@ -93,7 +111,9 @@ class Total(Message, frozen=True, tag="total"):
     values: np.ndarray
 
 
-AnyMessage = Roll | Bounds | Features | Degree | Sums | Moments | RowFeatures | Coefficients | Unchanged | Total
+AnyMessage = (
+    Roll | Bounds | Features | Chosen | Degree | Sums | Moments | RowFeatures | Coefficients | Unchanged | Total
+)
 Kind = TypeVar("Kind", bound=Message)
 
 

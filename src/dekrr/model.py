@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from .errors import DataError, ModelFileError
 from .features import FeatureMap
 from .kernels import Kernel
+from .privacy.mechanism import Spent
 from .scaling import Scaling
 from .types import Array
 
@@ -43,6 +44,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         Models whose predictions are weighed: 1, or 1 + neighbours.
     scaled : bool
         Whether rows are scaled before they are used.
+    privacy : Spent or None
+        The privacy budget that training spent.
     format, version
         What the file is.
     """
@@ -55,6 +58,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[str] | None = None
     n_members: int = 1
     scaled: bool = False
+    privacy: Spent | None = None
     format: str = FORMAT
     version: int = FORMAT_VERSION
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from sklearn.exceptions import ConvergenceWarning
 
 from ..errors import DekrrError
+from .attack import attack
 from .data import data
 from .demo import demo
 from .models import fit, predict
@@ -24,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+app.command()(attack)
 app.command()(demo)
 app.command()(fit)
 app.command()(predict)

@@ -29,7 +29,7 @@ def example(
     from ..data import make_sites
     from ..networks.keys import write_new
 
-    X, y, labels = make_sites(n_sites=n_sites, random_state=0)
+    X, y, labels = make_sites(n_sites=n_sites, rows_per_site=200, random_state=0)
     columns = ["place", *(f"x{i}" for i in range(1, X.shape[1]))]
     lines = [
         to_toml({"run": "trial", "method": "dekrr", "topology": "ring", "n_neighbors": 4, "patience": 30.0}),

@@ -120,6 +120,7 @@ def _run(task: Task, problem: Problem, regressor: Any) -> tuple[MeteredNetwork, 
                 consensus=regressor.consensus,
                 solver=regressor.solver,
                 self_penalty=regressor.self_penalty,
+                rows_per_feature=0.0,
             )
             procedures[name] = dekrr.train(site, selector, own, keep_path=True)
     outcomes = network.run(procedures)

@@ -198,7 +198,7 @@ def read_site(path: Path) -> SiteFile:
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """Return a table of plain values and of tables of plain values as TOML.
+    """Return a table of values and of tables of values as TOML; a table in a table is written on one line.
 
     Examples
     --------
@@ -209,11 +209,17 @@ def to_toml(table: Mapping[str, Any]) -> str:
     key = "key.pem"
     <BLANKLINE>
     """
-    lines = [f"{_key(key)} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
     for key, value in table.items():
         if isinstance(value, Mapping):
-            lines += ["", f"[{_key(key)}]", *(f"{_key(name)} = {json.dumps(entry)}" for name, entry in value.items())]
+            lines += ["", f"[{_key(key)}]", *(f"{_key(name)} = {_value(entry)}" for name, entry in value.items())]
     return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(name)} = {_value(entry)}" for name, entry in value.items()) + " }"
+    return json.dumps(value)
 
 
 def _key(key: str) -> str:

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +18,8 @@ from ..data.files import read_table
 from ..errors import DataError, SettingsError
 from ..features import FeatureMap
 from ..model import Header, SiteModel
+from ..privacy.guards import Ledger
+from ..privacy.vault import Vault
 from ..protocols.outcome import Outcome, members_of
 from ..protocols.site import Procedure, Site
 from ..selection import SELECTORS
@@ -104,6 +107,8 @@ class Node:
         if fresh:
             (folder / CHECKPOINT).unlink(missing_ok=True)
         self._journal = FileJournal(folder / CHECKPOINT)
+        self._ledger = Ledger()
+        self._vault = Vault(folder / f"{config.run}.release")
         terms = config.terms(version("dekrr"))
         plan = Plan(
             run=config.run,
@@ -163,6 +168,7 @@ class Node:
         )
         own = feature_map if self.config.method == "dekrr" else None
         site = Site(self.config.site, neighbors, *self._rows, seed=features.seed, feature_map=own)
+        site = replace(site, ledger=self._ledger, vault=self._vault)
         procedure: Procedure[Outcome] = METHODS[self.config.method].train(site, selector, self.config.method_settings())
         return procedure
 
@@ -178,6 +184,7 @@ class Node:
             columns=list(self.config.data.columns),
             n_members=len(members),
             scaled=outcome.scaling is not None,
+            privacy=outcome.privacy,
         )
         return SiteModel(header, members, outcome.scaling)
 

@@ -16,6 +16,7 @@ from sklearn.base import clone
 from ..errors import SettingsError
 from ..features import FeatureMap
 from ..messages import (
+    Chosen,
     Features,
     Moments,
     RowFeatures,
@@ -24,6 +25,8 @@ from ..messages import (
     pack_symmetric,
     unpack_symmetric,
 )
+from ..privacy import guards
+from ..privacy.mechanism import DifferentialPrivacy, GaussianSums
 from ..scaling import Scaling
 from ..selection import GreedySelector, Pool, Selector
 from ..solvers import SelfPenalty, Solver, make_solver
@@ -32,7 +35,8 @@ from ..system import BlockRow, Weights, assemble, penalty
 from ..types import Array
 from .consensus import Progress, Roster, agree_on_scaling, roll_call, tree_sum
 from .outcome import Outcome
-from .site import Procedure, Site
+from .private import exchange_private_sums, require_private, shared_features
+from .site import Inbox, Procedure, Site
 from .tuning import Tuned, Tuning, tune
 from .wire import Listener, Sender, Wire
 
@@ -66,6 +70,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         The fewest rows that a site sends sums over.
     wire : Wire
         How coefficients travel.
+    rows_per_feature : float
+        The fewest rows that a site must have to send a neighbour sums: for each feature of its own and of the
+        neighbour, and for each of a neighbour's shortlist. Sites shorten their shortlists to what neighbours allow.
+    max_maps : int
+        The most feature maps, shortlists among them, that a neighbour may ask sums for in a run.
+    verify_features : bool
+        Sites send which candidates of their pool they chose, and receivers draw the pool again.
+    bounds : pair of tuples, optional
+        Public lower and upper bounds of the columns and, last, of the response, instead of agreed ones.
+    privacy : DifferentialPrivacy, optional
     """
 
     alpha: float = 1e-6
@@ -79,6 +93,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allocation: str = "equal"
     min_rows: int = 10
     wire: Wire = Wire()
+    rows_per_feature: float = guards.ROWS_PER_FEATURE
+    max_maps: int = guards.MAX_MAPS
+    verify_features: bool = False
+    bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    privacy: DifferentialPrivacy | None = None
 
 
 @dataclass(frozen=True)
@@ -137,11 +156,27 @@ def train(
         Keep the coefficients of every round in the outcome.
     """
     site.require_rows(settings.min_rows)
+    mechanism: GaussianSums | None = None
+    if settings.privacy is not None:
+        require_private(
+            selector,
+            site,
+            scale=settings.scale,
+            bounded=settings.bounds is not None,
+            exchange=settings.exchange,
+            allocation=settings.allocation,
+            tuned=tuning is not None,
+        )
+        mechanism = GaussianSums(settings.privacy, site.n_rows)
     roster = yield from roll_call(site)
     scaling: Scaling | None = None
     X, y = site.X, site.y
     if settings.scale == "minmax":
-        scaling = yield from agree_on_scaling(site, roster)
+        scaling = (
+            public_scaling(settings.bounds, X.shape[1])
+            if settings.bounds is not None
+            else (yield from agree_on_scaling(site, roster))
+        )
         X, y = scaling.rows(X), scaling.responses(y)
     n_features = yield from allocate(site, X, y, selector, settings.allocation, roster)
     selector = clone(selector).set_params(n_features=n_features)
@@ -151,14 +186,18 @@ def train(
         selector = clone(selector).set_params(sigma=tuned.sigma)
         settings = msgspec.structs.replace(settings, alpha=tuned.alpha, consensus=tuned.consensus)
 
-    ready = yield from set_up(site, X, y, selector, roster, settings.exchange)
-    weights = ready.weights(roster, settings.alpha, settings.consensus)
+    ready = yield from set_up(site, X, y, selector, roster, settings, mechanism=mechanism)
+    alpha = settings.alpha
+    if mechanism is not None:
+        alpha += roster.n_sites * mechanism.ridge(ready.own_map.n_features) / roster.n_rows
+    weights = ready.weights(roster, alpha, settings.consensus)
     row = assemble(ready.own, ready.received, ready.sent, weights)
     solver = make_solver(
         settings.solver, settings.self_penalty, settings.consensus, row, ready.own, ready.received, weights
     )
     zeros = np.zeros(ready.own_map.n_features)
     outcome = Outcome(roster, scaling, ready.own_map, zeros, neighbor_maps=ready.maps, tuned=tuned, ready=ready)
+    outcome.privacy = mechanism.spent if mechanism is not None else None
     yield from iterate(site, row, solver, settings, outcome, keep_path=keep_path)
     return outcome
 
@@ -169,26 +208,78 @@ def set_up(
     y: Array,
     selector: Selector,
     roster: Roster,
-    exchange: str = "sums",
+    settings: Settings,
     shortlist: Pool | None = None,
+    mechanism: GaussianSums | None = None,
 ) -> Procedure[SetUp]:
-    """Choose features from scaled rows, or from a shortlist, and exchange maps and sums (lines 3 to 6)."""
+    """Choose features from scaled rows, or from a shortlist, and exchange maps and sums (lines 3 to 6).
+
+    With a mechanism features are those of the run's seed, and sums leave with its noise.
+    """
     own_map = site.feature_map
-    if own_map is None:
-        own_map = yield from choose_features(site, X, y, selector, roster, shortlist)
-    offers = yield from exchange_maps(site, own_map)
-    maps = {p: read_features(p, message) for p, message in offers.items()}
-    swap = exchange_rows if exchange == "features" else exchange_sums
-    own, received, sent = yield from swap(site, X, y, own_map, maps)
-    degrees = {p: message.n_neighbors for p, message in offers.items()}
+    if mechanism is not None:
+        own_map = shared_features(selector, X.shape[1], site.seed)
+    elif own_map is None:
+        own_map = yield from choose_features(site, X, y, selector, roster, settings, shortlist)
+    maps, degrees = yield from exchange_maps(site, own_map, selector, settings)
+    if mechanism is not None:
+        own, received, sent = yield from exchange_private_sums(site, X, y, own_map, maps, mechanism)
+    elif settings.exchange == "features":
+        own, received, sent = yield from exchange_rows(site, X, y, own_map, maps)
+    else:
+        guards.check_rows(site.name, len(y), own_map, maps, settings.rows_per_feature)
+        own, received, sent = yield from exchange_sums(site, X, y, own_map, maps, max_maps=settings.max_maps)
     return SetUp(own_map, maps, degrees, own, received, sent)
 
 
-def exchange_maps(site: Site, feature_map: FeatureMap) -> Procedure[dict[str, Features]]:
-    """Send a feature map to all neighbours and get theirs, with as many columns."""
-    offer = Features(feature_map.frequencies, feature_map.phases, feature_map.amplitudes, len(site.neighbors))
-    shapes = dict.fromkeys(site.neighbors, (feature_map.n_columns, -1))
-    return expect((yield site.to_all(offer)), Features, frequencies=shapes)
+def public_scaling(bounds: tuple[tuple[float, ...], tuple[float, ...]], n_columns: int) -> Scaling:
+    """Return the scaling by bounds that everybody knows beforehand: columns, then the response."""
+    lower, upper = (np.asarray(bound, dtype=float) for bound in bounds)
+    if not (lower.shape == upper.shape == (n_columns + 1,) and np.isfinite([lower, upper]).all()):
+        raise SettingsError(
+            f"bounds must be {n_columns + 1} finite lower and upper values each, the response last; "
+            f"got {lower.size} and {upper.size}"
+        )
+    if not (lower < upper).all():
+        entry = int(np.argmin(lower < upper))
+        raise SettingsError(f"bounds: the lower value of entry {entry} is not below the upper one")
+    return Scaling(lower, upper)
+
+
+Offers = tuple[dict[str, FeatureMap], dict[str, int]]
+
+
+def exchange_maps(site: Site, feature_map: FeatureMap, selector: Selector, settings: Settings) -> Procedure[Offers]:
+    """Exchange maps with all neighbours; return theirs and how many neighbours each of them has."""
+    inbox = yield site.to_all(offer_of(site, feature_map, selector, settings))
+    return read_offers(site, inbox, feature_map.n_columns, selector, settings)
+
+
+def offer_of(site: Site, feature_map: FeatureMap, selector: Selector, settings: Settings) -> Features | Chosen:
+    """Return the message that tells a neighbour the map: as it is, or as a proof of where it is from."""
+    if _proves(settings):
+        return guards.prove(selector, feature_map, site.seed, site.name, len(site.neighbors))
+    return Features(feature_map.frequencies, feature_map.phases, feature_map.amplitudes, len(site.neighbors))
+
+
+def read_offers(site: Site, inbox: Inbox, n_columns: int, selector: Selector, settings: Settings) -> Offers:
+    """Return maps and numbers of neighbours from messages of `offer_of`.
+
+    Maps are checked: lengths of frequencies or, with `verify_features`, that each comes from the pool that the
+    run's seed and the sender's name give.
+    """
+    if _proves(settings):
+        proofs = expect(inbox, Chosen)
+        maps = {p: guards.redraw(selector, message, site.seed, p, n_columns) for p, message in proofs.items()}
+        return maps, {p: message.n_neighbors for p, message in proofs.items()}
+    offers = expect(inbox, Features, frequencies=dict.fromkeys(inbox, (n_columns, -1)))
+    maps = {p: read_features(p, message) for p, message in offers.items()}
+    guards.check_frequencies(maps, guards.frequency_limit(selector, n_columns))
+    return maps, {p: message.n_neighbors for p, message in offers.items()}
+
+
+def _proves(settings: Settings) -> bool:
+    return settings.verify_features and settings.privacy is None
 
 
 def asks_neighbors(selector: Selector, site: Site) -> TypeGuard[GreedySelector]:
@@ -196,8 +287,22 @@ def asks_neighbors(selector: Selector, site: Site) -> TypeGuard[GreedySelector]:
     return isinstance(selector, GreedySelector) and selector.shortlist > 1 and bool(site.neighbors)
 
 
+def limit_shortlist(selector: GreedySelector, fewest_rows: int, rows_per_feature: float) -> GreedySelector:
+    """Return the selector with a shortlist that a neighbour of `fewest_rows` rows still sends sums of."""
+    width = 2 if selector.mapping == "cossin" else 1
+    longest = guards.most_features(fewest_rows, rows_per_feature) // width * width / selector.n_features
+    limited: GreedySelector = clone(selector).set_params(shortlist=max(1.0, min(selector.shortlist, longest)))
+    return limited
+
+
 def choose_features(
-    site: Site, X: Array, y: Array, selector: Selector, roster: Roster, shortlist: Pool | None = None
+    site: Site,
+    X: Array,
+    y: Array,
+    selector: Selector,
+    roster: Roster,
+    settings: Settings,
+    shortlist: Pool | None = None,
 ) -> Procedure[FeatureMap]:
     """Choose features from the site's own scaled rows and, for greedy selection, from its neighbours' sums.
 
@@ -206,12 +311,16 @@ def choose_features(
     """
     if not asks_neighbors(selector, site):
         return selector.select(X, y, site.rng())
-    pool = shortlist or selector.shortlisted(X, y, site.rng())
-    own_map = pool.feature_map
-    offers = yield from exchange_maps(site, own_map)
+    if shortlist is None:
+        fewest = min(roster.rows[p] for p in site.neighbors)
+        shortlist = limit_shortlist(selector, fewest, settings.rows_per_feature).shortlisted(X, y, site.rng())
+    pool, own_map = shortlist, shortlist.feature_map
+    maps, _ = yield from exchange_maps(site, own_map, selector, settings)
+    guards.check_rows_of_shortlists(site.name, len(y), maps, settings.rows_per_feature)
+    site.ledger.admit(maps, settings.max_maps)
     answers = {}
-    for p, message in offers.items():
-        sums, _ = accumulate(X, y, read_features(p, message), {})
+    for p, feature_map in maps.items():
+        sums, _ = accumulate(X, y, feature_map, {})
         answers[p] = Moments(pack_symmetric(sums.gram), sums.moment)
     size = own_map.n_features
     shapes = {"gram": dict.fromkeys(answers, (size * (size + 1) // 2,)), "moment": dict.fromkeys(answers, (size,))}
@@ -258,9 +367,16 @@ _Exchanged = tuple[OwnSums, dict[str, CrossSums], dict[str, CrossSums]]
 
 
 def exchange_sums(
-    site: Site, X: Array, y: Array, own_map: FeatureMap, maps: Mapping[str, FeatureMap]
+    site: Site,
+    X: Array,
+    y: Array,
+    own_map: FeatureMap,
+    maps: Mapping[str, FeatureMap],
+    *,
+    max_maps: int = guards.MAX_MAPS,
 ) -> Procedure[_Exchanged]:
     """Exchange B_jp and C_jp: sums over rows, D (D + 1) / 2 + D^2 numbers an edge and direction."""
+    site.ledger.admit(maps, max_maps)
     own, sent = accumulate(X, y, own_map, maps)
     outbox = {p: Sums(pack_symmetric(sums.gram), np.ascontiguousarray(sums.cross)) for p, sums in sent.items()}
     size = own_map.n_features

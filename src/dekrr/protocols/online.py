@@ -8,9 +8,10 @@ from the coefficients that were there. The result is that of training on all row
 
 import numpy as np
 
-from ..errors import DataError, MessageError
+from ..errors import DataError, MessageError, SettingsError
 from ..features import FeatureMap
-from ..messages import Bounds, Degree, Features, Message, Sums, expect, pack_symmetric, unpack_symmetric
+from ..messages import Bounds, Degree, Message, Sums, expect, pack_symmetric, unpack_symmetric
+from ..privacy import guards
 from ..scaling import Scaling
 from ..selection import Selector
 from ..solvers import make_solver
@@ -18,7 +19,7 @@ from ..statistics import CrossSums, accumulate
 from ..system import assemble
 from ..types import Array
 from .consensus import roll_call
-from .dekrr import Settings, SetUp, iterate, read_features
+from .dekrr import Offers, Settings, SetUp, iterate, offer_of, read_offers
 from .outcome import Outcome
 from .site import Procedure, Site
 
@@ -35,9 +36,11 @@ def go_on(site: Site, before: Outcome | None, n_new: int, selector: Selector, se
     n_new : int
         How many of its rows are new.
     selector : Selector
-        For a site that joins.
+        For a site that joins, and to check the features of new neighbours.
     settings : Settings
     """
+    if settings.privacy is not None:
+        raise SettingsError("the privacy budget is spent by the first fit: a second release of sums would exceed it")
     if 0 < n_new < settings.min_rows and site.neighbors:
         raise DataError(
             f"site {site.name!r} has {n_new} new rows, fewer than min_rows={settings.min_rows}: sums over so few would "
@@ -53,7 +56,8 @@ def go_on(site: Site, before: Outcome | None, n_new: int, selector: Selector, se
         start = np.zeros(own_map.n_features)
     else:
         own_map, start = before.feature_map, before.coefficients
-    maps, degrees = yield from _exchange_maps(site, own_map, before, known)
+    maps, degrees = yield from _exchange_maps(site, own_map, before, known, selector, settings)
+    _check_rows(site, own_map, maps, known, n_new, settings)
     ready = yield from _exchange_sums(site, X, y, n_new, before, known, own_map, maps, degrees)
     weights = ready.weights(roster, settings.alpha, settings.consensus)
     row = assemble(ready.own, ready.received, ready.sent, weights)
@@ -85,20 +89,38 @@ def _pass_on_scaling(
 
 
 def _exchange_maps(
-    site: Site, own_map: FeatureMap, before: Outcome | None, known: set[str]
-) -> Procedure[tuple[dict[str, FeatureMap], dict[str, int]]]:
+    site: Site,
+    own_map: FeatureMap,
+    before: Outcome | None,
+    known: set[str],
+    selector: Selector,
+    settings: Settings,
+) -> Procedure[Offers]:
     """Send the map to new neighbours, and the number of neighbours to all."""
-    n_own = len(site.neighbors)
-    offer = Features(own_map.frequencies, own_map.phases, own_map.amplitudes, n_own)
-    inbox = yield {p: Degree(n_own) if p in known else offer for p in site.neighbors}
+    outbox: dict[str, Message] = {p: Degree(len(site.neighbors)) for p in known}
+    strangers = [p for p in site.neighbors if p not in known]
+    if strangers:
+        outbox |= dict.fromkeys(strangers, offer_of(site, own_map, selector, settings))
+    inbox = yield outbox
     familiar = expect({p: m for p, m in inbox.items() if p in known}, Degree)
-    shapes = {p: (own_map.n_columns, -1) for p in inbox if p not in known}
-    strangers = expect({p: inbox[p] for p in shapes}, Features, frequencies=shapes)
-    degrees = {p: m.n_neighbors for p, m in (familiar | strangers).items()}
-    maps = {p: read_features(p, m) for p, m in strangers.items()}
+    offers = {p: m for p, m in inbox.items() if p not in known}
+    maps, degrees = read_offers(site, offers, own_map.n_columns, selector, settings)
+    degrees |= {p: m.n_neighbors for p, m in familiar.items()}
     if before is not None:
         maps |= {p: before.neighbor_maps[p] for p in known}
     return {p: maps[p] for p in site.neighbors}, degrees
+
+
+def _check_rows(
+    site: Site, own_map: FeatureMap, maps: dict[str, FeatureMap], known: set[str], n_new: int, settings: Settings
+) -> None:
+    """Refuse sums over too few rows: of the new ones to old neighbours, of all to new neighbours."""
+    strangers = {p: feature_map for p, feature_map in maps.items() if p not in known}
+    guards.check_rows(site.name, site.n_rows, own_map, strangers, settings.rows_per_feature)
+    if n_new:
+        familiar = {p: maps[p] for p in known}
+        guards.check_rows(site.name, n_new, own_map, familiar, settings.rows_per_feature)
+    site.ledger.admit(maps, settings.max_maps)
 
 
 def _exchange_sums(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..features import FeatureMap
 from ..model import Member, neighborhood
+from ..privacy.mechanism import Spent
 from ..scaling import Scaling
 from ..types import Array
 from .consensus import Roster
@@ -42,6 +43,8 @@ class Outcome:
         What cross-validation chose, if it was asked.
     ready : SetUp or None
         The maps and sums, from which training can go on.
+    privacy : Spent or None
+        The privacy budget that the site spent.
     """
 
     roster: Roster
@@ -58,6 +61,7 @@ class Outcome:
     dual_path: list[Array] = field(default_factory=list)
     tuned: Tuned | None = None
     ready: "SetUp | None" = None
+    privacy: Spent | None = None
 
 
 def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:

@@ -7,6 +7,7 @@ import numpy as np
 from ..errors import SettingsError
 from ..features import FeatureMap
 from ..messages import Features, expect
+from ..privacy import guards
 from ..scaling import Scaling
 from ..selection import Selector
 from ..statistics import OwnSums, accumulate
@@ -78,6 +79,7 @@ def share_features(
     if site.name == chooser:
         mine = selector.select(X, y, np.random.default_rng(site.seed))
     told = False
+    limit = guards.frequency_limit(selector, X.shape[1])
     for _ in range(roster.diameter):
         outbox: Outbox = {}
         if mine is not None and not told:
@@ -85,8 +87,9 @@ def share_features(
             outbox, told = site.to_all(message), True
         inbox = yield outbox
         offers = expect(inbox, Features, frequencies=dict.fromkeys(inbox, (X.shape[1], -1)))
-        for sender, message in offers.items():
-            mine = mine or read_features(sender, message)
+        maps = {p: read_features(p, message) for p, message in offers.items()}
+        guards.check_frequencies(maps, limit)
+        mine = mine or next(iter(maps.values()), None)
     if mine is None:
         raise SettingsError(f"site {site.name!r} was not told the features that site {chooser!r} chose")
     return mine

@@ -1,8 +1,7 @@
 """A site, and the types of what a procedure yields and receives."""
 
-import hashlib
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -10,6 +9,8 @@ import numpy as np
 from ..errors import DataError
 from ..features import FeatureMap
 from ..messages import AnyMessage, Message
+from ..privacy.guards import Ledger, site_rng
+from ..privacy.vault import Vault
 from ..types import Array
 
 Outbox = Mapping[str, Message]
@@ -32,6 +33,10 @@ class Site:
         The run's seed, the same at all sites; `rng` makes the site's own stream of it.
     feature_map : FeatureMap, optional
         Features to use instead of choosing some.
+    ledger : Ledger
+        Which maps its neighbours have asked sums for.
+    vault : Vault
+        What it has released under differential privacy, so that resuming releases nothing new.
     """
 
     name: str
@@ -40,6 +45,8 @@ class Site:
     y: Array
     seed: int = 0
     feature_map: FeatureMap | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    vault: Vault = field(default_factory=Vault)
 
     @property
     def n_rows(self) -> int:
@@ -48,8 +55,7 @@ class Site:
 
     def rng(self, purpose: str = "features") -> np.random.Generator:
         """Return this site's random numbers: a stream that depends on seed, name and purpose only."""
-        digest = hashlib.sha256(f"{purpose} {self.name}".encode()).digest()
-        return np.random.default_rng([self.seed, int.from_bytes(digest[:8])])
+        return site_rng(self.seed, self.name, purpose)
 
     def to_all(self, message: Message) -> Outbox:
         """Return the outbox that sends one message to every neighbour."""

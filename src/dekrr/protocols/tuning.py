@@ -56,6 +56,11 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         """All candidates (sigma, alpha, consensus), in the order of their scores."""
         return [(s, a, c) for s in self.sigmas for c in self.consensuses for a in self.alphas]
 
+    @property
+    def n_maps(self) -> int:
+        """How many maps a site asks its neighbours sums for at most, training included: shortlists and choices."""
+        return 2 * (len(self.sigmas) * self.folds + 1)
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -97,20 +102,26 @@ def tune(
     tuning : Tuning
     roster : Roster
     """
-    from .dekrr import asks_neighbors, set_up
+    from .dekrr import asks_neighbors, limit_shortlist, set_up
 
+    # What is sent for two folds has nearly the same features, so that its difference tells sums over one fold's rows:
+    # the guard is about those, a (folds - 1)th of the rows in a sum.
+    settings = msgspec.structs.replace(
+        settings, exchange="sums", rows_per_feature=settings.rows_per_feature * (tuning.folds - 1)
+    )
+    fewest = min((n - -(-n // tuning.folds) for n in (roster.rows[p] for p in site.neighbors)), default=0)
     fold_of = site.rng("folds").permutation(len(y)) % tuning.folds
     errors: list[Array] = []
     for sigma in tuning.sigmas:
         with_sigma = clone(selector).set_params(sigma=sigma)
         shortlists: list[Pool | None] = [None] * tuning.folds
         if asks_neighbors(with_sigma, site):
-            shortlists = [*with_sigma.fold_shortlists(X, y, fold_of, tuning.folds, site.rng())]
+            limited = limit_shortlist(with_sigma, fewest, settings.rows_per_feature)
+            shortlists = [*limited.fold_shortlists(X, y, fold_of, tuning.folds, site.rng())]
         ready: list[SetUp] = []
         for fold in range(tuning.folds):
             kept = fold_of != fold
-            shortlist = shortlists[fold]
-            ready.append((yield from set_up(site, X[kept], y[kept], with_sigma, roster, shortlist=shortlist)))
+            ready.append((yield from set_up(site, X[kept], y[kept], with_sigma, roster, settings, shortlists[fold])))
         held_out = [HeldOut(X[fold_of == k], y[fold_of == k], ready[k], tuning) for k in range(tuning.folds)]
         errors += yield from _score_grid(site, ready, held_out, tuning, roster)
     total = yield from tree_sum(site, roster, np.concatenate(errors))

@@ -1,0 +1,192 @@
+"""Checking a privacy guarantee from outside: a lower bound on epsilon from many runs.
+
+(epsilon, delta) promises that for two neighbouring data sets no test of what is released has a true
+positive rate above e^epsilon times its false positive rate plus delta (and the same with the rates of negatives).
+So any test with rates t and f shows epsilon >= log((t - delta) / f). The test is the likelihood ratio of a
+normal model whose direction comes from pilot runs; a threshold is chosen on some runs, and Clopper and Pearson's
+intervals for the rates on fresh ones give a bound that holds with the confidence asked for. A bound above the
+promised epsilon means that the promise is broken: a wrong sensitivity, noise that was left out, a value that
+went past the mechanism.
+
+Jagielski, Ullman and Oprea, Auditing differentially private machine learning, NeurIPS 2020.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from scipy import stats
+from scipy.optimize import brentq
+
+from ..errors import SettingsError
+from ..messages import Coefficients, Sums, pack_symmetric, unpack_symmetric
+from ..protocols import dekrr
+from ..protocols.site import Site
+from ..selection import PlainSelector
+from ..system import penalty
+from ..types import Array
+from .mechanism import DifferentialPrivacy, GaussianSums
+from .overhearing import RecordingNetwork
+
+Data = TypeVar("Data")
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found.
+
+    Parameters
+    ----------
+    lower_bound : float
+        Epsilon is at least this, with the confidence asked for, whatever the mechanism is.
+    gaussian_bound : float
+        The same for a mechanism known to add Gaussian noise: its rates give the noise's scale, and that epsilon
+        at the delta promised. Much the tighter one (Nasr et al., Tight auditing, USENIX Security 2023).
+    true_positives, false_positives : float
+        Rates of the test that gave it, on the fresh runs.
+    runs : int
+        Fresh runs on each data set.
+    """
+
+    lower_bound: float
+    gaussian_bound: float
+    true_positives: float
+    false_positives: float
+    runs: int
+
+
+def audit(
+    release: Callable[[Data], Array], first: Data, second: Data, *, runs: int, delta: float, confidence: float = 0.99
+) -> Audit:
+    """Bound epsilon from below by releasing each of two neighbouring data sets `runs` times.
+
+    Parameters
+    ----------
+    release : callable
+        What an outsider sees of a data set, as a vector of fixed length; random.
+    first, second
+        Neighbouring data sets.
+    runs : int
+        On each data set; a quarter finds the direction, a quarter the threshold, half the rates.
+    delta : float
+    confidence : float, default=0.99
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> found = audit(lambda x: x + rng.normal(size=1), np.zeros(1), np.ones(1), runs=2000, delta=1e-5)
+    >>> found.lower_bound < found.gaussian_bound < gaussian_epsilon(1.0, 1e-5)
+    True
+    """
+    if runs < 40:
+        raise SettingsError(f"an audit takes at least 40 runs, got {runs}")
+    samples = [np.array([release(data) for _ in range(runs)]) for data in (first, second)]
+    pilot, middle = runs // 4, runs // 2
+    direction = _direction(samples[0][:pilot], samples[1][:pilot])
+    zeros, ones = (sample @ direction for sample in samples)
+    n_fresh = runs - middle
+    threshold, positive = _best_threshold(zeros[pilot:middle], ones[pilot:middle], delta)
+    counts = [int(np.sum((scores[middle:] > threshold) == positive)) for scores in (zeros, ones)]
+    if not positive:
+        counts = counts[::-1]
+    level = 1 - (1 - confidence) / 2
+    false_upper = _upper(counts[0], n_fresh, level)
+    true_lower = 1 - _upper(n_fresh - counts[1], n_fresh, level)
+    bound = float(np.log((true_lower - delta) / false_upper)) if true_lower > delta else -np.inf
+    cut = float(np.median(np.concatenate([zeros[pilot:middle], ones[pilot:middle]])))
+    misses = [int(np.sum(zeros[middle:] > cut)), int(np.sum(ones[middle:] <= cut))]
+    shift = -sum(float(stats.norm.ppf(_upper(count, n_fresh, level))) for count in misses)
+    gaussian = gaussian_epsilon(shift, delta)
+    return Audit(max(bound, 0.0), gaussian, counts[1] / n_fresh, counts[0] / n_fresh, n_fresh)
+
+
+def gaussian_epsilon(shift: float, delta: float) -> float:
+    """Return the epsilon of unit Gaussian noise on a value that moves by `shift` (Balle and Wang, ICML 2018)."""
+    if shift <= 0:
+        return 0.0
+
+    def excess(epsilon: float) -> float:
+        tail = np.exp(epsilon + stats.norm.logcdf(-shift / 2 - epsilon / shift))
+        return float(stats.norm.cdf(shift / 2 - epsilon / shift) - tail - delta)
+
+    return float(brentq(excess, 0.0, shift**2 / 2 + 10 * shift + 1)) if excess(0.0) > 0 else 0.0
+
+
+def _direction(zeros: Array, ones: Array) -> Array:
+    """Return the normal likelihood ratio's direction, S^-1 (difference of means), with a shrunken S.
+
+    An entry without any noise that differs at all decides alone.
+    """
+    difference = ones.mean(axis=0) - zeros.mean(axis=0)
+    deviations = np.vstack([zeros - zeros.mean(axis=0), ones - ones.mean(axis=0)])
+    spread = deviations.std(axis=0)
+    fixed = spread <= 1e-9 * np.maximum(np.abs(zeros).max(axis=0), 1e-300)
+    telling = fixed & (np.abs(difference) > 1e-9 * np.maximum(np.abs(zeros).max(axis=0), 1e-300))
+    if telling.any():
+        return np.where(telling, np.sign(difference) / np.maximum(np.abs(difference), 1e-300), 0.0)
+    scale = np.where(fixed, np.inf, spread)
+    scaled = deviations / scale
+    covariance = scaled.T @ scaled / len(scaled) + 1e-6 * np.eye(len(scale))
+    return np.asarray(np.linalg.solve(covariance, difference / scale) / scale)
+
+
+def _best_threshold(zeros: Array, ones: Array, delta: float) -> tuple[float, bool]:
+    """Return the threshold, and the side of it to test, with the largest bound on these runs."""
+    best = (-np.inf, float(np.median(np.concatenate([zeros, ones]))), True)
+    n_runs = len(zeros)
+    for threshold in np.quantile(np.concatenate([zeros, ones]), np.linspace(0.005, 0.995, 199)):
+        high = [int(np.sum(scores > threshold)) for scores in (zeros, ones)]
+        low = [n_runs - count for count in high]
+        for positive, (false, true) in ((True, high), (False, low[::-1])):
+            true_lower = 1 - _upper(n_runs - true, n_runs, 0.95)
+            if true_lower > delta:
+                bound = np.log((true_lower - delta) / _upper(false, n_runs, 0.95))
+                best = max(best, (float(bound), float(threshold), positive))
+    return best[1], best[2]
+
+
+def _upper(count: int, trials: int, level: float) -> float:
+    """Return Clopper and Pearson's upper limit for a rate."""
+    return float(stats.beta.ppf(level, count + 1, trials - count)) if count < trials else 1.0
+
+
+def everything_sent(
+    privacy: DifferentialPrivacy, neighbor: Site, *, n_features: int, sigma: float
+) -> Callable[[tuple[Array, Array]], Array]:
+    """Return what the neighbour of a site sees of its rows (X, y) in a private run of two sites.
+
+    That is the sums, the coefficients of the first rounds, and what follows from them: the first coefficients
+    are (H + U)^-1 d, and H + U is known to whoever has both sites' sums, hence so is d.
+
+    Parameters
+    ----------
+    privacy : DifferentialPrivacy
+    neighbor : Site
+        Called "other", with neighbours ("target",).
+    n_features : int
+        Even.
+    sigma : float
+    """
+    settings = dekrr.Settings(
+        privacy=privacy, scale=None, tol=0.0, max_rounds=2, solver="jacobi", self_penalty=0.0, alpha=1e-3, min_rows=1
+    )
+    selector = PlainSelector(n_features, sigma=sigma)
+
+    def release(rows: tuple[Array, Array]) -> Array:
+        target = Site("target", ("other",), *rows, seed=neighbor.seed)
+        network = RecordingNetwork({"target": ["other"], "other": ["target"]})
+        outcomes = network.run({site.name: dekrr.train(site, selector, settings) for site in (target, neighbor)})
+        sums = {
+            sender: unpack_symmetric(network.record.between(sender, receiver, Sums)[0].gram, n_features)
+            for sender, receiver in (("target", "other"), ("other", "target"))
+        }
+        coefficients = [m.values for m in network.record.between("target", "other", Coefficients)]
+        n_rows = outcomes["other"].roster.n_rows
+        pull = penalty(settings.consensus, n_rows, 1)
+        ridge = settings.alpha / 2 + GaussianSums(privacy, len(rows[1])).ridge(n_features) / n_rows
+        hessian = (1 / n_rows + pull) * sums["target"] + pull * sums["other"] + ridge * np.eye(n_features)
+        return np.concatenate([pack_symmetric(sums["target"]), *coefficients[1:], hessian @ coefficients[1]])
+
+    return release

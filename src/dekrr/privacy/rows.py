@@ -1,0 +1,177 @@
+"""Rows from features of rows: why the paper's exchange does not protect them.
+
+Under ``exchange="features"`` a neighbour receives, for every row x, the features cos(w'x + b) of two maps
+whose frequencies w and phases b it knows. `recover_rows` solves for x in the unit box: Levenberg-Marquardt on
+
+    sum_m (cos(w_m'x + b_m) - c_m)^2,
+
+for all rows and starts at once. The cosine wraps around, so that most starts end in a wrong valley; a right
+one is known by its residual, which vanishes. The first starts are rows that the attacker has (its own), then
+random ones, then rows it has already recovered: those that look most like the sought row, by the inner product of
+features, which estimates the kernel.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..features import FeatureMap
+from ..types import Array
+
+_SOLVED = 1e-9  # mean squared residual of a cosine: zero, up to rounding
+_VALLEY, _PROGRESS = 1e-3, 1e-3  # a start with a larger loss that falls by less a step has found a wrong valley
+_JITTER = 0.1
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What the attack found.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        The best candidate of each row.
+    residuals : ndarray of shape (n_rows,)
+        Its mean squared residual; what the attacker can see.
+    seconds : float
+    starts : int
+        Starts tried, over all rows.
+    """
+
+    rows: Array
+    residuals: Array
+    seconds: float
+    starts: int
+
+    @property
+    def solved(self) -> np.ndarray:
+        """Which rows the attacker knows to be right, by their residual."""
+        return np.asarray(self.residuals < _SOLVED)
+
+    def share(self, truth: Array, tolerance: float) -> float:
+        """Return the share of rows with every column within `tolerance` of `truth`."""
+        return float(np.mean(np.abs(self.rows - truth).max(axis=1) < tolerance))
+
+
+def stack(*maps: FeatureMap) -> FeatureMap:
+    """Return one map with the features of all, side by side."""
+    return FeatureMap(
+        np.hstack([m.frequencies for m in maps]),
+        np.concatenate([m.phases for m in maps]),
+        np.concatenate([m.amplitudes for m in maps]),
+    )
+
+
+def recover_rows(
+    feature_map: FeatureMap,
+    features: Array,
+    *,
+    known: Array | None = None,
+    seconds: float = 60.0,
+    starts: int = 20,
+    sweeps: int = 200,
+    random_state: int = 0,
+) -> Recovery:
+    """Recover rows in the unit box from their features.
+
+    Parameters
+    ----------
+    feature_map : FeatureMap
+        All features that the attacker has of each row; see `stack`.
+    features : ndarray of shape (n_rows, n_features)
+    known : ndarray of shape (n_known, n_columns), optional
+        Rows of the attacker's own, to start from.
+    seconds : float, default=60
+        After which no further sweep starts.
+    starts : int, default=20
+        Starts per row and sweep; a quarter of it where they are random, because one recovered row is worth many.
+    sweeps : int, default=200
+    random_state : int, default=0
+    """
+    begun = time.perf_counter()
+    rng = np.random.default_rng(random_state)
+    used = feature_map.amplitudes != 0
+    frequencies, phases = feature_map.frequencies[:, used], feature_map.phases[used]
+    cosines = features[:, used] / feature_map.amplitudes[used]
+    rows = np.full((len(features), len(frequencies)), 0.5)
+    residuals = np.full(len(features), np.inf)
+    tried = 0
+    for kind in _start_kinds(sweeps, known is not None):
+        todo = np.flatnonzero(residuals >= _SOLVED)
+        if not todo.size or time.perf_counter() - begun > seconds:
+            break
+        found = residuals < _SOLVED
+        pool = known if kind == "known" else rows[found]
+        if kind != "random" and pool is not None and len(pool):
+            begin = _most_alike(cosines[todo], pool, np.cos(pool @ frequencies + phases), starts)
+            if kind == "jittered":
+                begin = np.clip(begin + rng.normal(scale=_JITTER, size=begin.shape), 0, 1)
+        else:
+            begin = rng.uniform(size=(len(todo), max(starts // 4, 1), len(frequencies)))
+        each = begin.shape[1]
+        tried += begin.shape[0] * each
+        ends, losses = _levenberg_marquardt(
+            frequencies, phases, np.repeat(cosines[todo], each, axis=0), begin.reshape(-1, len(frequencies))
+        )
+        losses = losses.reshape(-1, each)
+        best = losses.argmin(axis=1)
+        better = losses.min(axis=1) < residuals[todo]
+        picked = ends.reshape(len(todo), each, -1)[np.arange(len(todo)), best]
+        rows[todo[better]] = picked[better]
+        residuals[todo[better]] = losses.min(axis=1)[better]
+    return Recovery(rows, residuals, time.perf_counter() - begun, tried)
+
+
+def _start_kinds(sweeps: int, has_known: bool) -> Iterator[str]:
+    if has_known:
+        yield "known"
+    for _ in range(sweeps):
+        yield from ("recovered", "random", "jittered")
+
+
+def _most_alike(cosines: Array, pool: Array, pool_cosines: Array, count: int) -> Array:
+    """Return, for each row, the `count` rows of the pool with the most similar features."""
+    count = min(count, len(pool))
+    likeness = cosines @ pool_cosines.T
+    order = np.argpartition(-likeness, count - 1, axis=1)[:, :count]
+    return np.asarray(pool[order])
+
+
+def _levenberg_marquardt(
+    frequencies: Array, phases: Array, cosines: Array, begin: Array, steps: int = 40
+) -> tuple[Array, Array]:
+    """Minimise the mean squared residual from each start; return the ends and their losses.
+
+    Rows that have settled, or that stopped improving, leave the batch.
+    """
+    n_columns, n_features = frequencies.shape
+    products = (frequencies[:, None] * frequencies[None]).reshape(-1, n_features).T.copy()
+    diagonal = np.arange(n_columns)
+    X, losses = begin.copy(), np.empty(len(begin))
+    live = np.arange(len(begin))
+    damping = np.full(len(begin), 5e-3 * np.mean(frequencies**2))
+    angles = X @ frequencies + phases
+    losses[:] = np.mean((np.cos(angles) - cosines) ** 2, axis=1)
+    for _ in range(steps):
+        slopes = -np.sin(angles)
+        residuals = np.cos(angles) - cosines[live]
+        hessian = ((slopes * slopes) @ products).reshape(-1, n_columns, n_columns) / n_features
+        hessian[:, diagonal, diagonal] += damping[live, None]
+        gradient = (slopes * residuals) @ frequencies.T / n_features
+        step = np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0]
+        moved = np.clip(X[live] - step, 0, 1)
+        new_angles = moved @ frequencies + phases
+        new_losses = np.mean((np.cos(new_angles) - cosines[live]) ** 2, axis=1)
+        better = new_losses < losses[live]
+        stuck = better & (new_losses > _VALLEY) & (losses[live] - new_losses < _PROGRESS * losses[live])
+        X[live[better]] = moved[better]
+        losses[live[better]] = new_losses[better]
+        damping[live] *= np.where(better, 0.2, 4.0)
+        angles = np.where(better[:, None], new_angles, angles)
+        going = (losses[live] > 1e-26) & (damping[live] < 1e8) & ~stuck
+        live, angles = live[going], angles[going]
+        if not live.size:
+            break
+    return X, losses

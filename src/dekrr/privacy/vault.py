@@ -1,0 +1,72 @@
+"""What a site has released under differential privacy in a run, so that it is released once.
+
+Noise drawn twice for the same rows is two releases, and averages out. A site that resumes from a checkpoint, or
+goes through the procedure again because a neighbour is gone, must therefore send what it sent before.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from ..errors import DataError, SettingsError
+from ..statistics import OwnSums
+
+
+class Vault:
+    """Keeps one release, in memory or in a file.
+
+    Parameters
+    ----------
+    path : path-like, optional
+        A file of this run and site. It is written, to disk, before the release is used; where it exists already
+        its release is used again. It holds nothing that was not made to be sent.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._path = Path(path) if path is not None else None
+        self._kept: tuple[str, OwnSums] | None = None
+
+    def once(self, key: bytes, draw: Callable[[], OwnSums]) -> OwnSums:
+        """Return the release for `key`: the one that is kept, or what `draw` gives now.
+
+        Raises
+        ------
+        SettingsError
+            When something else was released in this run, so that the budget is spent.
+        """
+        if self._kept is None and self._path is not None and self._path.exists():
+            self._kept = _read(self._path)
+        if self._kept is None:
+            kept = (key.hex(), draw())
+            if self._path is not None:
+                _write(self._path, *kept)
+            self._kept = kept
+        if self._kept[0] != key.hex():
+            raise SettingsError(
+                "the privacy budget of this run is spent: sums of other rows, features or another budget were released "
+                "in it already; start a new run"
+            )
+        return self._kept[1]
+
+
+def _write(path: Path, key: str, sums: OwnSums) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(descriptor)
+    tensors = {"gram": np.ascontiguousarray(sums.gram), "moment": np.ascontiguousarray(sums.moment)}
+    save_file(tensors, temporary, metadata={"key": key})
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _read(path: Path) -> tuple[str, OwnSums]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return file.metadata()["key"], OwnSums(file.get_tensor("gram"), file.get_tensor("moment"), 0.0)
+    except (SafetensorError, OSError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is no release that can be read ({error}); without it this run cannot resume") from None

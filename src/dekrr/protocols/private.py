@@ -1,0 +1,86 @@
+"""What differs in a DeKRR run under differential privacy; see `dekrr.privacy.mechanism`."""
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+from sklearn.base import clone
+
+from ..errors import MessageError, SettingsError
+from ..features import FeatureMap
+from ..messages import Sums, expect, pack_symmetric, unpack_symmetric
+from ..privacy.guards import fingerprint
+from ..privacy.mechanism import GaussianSums, clip_responses
+from ..selection import PlainSelector, Selector
+from ..statistics import CrossSums, OwnSums, accumulate
+from ..types import Array
+from .site import Procedure, Site
+
+
+def require_private(
+    selector: Selector, site: Site, *, scale: str | None, bounded: bool, exchange: str, allocation: str, tuned: bool
+) -> None:
+    """Refuse, before anything is sent, a run that looks at rows outside the mechanism."""
+    reasons = []
+    if selector.uses_rows:
+        reasons.append(f'{type(selector).__name__} chooses features from rows: take features="plain"')
+    elif site.feature_map is not None:
+        shared = shared_features(selector, site.X.shape[1], site.seed)
+        if fingerprint(shared) != fingerprint(site.feature_map):
+            reasons.append("the site brings its own feature map: leave it out, so that all draw the same")
+    if scale == "minmax" and not bounded:
+        reasons.append("the smallest and largest values of the rows would be sent: give public bounds, or scale=None")
+    if exchange != "sums":
+        reasons.append(f'exchange="{exchange}" sends features of every row: take exchange="sums"')
+    if allocation != "equal":
+        reasons.append(f'allocation="{allocation}" gives sites different features: take allocation="equal"')
+    if tuned:
+        reasons.append("tuning would look at rows: give sigma, alpha and consensus as one number each")
+    if reasons:
+        raise SettingsError("this run cannot keep its privacy budget: " + "; ".join(reasons))
+
+
+def shared_features(selector: Selector, n_columns: int, seed: int) -> FeatureMap:
+    """Return cos/sin pairs that every site draws alike from the run's seed, never looking at rows."""
+    plain = clone(selector).set_params(mapping="cossin", n_features=selector.n_features + selector.n_features % 2)
+    assert isinstance(plain, PlainSelector)
+    nothing = np.empty((0, n_columns))
+    return plain.select(nothing, np.empty(0), np.random.default_rng(seed))
+
+
+def exchange_private_sums(
+    site: Site, X: Array, y: Array, shared: FeatureMap, maps: Mapping[str, FeatureMap], mechanism: GaussianSums
+) -> Procedure[tuple[OwnSums, dict[str, CrossSums], dict[str, CrossSums]]]:
+    """Perturb the site's sums once and exchange them: the same D (D + 1) / 2 numbers for every neighbour.
+
+    Where all sites have the same features B_pj = C_pj = Z'Z, so one perturbed matrix takes the place of every
+    block, and the blocks of the whole network still form a convex quadratic.
+    """
+    for p, feature_map in maps.items():
+        if not np.array_equal(feature_map.frequencies, shared.frequencies):
+            raise MessageError(
+                f"site {p!r} has other features than those of the run's seed; under differential privacy all sites "
+                "share theirs: do all have the same seed, sigma, kernel and n_features?",
+                p,
+            )
+    y = clip_responses(y)
+    own = site.vault.once(_key(X, y, shared, mechanism), lambda: mechanism.perturb(accumulate(X, y, shared, {})[0]))
+    size = shared.n_features
+    message = Sums(pack_symmetric(own.gram), np.empty((0, size)))
+    inbox = expect(
+        (yield site.to_all(message)),
+        Sums,
+        gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
+        cross=dict.fromkeys(maps, (0, size)),
+    )
+    grams = {p: unpack_symmetric(inbox[p].gram, size) for p in maps}
+    received = {p: CrossSums(gram, gram) for p, gram in grams.items()}
+    return own, received, dict.fromkeys(maps, CrossSums(own.gram, own.gram))
+
+
+def _key(X: Array, y: Array, shared: FeatureMap, mechanism: GaussianSums) -> bytes:
+    """Return a digest of all that a release depends on but the noise; it stays at the site."""
+    digest = hashlib.sha256(fingerprint(shared) + repr(mechanism.spent).encode())
+    for part in (X, y):
+        digest.update(np.ascontiguousarray(part).data)
+    return digest.digest()

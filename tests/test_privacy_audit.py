@@ -1,0 +1,94 @@
+"""The audit must pass the mechanism that ships and catch ones that are broken."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dekrr.privacy.audit import _upper, audit, everything_sent, gaussian_epsilon
+from dekrr.privacy.mechanism import SENSITIVITY, DifferentialPrivacy, GaussianSums, clip_responses, pack
+from dekrr.protocols import dekrr
+from dekrr.protocols.private import shared_features
+from dekrr.protocols.site import Site
+from dekrr.selection import PlainSelector
+from dekrr.statistics import OwnSums, accumulate
+
+PRIVACY = DifferentialPrivacy(1.0, 1e-3)
+SIGMA, N_FEATURES = 0.5, 2
+
+
+@given(count=st.integers(0, 49), level=st.floats(0.6, 0.999))
+def test_clopper_pearson_is_the_rate_at_which_so_few_are_that_rare(count, level):
+    assert stats.binom.cdf(count, 50, _upper(count, 50, level)) == pytest.approx(1 - level, rel=1e-6)
+
+
+def test_gaussian_epsilon_is_where_the_curve_meets_delta():
+    """Against the definition: the largest p - e^epsilon q over thresholds is delta."""
+    epsilon = gaussian_epsilon(0.7, 1e-3)
+    cuts = np.linspace(-5, 12, 20_001)
+    gap = stats.norm.sf(cuts - 0.7) - np.exp(epsilon) * stats.norm.sf(cuts)
+    assert gap.max() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_bounds_of_a_known_mechanism_hold():
+    rng = np.random.default_rng(0)
+    for shift in (0.5, 2.0):
+        found = audit(lambda x: x + rng.normal(size=3), np.zeros(3), np.array([0.0, shift, 0.0]), runs=4000, delta=1e-3)
+        assert found.lower_bound < gaussian_epsilon(shift, 1e-3)
+        assert 0.5 * gaussian_epsilon(shift, 1e-3) < found.gaussian_bound < gaussian_epsilon(shift, 1e-3)
+
+
+def test_a_release_without_noise_is_caught():
+    rng = np.random.default_rng(0)
+    found = audit(lambda x: np.append(rng.normal(size=2), x), 0.0, 1.0, runs=400, delta=1e-3)
+    assert found.lower_bound > 3
+
+
+def worst_case():
+    """Two data sets that differ in one row, as far as one row can move the sums."""
+    feature_map = shared_features(PlainSelector(N_FEATURES, sigma=SIGMA), 1, 0)
+    step = np.pi / 3 / abs(feature_map.frequencies[0, 0])
+    X = np.linspace(0, 1, 200)[:, None]
+    y = np.sin(3 * X[:, 0])
+    pair = [(np.vstack([X, [[x]]]), np.append(y, r)) for x, r in ((0.1, 1.0), (0.1 + step, -1.0))]
+    return feature_map, X, y, pair
+
+
+def mechanism_of(sensitivity):
+    feature_map, _, _, pair = worst_case()
+    noise = GaussianSums(PRIVACY, 201, sensitivity)
+
+    def release(rows):
+        sums, _ = accumulate(rows[0], clip_responses(rows[1]), feature_map, {})
+        released = noise.perturb(sums)
+        return pack(released.gram, released.moment)
+
+    return release, pair
+
+
+@pytest.mark.slow
+def test_the_mechanism_passes_and_half_the_sensitivity_is_caught():
+    release, pair = mechanism_of(SENSITIVITY)
+    found = audit(release, *pair, runs=6000, delta=PRIVACY.delta)
+    assert found.lower_bound <= PRIVACY.epsilon
+    assert 0.3 < found.gaussian_bound <= PRIVACY.epsilon
+    release, pair = mechanism_of(SENSITIVITY / 2)
+    assert audit(release, *pair, runs=6000, delta=PRIVACY.delta).gaussian_bound > PRIVACY.epsilon
+
+
+class WithoutNoiseOnTheMoment(GaussianSums):
+    """Reasons that m never leaves the site; but coefficients, which do, give it away."""
+
+    def perturb(self, sums):
+        return OwnSums(super().perturb(sums).gram, sums.moment, 0.0)
+
+
+@pytest.mark.slow
+def test_a_whole_run_passes_and_a_leak_through_coefficients_is_caught(monkeypatch):
+    _, X, y, pair = worst_case()
+    release = everything_sent(PRIVACY, Site("other", ("target",), X, y), n_features=N_FEATURES, sigma=SIGMA)
+    found = audit(release, *pair, runs=600, delta=PRIVACY.delta)
+    assert max(found.lower_bound, found.gaussian_bound) <= PRIVACY.epsilon
+    monkeypatch.setattr(dekrr, "GaussianSums", WithoutNoiseOnTheMoment)
+    assert audit(release, *pair, runs=300, delta=PRIVACY.delta).lower_bound > 2 * PRIVACY.epsilon

@@ -1,0 +1,293 @@
+"""What a site refuses, and features that prove where they come from."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dekrr import DeKRRRegressor
+from dekrr.data import make_sites
+from dekrr.errors import DataError, MessageError, SettingsError
+from dekrr.estimators import GRIDS
+from dekrr.features import FeatureMap
+from dekrr.messages import Chosen, Features, Moments, decode, encode
+from dekrr.networks.local import LocalNetwork
+from dekrr.privacy import guards
+from dekrr.privacy.overhearing import RecordingNetwork
+from dekrr.protocols import dekrr
+from dekrr.protocols.consensus import Roster
+from dekrr.protocols.shared import share_features
+from dekrr.protocols.site import Site
+from dekrr.protocols.tuning import Tuning
+from dekrr.selection import SELECTORS, EnergySelector, GreedySelector
+
+RING = {"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")}
+
+
+def sites(n_rows=60, **changes):
+    rng = np.random.default_rng(0)
+    return [
+        Site(name, neighbors, rng.uniform(size=(n_rows, 2)), rng.uniform(-1, 1, n_rows), seed=3, **changes)
+        for name, neighbors in RING.items()
+    ]
+
+
+def run(all_sites, selector, **changes):
+    network = RecordingNetwork(RING)
+    changes = {"scale": None, "tol": 0.0, "max_rounds": 5, **changes}
+    outcomes = network.run({site.name: dekrr.train(site, selector, dekrr.Settings(**changes)) for site in all_sites})
+    return outcomes, network
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(sorted(SELECTORS)),
+    mapping=st.sampled_from(["cos", "cossin"]),
+    n_features=st.integers(1, 10),
+    seed=st.integers(0, 2**31),
+    site=st.text(min_size=1, max_size=5),
+)
+def test_a_proof_gives_the_same_map(name, mapping, n_features, seed, site):
+    rng = np.random.default_rng(1)
+    X, y = rng.uniform(size=(30, 3)), rng.uniform(-1, 1, 30)
+    selector = SELECTORS[name](2 * n_features, mapping=mapping, bandwidths=(1.0, 2.0))
+    chosen = selector.select(X, y, guards.site_rng(seed, site))
+    proof = guards.prove(selector, chosen, seed, site, 2)
+    redrawn = guards.redraw(selector, decode(encode(proof), site), seed, site, 3)
+    for part in ("frequencies", "phases", "amplitudes"):
+        np.testing.assert_array_equal(getattr(redrawn, part), getattr(chosen, part))
+
+
+@pytest.mark.parametrize("features", ["plain", "greedy", "energy", "leverage"])
+def test_verified_features_train_the_same_models_for_fewer_bytes(features):
+    X, y, labels = make_sites(n_sites=4, random_state=0)
+    shared = {"n_features": 12, "features": features, "sigma": 0.5, "random_state": 0}
+    plain = DeKRRRegressor(**shared).fit(X, y, sites=labels)
+    verified = DeKRRRegressor(**shared, verify_features=True).fit(X, y, sites=labels)
+    np.testing.assert_allclose(verified.predict(X, sites=labels), plain.predict(X, sites=labels), atol=1e-9)
+    assert 0 < verified.traffic_.bytes_by_kind["Chosen"] < plain.traffic_.bytes_by_kind["Features"]
+    assert verified.traffic_.bytes_by_kind["Features"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": 4}, "seed 4"),
+        ({"indices": [0, 10_000]}, "outside its pool"),
+        ({"indices": [-1, 0]}, "outside its pool"),
+        ({"indices": []}, "no features"),
+        ({"n_features": 3}, "a pool that it says is for 3"),
+        ({"n_features": 0}, "a pool that it says is for 0"),
+        ({"phases": np.zeros(5)}, "5 phases"),
+    ],
+)
+def test_a_false_proof_is_refused(change, words):
+    selector = EnergySelector(2)
+    proof = {
+        "seed": 3,
+        "n_features": 2,
+        "indices": [0, 1],
+        "phases": np.empty(0),
+        "amplitudes": np.empty(0),
+        "n_neighbors": 2,
+    }
+    with pytest.raises(MessageError, match=words):
+        guards.redraw(selector, Chosen(**(proof | change)), 3, "b", 2)
+
+
+def test_features_from_elsewhere_cannot_be_proved():
+    brought = FeatureMap.unweighted(np.ones((2, 4)), np.zeros(4))
+    with pytest.raises(SettingsError, match="not in the pool"):
+        run(sites(feature_map=brought), EnergySelector(4), verify_features=True)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "law"), [("gaussian", None), ("cauchy", stats.laplace), ("laplacian", stats.cauchy)]
+)
+def test_honest_frequencies_pass(kernel, law):
+    selector = EnergySelector(50, kernel=kernel, sigma=0.3, bandwidths=(0.5, 4.0))
+    limit = guards.frequency_limit(selector, 5)
+    pool = selector.draw_pool(5, np.random.default_rng(0))
+    guards.check_frequencies({"b": pool.keep(np.arange(pool.n_candidates))}, limit)
+    if law is not None:
+        assert 2 * law.sf(limit * 0.15 / np.sqrt(5)) * 5 == pytest.approx(1e-12, rel=1e-3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kernel=st.sampled_from(["gaussian", "cauchy", "laplacian"]),
+    sigma=st.floats(0.05, 1000),
+    n_columns=st.integers(1, 60),
+    max_columns=st.sampled_from([1, 2, 4, None]),
+    seed=st.integers(0, 1000),
+)
+def test_honest_candidates_of_few_columns_pass_and_much_longer_ones_do_not(kernel, sigma, n_columns, max_columns, seed):
+    selector = GreedySelector(30, kernel=kernel, sigma=sigma, max_columns=max_columns)
+    limit = guards.frequency_limit(selector, n_columns)
+    pool = selector.draw_pool(n_columns, np.random.default_rng(seed))
+    guards.check_frequencies({"b": pool.feature_map}, limit)
+    if kernel == "gaussian":
+        assert limit <= max(8 * np.sqrt(n_columns) / sigma, 0.02)
+
+
+class Malicious:
+    """A procedure that answers like a site but sends a map of its own making."""
+
+    def __init__(self, feature_map):
+        self.feature_map = feature_map
+
+    def train(self, site, selector, run_settings):
+        procedure = dekrr.train(site, selector, run_settings)
+        outbox = next(procedure)
+        while True:
+            forged = {p: self._forge(message) for p, message in outbox.items()}
+            try:
+                outbox = procedure.send((yield forged))
+            except StopIteration as stop:
+                return stop.value
+
+    def _forge(self, message):
+        if not isinstance(message, Features):
+            return message
+        forged = self.feature_map
+        return Features(forged.frequencies, forged.phases, forged.amplitudes, message.n_neighbors)
+
+
+def attack_with(feature_map, selector=None, **changes):
+    run_settings = dekrr.Settings(scale=None, **changes)
+    selector = selector or GreedySelector(6, sigma=0.5)
+    first, *others = sites()
+    procedures = {site.name: dekrr.train(site, selector, run_settings) for site in others}
+    procedures["a"] = Malicious(feature_map).train(first, selector, run_settings)
+    return LocalNetwork(RING).run(procedures)
+
+
+def test_a_neighbour_after_single_rows_is_refused():
+    rng = np.random.default_rng(0)
+    high = FeatureMap.unweighted(rng.normal(scale=100, size=(2, 6)), np.zeros(6))
+    with pytest.raises(MessageError, match="'a' sent a frequency of length"):
+        attack_with(high)
+
+
+def test_a_neighbour_that_asks_for_more_features_than_rows_is_refused():
+    rng = np.random.default_rng(0)
+    wide = FeatureMap.unweighted(rng.normal(size=(2, 80)), np.zeros(80))
+    with pytest.raises(DataError, match="too few for sums of its 6 features and the 80 of site 'a'"):
+        attack_with(wide, GreedySelector(6, sigma=0.5, shortlist=1.0))
+    with pytest.raises(DataError, match="too few for sums of the 80 features that site 'a' has on its shortlist"):
+        attack_with(wide)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    n_rows=st.integers(24, 90),
+    mapping=st.sampled_from(["cos", "cossin"]),
+    rows_per_feature=st.floats(0.5, 2.0),
+    tuned=st.booleans(),
+)
+def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_per_feature, tuned):
+    """Sites shorten their shortlists by the rows that the roll call tells, so that no neighbour has to refuse."""
+    tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=2) if tuned else None
+    few, *others = sites(n_rows=90)
+    few = replace(few, X=few.X[:n_rows], y=few.y[:n_rows])
+    selector = GreedySelector(6, sigma=0.5, mapping=mapping, shortlist=8.0)
+    run_settings = dekrr.Settings(scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature)
+    network = RecordingNetwork(RING)
+    procedures = {s.name: dekrr.train(s, selector, run_settings, tuning) for s in (few, *others)}
+    if n_rows // (2 if tuned else 1) < 12 * rows_per_feature:
+        with pytest.raises(DataError, match="too few"):
+            network.run(procedures)
+        return
+    network.run(procedures)
+    lengths = [m.frequencies.shape[1] for m in network.record.between("b", "a", Features)]
+    assert 6 < lengths[-2] <= n_rows / rows_per_feature
+    assert all(length <= n_rows / rows_per_feature for length in lengths)
+    assert len(network.record.between("a", "b", Moments)) == (5 if tuned else 1)
+
+
+def test_rows_of_a_fold_count_where_folds_are_tuned():
+    """Sums over all rows but a fold's, with the same features, differ by sums over one fold."""
+    tuning = Tuning(sigmas=(0.5,), alphas=(1e-3, 1e-2), consensuses=(1.0,), folds=5)
+    run_settings = dekrr.Settings(scale=None, rows_per_feature=1.5)
+    for n_rows, refused in ((90, False), (89, True)):
+        procedures = {s.name: dekrr.train(s, EnergySelector(6), run_settings, tuning) for s in sites(n_rows=n_rows)}
+        if refused:
+            with pytest.raises(DataError, match="too few"):
+                LocalNetwork(RING).run(procedures)
+        else:
+            LocalNetwork(RING).run(procedures)
+
+
+def test_maps_of_tuning_are_counted_and_allowed():
+    tuning = Tuning(sigmas=GRIDS["sigma"], alphas=GRIDS["alpha"], consensuses=GRIDS["consensus"])
+    assert tuning.n_maps == 32 <= guards.MAX_MAPS
+    tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=3)
+    all_sites = sites(n_rows=90)
+    run_settings = dekrr.Settings(scale=None, max_maps=tuning.n_maps)
+    selector = GreedySelector(6)
+    LocalNetwork(RING).run({s.name: dekrr.train(s, selector, run_settings, tuning) for s in all_sites})
+    assert 8 < len(all_sites[0].ledger.maps["b"]) <= tuning.n_maps
+    again = {s.name: dekrr.train(s, selector, dekrr.Settings(scale=None, max_maps=5), tuning) for s in sites(90)}
+    with pytest.raises(MessageError, match="max_maps=5"):
+        LocalNetwork(RING).run(again)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_site_that_joins_is_checked_like_the_others(verify):
+    X, y, labels = make_sites(n_sites=4, random_state=0)
+    regressor = DeKRRRegressor(
+        n_features=8, sigma=0.5, alpha=1e-3, consensus=1.0, verify_features=verify, rows_per_feature=1.5, random_state=0
+    ).fit(X, y, sites=labels)
+    with pytest.raises(DataError, match="has 12 rows, too few"):
+        regressor.partial_fit(X[:12], y[:12], sites=labels[:12])
+    edges = [("harbour", label) for label in regressor.sites_[:2]]
+    regressor.partial_fit(X[:40], y[:40], sites=["harbour"] * 40, edges=edges)
+    kinds = regressor.traffic_.messages_by_kind
+    assert (kinds["Chosen"], kinds["Features"]) == ((4, 0) if verify else (0, 4))
+
+
+def test_rows_per_feature_counts_both_maps():
+    run(sites(n_rows=18), EnergySelector(6), rows_per_feature=1.5)
+    with pytest.raises(DataError, match="18 here"):
+        run(sites(n_rows=17), EnergySelector(6), rows_per_feature=1.5)
+    run(sites(n_rows=12), EnergySelector(6), rows_per_feature=0.0)
+
+
+def test_maps_are_counted_over_a_run():
+    site = sites()[0]
+    maps = [FeatureMap.unweighted(np.full((2, 3), float(i)), np.zeros(3)) for i in range(3)]
+    for feature_map in (maps[0], maps[1], maps[0]):
+        site.ledger.admit({"b": feature_map}, most=2)
+    site.ledger.admit({"c": maps[2]}, most=2)
+    with pytest.raises(MessageError, match=r"'b' asks for sums of its feature map number 3 .* max_maps=2"):
+        site.ledger.admit({"b": maps[2]}, most=2)
+    again = replace(site, seed=8)
+    assert again.ledger is site.ledger
+
+
+def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
+    site = sites()[0]
+    run_settings = dekrr.Settings(max_maps=1)
+    for seed, refused in ((0, False), (1, True)):
+        rng = np.random.default_rng(seed)
+        maps = {p: FeatureMap.unweighted(rng.normal(size=(2, 3)), np.zeros(3)) for p in site.neighbors}
+        procedure = dekrr.exchange_sums(site, site.X, site.y, maps["b"], maps, max_maps=run_settings.max_maps)
+        if refused:
+            with pytest.raises(MessageError, match="max_maps=1"):
+                next(procedure)
+        else:
+            assert set(next(procedure)) == {"b", "c"}
+
+
+def test_flooded_frequencies_are_checked_too():
+    site = sites()[0]
+    roster = Roster(dict.fromkeys(RING, 60), diameter=1, root="a", height=1, depth=0, parent=None)
+    procedure = share_features(site, site.X, site.y, EnergySelector(6, sigma=0.5), roster, "b")
+    assert next(procedure) == {}
+    rng = np.random.default_rng(0)
+    high = FeatureMap.unweighted(rng.normal(scale=100, size=(2, 6)), np.zeros(6))
+    with pytest.raises(MessageError, match="'b' sent a frequency of length"):
+        procedure.send({"b": Features(high.frequencies, high.phases, high.amplitudes, 2)})

@@ -1,0 +1,335 @@
+"""Differential privacy: the sensitivity, the calibration, the run, and what it refuses."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dekrr import DeKRRRegressor, DifferentialPrivacy, load
+from dekrr.data import make_sites
+from dekrr.errors import DataError, MessageError, SettingsError
+from dekrr.features import FeatureMap
+from dekrr.messages import Bounds, Coefficients, Features, RowFeatures, Sums
+from dekrr.privacy import mechanism
+from dekrr.privacy.audit import gaussian_epsilon
+from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, nearest_positive, pack, unpack
+from dekrr.privacy.overhearing import RecordingNetwork
+from dekrr.privacy.vault import Vault
+from dekrr.protocols import dekrr
+from dekrr.protocols.private import shared_features
+from dekrr.protocols.site import Site
+from dekrr.protocols.tuning import Tuning
+from dekrr.selection import EnergySelector, PlainSelector
+from dekrr.statistics import OwnSums, accumulate
+
+pytest.importorskip("opendp", reason="the extra dp is not installed")
+
+PATH = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}
+
+
+def exact_sums(feature_map, X, y):
+    sums, _ = accumulate(X, mechanism.clip_responses(y), feature_map, {})
+    return pack(sums.gram, sums.moment)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    n_pairs=st.integers(1, 6),
+    sigma=st.floats(0.05, 5),
+    responses=st.tuples(st.floats(-50, 50), st.floats(-50, 50)),
+    distance=st.floats(0, 10),
+)
+def test_no_replaced_row_moves_the_sums_by_more_than_the_sensitivity(seed, n_pairs, sigma, responses, distance):
+    rng = np.random.default_rng(seed)
+    feature_map = shared_features(PlainSelector(2 * n_pairs, sigma=sigma), 2, seed)
+    X, y = rng.uniform(size=(5, 2)), rng.uniform(-2, 2, 5)
+    other_X, other_y = X.copy(), y.copy()
+    other_X[2] += distance * rng.normal(size=2)
+    y[2], other_y[2] = responses
+    moved = np.linalg.norm(exact_sums(feature_map, X, y) - exact_sums(feature_map, other_X, other_y))
+    assert moved <= SENSITIVITY
+
+
+def test_the_sensitivity_is_attained():
+    """One pair, rows a sixth of a turn apart, responses 1 and -1: k = 1/2."""
+    feature_map = shared_features(PlainSelector(2), 1, 0)
+    step = np.pi / 3 / abs(feature_map.frequencies[0, 0])
+    sums = [exact_sums(feature_map, np.array([[x]]), np.array([y])) for x, y in ((0.0, 1.0), (step, -1.0))]
+    assert np.linalg.norm(sums[0] - sums[1]) == pytest.approx(np.sqrt(4.5), rel=1e-9)
+
+
+@given(size=st.integers(1, 8), seed=st.integers(0, 1000))
+def test_packing_keeps_norms_and_is_undone(size, seed):
+    rng = np.random.default_rng(seed)
+    gram, moment = rng.normal(size=(size, size)), rng.normal(size=size)
+    gram = gram + gram.T
+    packed = pack(gram, moment)
+    assert np.linalg.norm(packed) == pytest.approx(np.sqrt(np.sum(gram**2) + np.sum(moment**2)))
+    back = unpack(packed, size)
+    np.testing.assert_allclose(back[0], gram, atol=1e-12)
+    np.testing.assert_allclose(back[1], moment)
+
+
+@given(size=st.integers(1, 6), seed=st.integers(0, 1000))
+def test_nearest_positive_is_nearer_than_any_other_tried(size, seed):
+    rng = np.random.default_rng(seed)
+    matrix = rng.normal(size=(size, size))
+    matrix = matrix + matrix.T
+    nearest = nearest_positive(matrix)
+    assert np.linalg.eigvalsh(nearest)[0] >= -1e-9
+    for _ in range(5):
+        root = rng.normal(size=(size, size))
+        assert np.linalg.norm(nearest - matrix) <= np.linalg.norm(root @ root.T - matrix) + 1e-9
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0, 8.0])
+def test_the_noise_suffices_by_an_independent_formula(epsilon):
+    """OpenDP goes through concentrated privacy; Balle and Wang's exact curve must allow its scale, not much less."""
+    spent = GaussianSums(DifferentialPrivacy(epsilon, 1e-5), 1000).spent
+    true_epsilon = gaussian_epsilon(spent.sensitivity / spent.noise_scale, 1e-5)
+    assert 0.85 * epsilon < true_epsilon <= epsilon
+    assert spent.epsilon <= epsilon
+    assert spent.delta == pytest.approx(1e-5)
+
+
+def test_the_noise_has_the_scale_that_it_says():
+    noise = GaussianSums(DifferentialPrivacy(1.0, 1e-4), 1000)
+    size = 30
+    gram = 1e6 * np.eye(size)
+    released = noise.perturb(OwnSums(gram, np.zeros(size), 0.0))
+    errors = pack(released.gram - gram, released.moment)
+    assert errors.std() == pytest.approx(noise.spent.noise_scale, rel=0.15)
+    assert abs(errors.mean()) < 4 * noise.spent.noise_scale / np.sqrt(errors.size)
+    again = noise.perturb(OwnSums(gram, np.zeros(size), 0.0))
+    assert not np.array_equal(again.moment, released.moment)
+
+
+def test_delta_by_default_and_delta_that_promises_nothing():
+    assert GaussianSums(DifferentialPrivacy(1.0), 500).spent.delta == pytest.approx(500**-1.1)
+    with pytest.raises(SettingsError, match="promises nothing"):
+        GaussianSums(DifferentialPrivacy(1.0, 0.01), 500)
+
+
+@pytest.mark.parametrize("values", [(0.0, None), (-1.0, None), (np.inf, None), (1.0, 0.0), (1.0, 1.0)])
+def test_budgets_that_make_no_sense(values):
+    with pytest.raises(SettingsError, match=r"epsilon|delta"):
+        DifferentialPrivacy(*values)
+
+
+def test_settings_with_a_budget_survive_a_configuration_file():
+    settings_ = dekrr.Settings(privacy=DifferentialPrivacy(2.0, 1e-6), bounds=((0.0, 0.0), (1.0, 1.0)))
+    assert msgspec.json.decode(msgspec.json.encode(settings_), type=dekrr.Settings) == settings_
+    with pytest.raises(msgspec.ValidationError, match="epsilon"):
+        msgspec.json.decode(b'{"privacy": {"epsilon": -1.0}}', type=dekrr.Settings)
+
+
+def sites(seed=0, n_rows=150):
+    rng = np.random.default_rng(seed)
+    return [
+        Site(name, neighbors, rng.uniform(size=(n_rows, 2)), rng.uniform(-1, 1, n_rows), seed=5)
+        for name, neighbors in PATH.items()
+    ]
+
+
+def run(all_sites, privacy, selector=None, **changes):
+    network = RecordingNetwork(PATH)
+    changes = {"scale": None, "tol": 0.0, "max_rounds": 8, "alpha": 1e-4, "privacy": privacy, **changes}
+    selector = selector or PlainSelector(8, sigma=0.5)
+    procedures = {site.name: dekrr.train(site, selector, dekrr.Settings(**changes)) for site in all_sites}
+    return network.run(procedures), network
+
+
+def test_without_its_noise_it_is_the_plain_method_on_shared_features(monkeypatch):
+    monkeypatch.setattr(GaussianSums, "perturb", lambda self, sums: sums)
+    monkeypatch.setattr(mechanism, "RIDGE", 0.0)
+    private, _ = run(sites(), DifferentialPrivacy(1.0))
+    shared = shared_features(PlainSelector(8, sigma=0.5), 2, 5)
+    brought = [Site(s.name, s.neighbors, s.X, s.y, seed=5, feature_map=shared) for s in sites()]
+    plain, _ = run(brought, None, PlainSelector(8, sigma=0.5, mapping="cossin"))
+    for name in PATH:
+        np.testing.assert_allclose(private[name].coefficients, plain[name].coefficients, atol=1e-9)
+
+
+def test_only_perturbed_sums_and_coefficients_leave(monkeypatch):
+    """With the mechanism's output fixed, two different sets of rows send the very same messages."""
+    fixed = OwnSums(10 * np.eye(8), np.arange(8.0), 0.0)
+    monkeypatch.setattr(GaussianSums, "perturb", lambda self, sums: fixed)
+    records = [run(sites(seed), DifferentialPrivacy(1.0))[1].record.heard for seed in (0, 1)]
+    assert len(records[0]) == len(records[1])
+    kinds = {type(entry.message) for entry in records[0]}
+    assert {Sums, Coefficients, Features} <= kinds
+    assert not kinds & {RowFeatures, Bounds}
+    for one, other in zip(*records, strict=True):
+        for field in one.message.__struct_fields__:
+            np.testing.assert_equal(getattr(one.message, field), getattr(other.message, field))
+
+
+def test_the_sums_that_leave_are_noisy_and_semidefinite():
+    outcomes, network = run(sites(), DifferentialPrivacy(1.0))
+    (sent,) = network.record.between("b", "a", Sums)
+    (also,) = network.record.between("b", "c", Sums)
+    np.testing.assert_array_equal(sent.gram, also.gram)
+    site = sites()[1]
+    exact, _ = accumulate(site.X, site.y, outcomes["b"].feature_map, {})
+    gram = mechanism.unpack_symmetric(sent.gram, 8)
+    assert np.abs(gram - exact.gram).max() > 0.1
+    assert np.linalg.eigvalsh(gram)[0] > -1e-9
+
+
+def test_a_neighbour_with_other_features_is_refused():
+    strange = [*sites()[:2], Site("c", ("b",), np.zeros((150, 2)), np.zeros(150), seed=6)]
+    with pytest.raises(MessageError, match="'c' has other features"):
+        run(strange, DifferentialPrivacy(1.0))
+
+
+@pytest.mark.parametrize(
+    ("selector", "changes", "words"),
+    [
+        (EnergySelector(8), {}, "chooses features from rows"),
+        (None, {"scale": "minmax"}, "public bounds"),
+        (None, {"exchange": "features"}, "features of every row"),
+        (None, {"allocation": "sqrt"}, "different features"),
+    ],
+)
+def test_a_run_that_cannot_keep_its_budget_does_not_start(selector, changes, words):
+    network = RecordingNetwork(PATH)
+    settings_ = dekrr.Settings(**({"scale": None, "privacy": DifferentialPrivacy(1.0)} | changes))
+    procedures = {s.name: dekrr.train(s, selector or PlainSelector(8), settings_) for s in sites()}
+    with pytest.raises(SettingsError, match=words):
+        network.run(procedures)
+    assert not network.record.heard
+
+
+def test_a_map_of_ones_own_does_not_start_either():
+    brought = FeatureMap.unweighted(np.ones((2, 8)), np.zeros(8))
+    mine = [Site(s.name, s.neighbors, s.X, s.y, feature_map=brought) for s in sites()]
+    with pytest.raises(SettingsError, match="its own feature map"):
+        run(mine, DifferentialPrivacy(1.0))
+
+
+def test_resuming_sends_the_same_sums_again(tmp_path):
+    def with_vaults():
+        return [replace(site, vault=Vault(tmp_path / site.name)) for site in sites()]
+
+    first, _ = run(with_vaults(), DifferentialPrivacy(1.0))
+    again, _ = run(with_vaults(), DifferentialPrivacy(1.0))
+    fresh, _ = run(sites(), DifferentialPrivacy(1.0))
+    for name in PATH:
+        np.testing.assert_array_equal(again[name].coefficients, first[name].coefficients)
+        assert not np.allclose(fresh[name].coefficients, first[name].coefficients)
+    shared = shared_features(PlainSelector(8, sigma=0.5), 2, 5)
+    resumed, _ = run([replace(site, feature_map=shared) for site in with_vaults()], DifferentialPrivacy(1.0))
+    np.testing.assert_array_equal(resumed["a"].coefficients, first["a"].coefficients)
+
+
+@pytest.mark.parametrize("change", ["budget", "rows"])
+def test_a_second_release_in_one_run_is_refused(change, tmp_path):
+    kept = [replace(site, vault=Vault(tmp_path / site.name)) for site in sites()]
+    run(kept, DifferentialPrivacy(1.0))
+    other = [replace(site, y=site.y / 2) for site in kept] if change == "rows" else kept
+    with pytest.raises(SettingsError, match="budget of this run is spent"):
+        run(other, DifferentialPrivacy(2.0 if change == "budget" else 1.0))
+
+
+def test_a_damaged_vault_is_not_replaced_by_new_noise(tmp_path):
+    kept = [replace(site, vault=Vault(tmp_path / site.name)) for site in sites()]
+    (tmp_path / "b").write_bytes(b"damaged")
+    with pytest.raises(DataError, match="cannot resume"):
+        run(kept, DifferentialPrivacy(1.0))
+
+
+@pytest.fixture(scope="module")
+def coast():
+    return make_sites(n_sites=5, rows_per_site=2000, random_state=0)
+
+
+BOUNDS = ([-0.6, 0, 0, -3.5], [1.6, 1, 1, 3.5])
+PRIVATE = {
+    "sigma": 1.0,
+    "alpha": 1e-6,
+    "consensus": 1.0,
+    "bounds": BOUNDS,
+    "privacy": DifferentialPrivacy(8.0),
+    "random_state": 0,
+}
+
+
+def test_estimator_learns_under_privacy_and_says_what_it_spent(coast, tmp_path):
+    X, y, labels = coast
+    shared = {
+        "n_features": 20,
+        "features": "plain",
+        "sigma": 0.5,
+        "alpha": 1e-6,
+        "bounds": BOUNDS,
+        "random_state": 0,
+        "consensus": 3.0,
+        "prediction": "own",
+    }
+    private = DeKRRRegressor(**shared, privacy=DifferentialPrivacy(8.0)).fit(X, y, sites=labels)
+    plain = DeKRRRegressor(**shared, mapping="cossin").fit(X, y, sites=labels)
+    assert private.rse(X, y, sites=labels) < 0.5
+    assert plain.rse(X, y, sites=labels) < private.rse(X, y, sites=labels)
+    model = private.models_[private.sites_[0]]
+    model.save(tmp_path / "model.safetensors")
+    spent = load(tmp_path / "model.safetensors").header.privacy
+    assert spent == model.header.privacy
+    assert spent.epsilon <= 8.0
+    assert plain.models_[plain.sites_[0]].header.privacy is None
+
+
+def test_estimator_leaves_greedy_features_with_a_warning(coast):
+    X, y, labels = coast
+    regressor = DeKRRRegressor(n_features=7, **PRIVATE)
+    with pytest.warns(UserWarning, match="would look at rows"):
+        regressor.fit(X, y, sites=labels)
+    maps = [model.feature_map for model in regressor.models_.values()]
+    assert maps[0].n_features == 8
+    for feature_map in maps[1:]:
+        np.testing.assert_array_equal(feature_map.frequencies, maps[0].frequencies)
+
+
+def test_a_budget_does_not_pay_for_tuning(coast):
+    X, y, labels = coast
+    for name in ("sigma", "alpha", "consensus"):
+        regressor = DeKRRRegressor(n_features=8, features="plain", **(PRIVATE | {name: "auto"}))
+        with pytest.raises(SettingsError, match=f"with privacy give {name} as one number"):
+            regressor.fit(X, y, sites=labels)
+    tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-4,), consensuses=(1.0,))
+    settings_ = dekrr.Settings(scale=None, privacy=DifferentialPrivacy(1.0))
+    network = RecordingNetwork(PATH)
+    with pytest.raises(SettingsError, match="tuning would look at rows"):
+        network.run({s.name: dekrr.train(s, PlainSelector(8), settings_, tuning) for s in sites()})
+    assert not network.record.heard
+
+
+def test_a_budget_pays_for_one_release_of_the_estimator(coast):
+    X, y, labels = coast
+    regressor = DeKRRRegressor(n_features=8, features="plain", **PRIVATE).fit(X, y, sites=labels)
+    before = regressor.predict(X[:5])
+    with pytest.raises(SettingsError, match="budget is spent"):
+        regressor.partial_fit(X[:100], y[:100], sites=labels[:100])
+    with pytest.raises(SettingsError, match="budget is spent"):
+        regressor.remove_site(regressor.sites_[0])
+    np.testing.assert_array_equal(regressor.predict(X[:5]), before)
+
+
+def test_public_bounds_replace_the_agreed_ones(coast):
+    X, y, labels = coast
+    regressor = DeKRRRegressor(n_features=10, sigma=0.5, bounds=BOUNDS, random_state=0).fit(X, y, sites=labels)
+    assert regressor.traffic_.messages_by_kind["Bounds"] == 0
+    np.testing.assert_array_equal(regressor.models_[regressor.sites_[0]].scaling.lower, BOUNDS[0])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [(([0.0], [1.0]), "4 finite"), (([0, 0, 0, 1], [1, 1, 1, 1]), "entry 3"), (([0.0],), "pair")],
+)
+def test_bounds_that_make_no_sense(coast, bounds, words):
+    X, y, labels = coast
+    with pytest.raises(SettingsError, match=words):
+        DeKRRRegressor(bounds=bounds).fit(X, y, sites=labels)
