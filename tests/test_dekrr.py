@@ -193,6 +193,15 @@ def test_features_go_where_they_lower_the_error_most():
     assert abs(sum(n_features) - 48) <= 2
 
 
+@pytest.mark.parametrize(("mapping", "expected"), [("cos", [15, 20, 20]), ("cossin", [14, 20, 20])])
+def test_no_more_greedy_features_than_rows(mapping, expected):
+    graph, sites = sites_of_sizes([15, 40, 60])
+    chosen = dekrr.Settings(rows_per_feature=0)
+    selector = GreedySelector(20, sigma=0.5, mapping=mapping)
+    outcomes = LocalNetwork(graph).run({n: dekrr.train(s, selector, chosen) for n, s in sites.items()})
+    assert [outcomes[n].feature_map.n_features for n in sorted(sites)] == expected
+
+
 def test_gain_needs_greedy_features():
     graph, sites = sites_of_sizes([40] * 3)
     chosen = dekrr.Settings(allocation="gain")

@@ -310,7 +310,8 @@ class DeKRRRegressor(_NetworkRegressor):
     Parameters
     ----------
     n_features : int, mapping of site to int, or sequence of int, default=100
-        Features per site (the paper's D_j). A sequence is in the order of the sorted labels.
+        Features per site (the paper's D_j). A sequence is in the order of the sorted labels. Greedy selection
+        takes no more than a site has rows.
     features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="greedy"
         How a site chooses its features. A selector object brings its own kernel, sigma, mapping and pool.
     kernel : {"gaussian", "laplacian", "cauchy"}, default="gaussian"

@@ -181,6 +181,10 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
             )
         return pool
 
+    def most_features(self, wanted: int, n_rows: int) -> int:
+        """Return how many features to choose by `n_rows` rows when `wanted` are asked for."""
+        return wanted
+
     @property
     def _n_kept(self) -> int:
         """How many candidates are kept: half of `n_features` when each is a pair."""
@@ -413,6 +417,11 @@ class GreedySelector(Selector):
         phases = np.concatenate([drawn.phases, [0.0], np.full(n_columns, -np.pi / 2)])
         amplitudes = np.concatenate([drawn.amplitudes, [1.0], np.full(n_columns, np.sqrt(2) / LONG_WAVE)])
         return Pool(frequencies, phases, amplitudes)
+
+    def most_features(self, wanted: int, n_rows: int) -> int:
+        """Return at most as many features as rows: what comes after leaves no residual to choose by."""
+        width = 1 if self.mapping == "cos" else 2
+        return min(wanted, max(width, n_rows - n_rows % width))
 
     def shortlisted(self, X: Array, y: Array, rng: np.random.Generator) -> Pool:
         """Return the best candidates by these rows: `shortlist` times as many as will be kept."""

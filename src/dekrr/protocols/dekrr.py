@@ -179,7 +179,7 @@ def train(
         )
         X, y = scaling.rows(X), scaling.responses(y)
     n_features = yield from allocate(site, X, y, selector, settings.allocation, roster)
-    selector = clone(selector).set_params(n_features=n_features)
+    selector = clone(selector).set_params(n_features=selector.most_features(n_features, site.n_rows))
     tuned: Tuned | None = None
     if tuning is not None:
         tuned = yield from tune(site, X, y, selector, settings, tuning, roster)
