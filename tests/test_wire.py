@@ -63,6 +63,16 @@ def test_fewer_bytes_at_the_same_error():
     assert errors["int8"] == pytest.approx(errors["double"], rel=1e-3)
 
 
+def test_censoring_saves_messages_and_ends_at_the_same_place():
+    X, y, sites = make_sites(random_state=0)
+    settings = {"n_features": 20, "sigma": 0.5, "alpha": 1e-3, "consensus": 1.0, "tol": 1e-6, "random_state": 0}
+    every, censored = (DeKRRRegressor(**settings, censor_start=start).fit(X, y, sites=sites) for start in (0.0, 1.0))
+    saved = censored.traffic_.messages_by_kind["Unchanged"]
+    assert every.traffic_.messages_by_kind["Unchanged"] == 0
+    assert saved > 0
+    assert censored.rse(X, y, sites=sites) == pytest.approx(every.rse(X, y, sites=sites), rel=1e-3)
+
+
 def test_unknown_precision():
     with pytest.raises(SettingsError, match="unknown precision 'half'"):
         Wire(precision="half")

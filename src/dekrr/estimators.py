@@ -351,6 +351,9 @@ class DeKRRRegressor(_NetworkRegressor):
         "features" sends features of every row, as the paper does. It gives rows away; for comparison only.
     precision : {"double", "single", "int8"}, default="double"
         Of coefficients on the wire: 8 bytes each, 4, or 1, with what rounding leaves out made up for later.
+    censor_start, censor_decay : float, default=0.0 and 0.8
+        In round k a site does not send coefficients that have moved by less than censor_start * censor_decay**k
+        since it last did.
     rows_per_feature : float, default=0.0
         The fewest rows that a site must have, for each feature of its own and of a neighbour, to send it sums.
         Here all rows are in one process anyway; 1.5, what a deployment starts from, tells whether it would refuse.
@@ -426,6 +429,8 @@ class DeKRRRegressor(_NetworkRegressor):
     allocation: str = "equal"
     exchange: str = "sums"
     precision: str = "double"
+    censor_start: float = 0.0
+    censor_decay: float = 0.8
     rows_per_feature: float = 0.0
     verify_features: bool = False
     bounds: Any = None
@@ -446,6 +451,8 @@ class DeKRRRegressor(_NetworkRegressor):
         "allocation": [StrOptions({"equal", "sqrt", "gain"})],
         "exchange": [StrOptions({"sums", "features"})],
         "precision": [StrOptions(set(PRECISIONS))],
+        "censor_start": [_NOT_NEGATIVE],
+        "censor_decay": [Interval(Real, 0, 1, closed="both")],
         "rows_per_feature": [_NOT_NEGATIVE],
         "verify_features": ["boolean"],
         "bounds": ["array-like", None],
@@ -488,7 +495,7 @@ class DeKRRRegressor(_NetworkRegressor):
             scale=self.scale,
             allocation=self.allocation,
             min_rows=self.min_rows,
-            wire=Wire(precision=self.precision),
+            wire=Wire(precision=self.precision, censor_start=self.censor_start, censor_decay=self.censor_decay),
             rows_per_feature=self.rows_per_feature,
             verify_features=self.verify_features,
             bounds=_as_bounds(self.bounds),

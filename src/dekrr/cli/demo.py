@@ -60,8 +60,8 @@ def demo(
     rows = _fit_all(problem, seed)
     console.print(_table(rows))
     console.print(
-        "RSE: squared error over variance, on test rows. own: each row by its site's model;\n"
-        "union: every site's model on all rows, mean over sites. kB: sent by a site, mean."
+        "RSE: squared error over variance, on test rows. own: each row by its site's\n"
+        "model; union: every site's model on all rows, mean over sites. kB: of a site."
     )
     console.print(f"picture: {_draw(problem, rows, out)}")
 
