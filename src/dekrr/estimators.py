@@ -15,7 +15,7 @@ import msgspec
 import networkx as nx
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
@@ -243,8 +243,8 @@ class _FeatureRegressor(_SiteRegressor):
 
     def _selector(self, n_features: int) -> Selector:
         if isinstance(self.features, Selector):
-            chosen: Selector = self.features
-            return chosen.__class__(**{**chosen.get_params(deep=False), "n_features": n_features})
+            chosen: Selector = clone(self.features).set_params(n_features=n_features)
+            return chosen
         return SELECTORS[self.features](
             n_features, kernel=self.kernel, sigma=self._grid("sigma")[0], mapping=self.mapping
         )

@@ -110,15 +110,19 @@ class Chebyshev:
 
     def update(self, state: State, residual: Array) -> State:
         """Return the state after one round: weight (theta + B^-1 residual - previous) + previous."""
-        if state.weight == 0:
-            weight = 1.0
-        elif state.weight == 1:
-            weight = 1 / (1 - self._radius_squared / 2)
-        else:
-            weight = 1 / (1 - self._radius_squared * state.weight / 4)
+        weight = next_weight(state.weight, self._radius_squared)
         step = cho_solve(self._factor, residual, check_finite=False)
         moved = weight * (state.coefficients + step - state.previous) + state.previous
         return State(moved, previous=state.coefficients, step=step, weight=weight)
+
+
+def next_weight(weight: float, radius_squared: float) -> float:
+    """Return the relaxation of the round after one with `weight`; 0 stands for no round yet."""
+    if weight == 0:
+        return 1.0
+    if weight == 1:
+        return 1 / (1 - radius_squared / 2)
+    return 1 / (1 - radius_squared * weight / 4)
 
 
 def lower_end(consensus: float) -> float:

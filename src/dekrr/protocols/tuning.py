@@ -18,7 +18,7 @@ from sklearn.base import clone
 from ..messages import Coefficients, expect
 from ..model import neighborhood_weights
 from ..selection import Pool, Selector
-from ..solvers import lower_end
+from ..solvers import lower_end, next_weight
 from ..system import BlockRow, assemble
 from ..types import Array
 from .consensus import Roster, tree_sum
@@ -237,7 +237,7 @@ def _solve(site: Site, stack: _Stack, theta: Array, consensus: float) -> Procedu
         of_neighbors = {p: message.values.reshape(folds, alphas, -1) for p, message in inbox.items()}
         if k == rounds:
             break
-        weight = 1.0 if k == 0 else 1 / (1 - radius**2 / 2) if k == 1 else 1 / (1 - radius**2 * weight / 4)
+        weight = next_weight(weight, radius**2)
         moved = weight * (theta + stack.step(theta, of_neighbors) - previous) + previous
         previous, theta = theta, moved
     return theta, of_neighbors
