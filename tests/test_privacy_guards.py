@@ -193,7 +193,7 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
     """Sites shorten their shortlists by the rows that the roll call tells, so that no neighbour has to refuse."""
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=2) if tuned else None
     few, *others = sites(n_rows=90)
-    few = replace(few, X=few.X[:n_rows], y=few.y[:n_rows])
+    few = replace(few, rows=few.rows.take(slice(n_rows)))
     selector = GreedySelector(6, sigma=0.5, mapping=mapping, shortlist=8.0)
     run_settings = dekrr.Settings(scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature)
     network = RecordingNetwork(RING)

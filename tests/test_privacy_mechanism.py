@@ -231,7 +231,7 @@ def test_resuming_sends_the_same_sums_again(tmp_path):
 def test_a_second_release_in_one_run_is_refused(change, tmp_path):
     kept = [replace(site, vault=Vault(tmp_path / site.name)) for site in sites()]
     run(kept, DifferentialPrivacy(1.0))
-    other = [replace(site, y=site.y / 2) for site in kept] if change == "rows" else kept
+    other = [replace(site, rows=ArrayRows(site.X, site.y / 2)) for site in kept] if change == "rows" else kept
     with pytest.raises(SettingsError, match="budget of this run is spent"):
         run(other, DifferentialPrivacy(2.0 if change == "budget" else 1.0))
 

@@ -503,6 +503,8 @@ class DeKRRRegressor(_NetworkRegressor):
         "round" and "objective", before the first round and after each.
     traffic_ : Traffic
         Bytes and messages over every directed edge.
+    rows_ : dict of site to Rows
+        The training rows, or where to read them, for sites that join later.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
         Where the columns had names.
@@ -620,7 +622,7 @@ class DeKRRRegressor(_NetworkRegressor):
                 "does not pay for"
             )
         self._seed = seed
-        self._rows = dict(rows)
+        self.rows_ = dict(rows)
         super()._fit(rows, seed)
 
     def _keep(
@@ -705,14 +707,14 @@ class DeKRRRegressor(_NetworkRegressor):
         rows: dict[Hashable, Rows] = {}
         for label in labels:
             before = self._outcomes.get(label)
-            parts = [every[label] for every in (self._rows, new_rows) if label in every]
+            parts = [every[label] for every in (self.rows_, new_rows) if label in every]
             rows[label] = ChainedRows(parts) if len(parts) > 1 else parts[0]
             site = Site(names[label], tuple(names[p] for p in graph[label]), rows[label], seed=self._seed)
             size = before.feature_map.n_features if before else self._sizes(labels)[label]
             selector = self._selector(size).set_params(sigma=self.sigma_)
             procedures[site.name] = go_on(site, before, new_rows.get(label, no_rows), selector, settings)
         outcomes = network.run(procedures)
-        self.sites_, self.graph_, self._rows = labels, graph, rows
+        self.sites_, self.graph_, self.rows_ = labels, graph, rows
         self._outcomes = {label: outcomes[names[label]] for label in labels}
         super()._keep(labels, names, outcomes, network.traffic)
 

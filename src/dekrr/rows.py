@@ -149,8 +149,8 @@ class ArrayRows(Rows):
             return super().mapped(function)
         return ArrayRows(*function(self.X, self.y), weight=self.weight, seed=self.seed)
 
-    def take(self, rows: np.ndarray) -> "ArrayRows":
-        """Return some of the rows, by a mask or indices."""
+    def take(self, rows: np.ndarray | slice) -> "ArrayRows":
+        """Return some of the rows, by a mask, indices or a slice."""
         return ArrayRows(self.X[rows], self.y[rows], weight=self.weight, seed=self.seed)
 
 

@@ -25,7 +25,7 @@ from .errors import DataError
 from .types import Array
 
 BATCH_ROWS = 1 << 16
-_PARQUET = (".parquet", ".pq")
+PARQUET = (".parquet", ".pq")
 
 
 class Batch(NamedTuple):
@@ -89,8 +89,8 @@ class _Files(Source):
     def columns(self) -> list[str]:
         path = self._paths[0]
         try:
-            if path.suffix in _PARQUET:
-                return list(_parquet().read_schema(path).names)
+            if path.suffix in PARQUET:
+                return _without_index(_parquet().read_schema(path))
             return [str(name) for name in _read_csv(path, nrows=0).columns]
         except (ValueError, OSError) as error:
             raise DataError(f"{path} cannot be read as a table: {error}") from None
@@ -98,7 +98,7 @@ class _Files(Source):
     def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
         for path in self._paths:
             start = 0
-            tables = _parquet_tables(path, wanted) if path.suffix in _PARQUET else _csv_tables(path, wanted)
+            tables = _parquet_tables(path, wanted) if path.suffix in PARQUET else _csv_tables(path, wanted)
             while True:
                 try:
                     table = next(tables, None)
@@ -108,6 +108,12 @@ class _Files(Source):
                     break
                 yield Batch(str(path), start, table)
                 start += len(table)
+
+
+def _without_index(schema: Any) -> list[str]:
+    """Return the columns of a Parquet file but for those that pandas wrote as a frame's index."""
+    index = (schema.pandas_metadata or {}).get("index_columns", [])
+    return [name for name in schema.names if name not in index]
 
 
 def _parquet_tables(path: Path, wanted: Sequence[str] | None) -> Iterator[Any]:
@@ -284,7 +290,7 @@ def _is_paths(given: Any) -> bool:
 def _files_of(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    files = sorted(file for suffix in _PARQUET for file in path.rglob(f"*{suffix}"))
+    files = sorted(file for suffix in PARQUET for file in path.rglob(f"*{suffix}"))
     if not files:
         raise DataError(f"the folder {path} has no Parquet file")
     return files
