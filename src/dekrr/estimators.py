@@ -196,9 +196,14 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Yield rows, responses where `y` names them, and site labels, of each batch of a source or of several."""
         if is_mapping(X):
             for label, given in X.items():
-                for rows, responses, _ in self._stream(given, y, None):
+                for rows, responses, _ in self._stream_one(given, y, None):
                     yield rows, responses, [label] * len(rows)
-            return
+        else:
+            yield from self._stream_one(X, y, sites)
+
+    def _stream_one(
+        self, X: Any, y: str | None, sites: Any
+    ) -> Iterator[tuple[Array, Array | None, Sequence[Any] | np.ndarray | None]]:
         columns = self._columns or self.n_features_in_
         source = open_source(X, once=True)
         for batch in source.batches(columns, y, sites if isinstance(sites, str) else None):

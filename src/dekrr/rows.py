@@ -286,6 +286,8 @@ def split_by_site(
             raise DataError(f"{batch.where}, column {site_column!r}, after row {batch.start}: {error}") from None
         for j, label in enumerate(labels):
             surveys.setdefault(label, Survey(len(columns), seed)).add(X[index == j], y[index == j])
+    if not surveys:
+        raise DataError(f"{source.name} has no rows")
     rows: dict[Hashable, Rows] = {}
     for label in factorise(list(surveys), len(surveys))[0]:
         rows[label] = StreamedRows(source, columns, response, seed=seed, only=(site_column, label))

@@ -111,7 +111,7 @@ class _Files(Source):
 
 
 def _without_index(schema: Any) -> list[str]:
-    """Return the columns of a Parquet file but for those that pandas wrote as a frame's index."""
+    """Return the columns of an Arrow schema but for those that pandas wrote as a frame's index."""
     index = (schema.pandas_metadata or {}).get("index_columns", [])
     return [name for name in schema.names if name not in index]
 
@@ -150,7 +150,7 @@ class _Dataset(Source):
 
     @property
     def columns(self) -> list[str]:
-        return list(self._dataset.schema.names)
+        return _without_index(self._dataset.schema)
 
     def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
         names = [name for name in self.columns if wanted is None or name in wanted]
@@ -272,9 +272,9 @@ def is_mapping(given: Any) -> bool:
 
 def is_source(given: Any) -> bool:
     """Return whether this is something to read in batches rather than an array or a table of rows."""
-    if isinstance(given, str | os.PathLike) or _is_paths(given):
-        return True
-    if hasattr(given, "collect_batches") or hasattr(given, "get_fragments"):
+    if isinstance(given, str | os.PathLike | Mapping) or _is_paths(given):
+        return not hasattr(given, "shape")
+    if any(hasattr(given, name) for name in ("collect_batches", "get_fragments", "column_names")):
         return True
     if hasattr(given, "__array__") or hasattr(given, "shape") or column_names(given) is not None:
         return False
@@ -300,9 +300,9 @@ def column_names(table: Any) -> list[str] | None:
     """Return the names of a table's columns; None for anything else."""
     if isinstance(table, Mapping):
         return [str(name) for name in table]
-    names = getattr(table, "column_names", None)
-    if names is None:
-        names = getattr(table, "columns", None)
+    if hasattr(table, "schema") and hasattr(table, "column_names"):
+        return _without_index(table.schema)
+    names = getattr(table, "columns", None)
     return None if names is None else [str(name) for name in names]
 
 
