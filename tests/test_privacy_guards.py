@@ -224,7 +224,7 @@ def test_rows_of_a_fold_count_where_folds_are_tuned():
 
 def test_maps_of_tuning_are_counted_and_allowed():
     tuning = Tuning(sigmas=GRIDS["sigma"], alphas=GRIDS["alpha"], consensuses=GRIDS["consensus"])
-    assert tuning.n_maps == 32 <= guards.MAX_MAPS
+    assert tuning.n_maps == 42 <= guards.MAX_MAPS
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=3)
     all_sites = sites(n_rows=90)
     run_settings = dekrr.Settings(scale=None, max_maps=tuning.n_maps)

@@ -34,7 +34,7 @@ from .protocols import allreduce, dekrr, dkla
 from .protocols.online import go_on
 from .protocols.outcome import Outcome, members_of
 from .protocols.site import Procedure, Site
-from .protocols.tuning import Tuning
+from .protocols.tuning import GRIDS, Tuning
 from .protocols.wire import PRECISIONS, Wire
 from .rows import ArrayRows, ChainedRows, Rows, StreamedRows, split_by_site
 from .selection import MAPPINGS, SELECTORS, Selector
@@ -47,13 +47,6 @@ _parameters = dataclass(eq=False, repr=False, kw_only=True)
 _POSITIVE = Interval(Real, 0, None, closed="neither")
 _NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
 _COUNT = Interval(Integral, 1, None, closed="left")
-
-# What "auto" chooses from; docs/accuracy.md has the evidence.
-GRIDS = {
-    "sigma": (0.25, 1.0, 4.0),
-    "alpha": (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3),
-    "consensus": (0.125, 0.25, 0.5, 1.0, 2.0),
-}
 
 
 @_parameters
@@ -457,8 +450,8 @@ class DeKRRRegressor(_NetworkRegressor):
     mapping : {"cos", "cossin"}, default="cos"
         A cosine with a phase per feature, or cos/sin pairs.
     prediction : {"neighborhood", "own"}, default="neighborhood"
-        Predict with the site's own model and its neighbours', which it holds anyway (a third its own, the rest
-        their mean), or with its own alone.
+        Predict with the site's own model and its neighbours', which it holds anyway, or with its own alone. Its
+        own counts one half and the mean of theirs the other; where anything is tuned, so is this.
     allocation : {"equal", "sqrt", "gain"}, default="equal"
         Features per site: all `n_features`; or, at the same mean, in proportion to the root of its rows, or
         where they lower the squared error most (for greedy features; from a third to three times the mean).
@@ -501,9 +494,11 @@ class DeKRRRegressor(_NetworkRegressor):
         The objective above at the end.
     sigma_, alpha_, consensus_ : float
         The values used: those given, or those tuned.
+    own_weight_ : float
+        What a site's own model counts when it predicts with its neighbourhood.
     tuning_ : dict of str to ndarray, or None
-        "sigma", "alpha", "consensus" and "error" of every candidate: the mean squared held-out error over all
-        sites, in scaled units of the response.
+        "sigma", "alpha", "consensus", "own_weight" (of the own model in a site's prediction) and "error" of every
+        candidate: the mean squared held-out error over all sites, in scaled units of the response.
     history_ : dict of str to ndarray
         "round" and "objective", before the first round and after each.
     traffic_ : Traffic
@@ -639,6 +634,7 @@ class DeKRRRegressor(_NetworkRegressor):
     ) -> None:
         tuned = outcomes[names[labels[0]]].tuned
         chosen = (tuned.sigma, tuned.alpha, tuned.consensus) if tuned else tuple(self._grid(n)[0] for n in GRIDS)
+        self.own_weight_: float = outcomes[names[labels[0]]].own_weight
         self.sigma_: float = chosen[0]
         self.alpha_: float = chosen[1]
         self.consensus_: float = chosen[2]
@@ -646,7 +642,7 @@ class DeKRRRegressor(_NetworkRegressor):
         self._outcomes: dict[Hashable, Outcome] = {label: outcomes[names[label]] for label in labels}
         if tuned:
             columns = np.array(tuned.grid).T
-            self.tuning_ = dict(zip(GRIDS, columns, strict=True)) | {"error": tuned.errors}
+            self.tuning_ = dict(zip([*GRIDS, "own_weight"], columns, strict=True)) | {"error": tuned.errors}
         super()._keep(labels, names, outcomes, traffic)
 
     def partial_fit(self, X: Any, y: Any, sites: Any = None, edges: Any = ()) -> Self:
@@ -706,7 +702,7 @@ class DeKRRRegressor(_NetworkRegressor):
         graph = topologies.build(graph, labels)
         names = dict(zip(labels, names_of(labels), strict=True))
         network = LocalNetwork(nx.relabel_nodes(graph, names))
-        settings = self._settings(self.alpha_, self.consensus_)
+        settings = msgspec.structs.replace(self._settings(self.alpha_, self.consensus_), own_weight=self.own_weight_)
         no_rows = ArrayRows(np.empty((0, self.n_features_in_)), np.empty(0))
         procedures = {}
         rows: dict[Hashable, Rows] = {}

@@ -23,7 +23,7 @@ from .types import Array
 
 FORMAT = "dekrr-model"
 FORMAT_VERSION = 1
-OWN_WEIGHT = 1 / 3
+OWN_WEIGHT = 1 / 2
 _ROWS_PER_BLOCK = 4096
 
 
@@ -80,17 +80,17 @@ def as_rows(X: Any, columns: Sequence[str] | None, n_columns: int) -> Array:
     return rows
 
 
-def neighborhood_weights(n_neighbors: int) -> list[float]:
+def neighborhood_weights(n_neighbors: int, own_weight: float = OWN_WEIGHT) -> list[float]:
     """Return how a site's own model and its neighbours' count when it predicts with its neighbourhood.
 
-    One third is its own, the rest the mean of its neighbours'. Alone it has all the weight.
+    Its own has `own_weight`, the mean of its neighbours' the rest. Alone it has all the weight.
 
     Examples
     --------
-    >>> [round(weight, 3) for weight in neighborhood_weights(4)]
-    [0.333, 0.167, 0.167, 0.167, 0.167]
+    >>> neighborhood_weights(4)
+    [0.5, 0.125, 0.125, 0.125, 0.125]
     """
-    return [OWN_WEIGHT, *[(1 - OWN_WEIGHT) / n_neighbors] * n_neighbors] if n_neighbors else [1.0]
+    return [own_weight, *[(1 - own_weight) / n_neighbors] * n_neighbors] if n_neighbors else [1.0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,16 +103,12 @@ class Member:
 
     def predict(self, X: Array) -> Array:
         """Return coefficients'z(x) for scaled rows, shape (n_rows,)."""
-        blocks = [
-            self.feature_map(X[start : start + _ROWS_PER_BLOCK]) @ self.coefficients
-            for start in range(0, len(X), _ROWS_PER_BLOCK)
-        ]
-        return np.concatenate(blocks) if blocks else np.empty(0)
+        return self.feature_map.apply(X, self.coefficients)
 
 
-def neighborhood(own: Member, around: Sequence[Member]) -> tuple[Member, ...]:
+def neighborhood(own: Member, around: Sequence[Member], own_weight: float = OWN_WEIGHT) -> tuple[Member, ...]:
     """Return a site's own model and its neighbours' with the weights of `neighborhood_weights`."""
-    weights = neighborhood_weights(len(around))
+    weights = neighborhood_weights(len(around), own_weight)
     return tuple(replace(member, weight=weight) for member, weight in zip([own, *around], weights, strict=True))
 
 

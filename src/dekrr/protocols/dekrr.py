@@ -25,6 +25,7 @@ from ..messages import (
     pack_symmetric,
     unpack_symmetric,
 )
+from ..model import OWN_WEIGHT
 from ..privacy import guards
 from ..privacy.mechanism import DifferentialPrivacy, GaussianSums
 from ..rows import Rows, sampled
@@ -68,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Features per site, at the same total: see `allocate`.
     min_rows : int
         The fewest rows that a site sends sums over.
+    own_weight : float
+        Of a site's own model when it predicts with its neighbourhood, unless tuning chooses it.
     wire : Wire
         How coefficients travel.
     rows_per_feature : float
@@ -92,6 +95,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     scale: str | None = "minmax"
     allocation: str = "equal"
     min_rows: int = 10
+    own_weight: float = OWN_WEIGHT
     wire: Wire = Wire()
     rows_per_feature: float = guards.ROWS_PER_FEATURE
     max_maps: int = guards.MAX_MAPS
@@ -188,7 +192,9 @@ def train(
         if tuning is not None:
             tuned = yield from tune(site, rows.sample.X, rows.sample.y, selector, settings, tuning, roster)
             selector = clone(selector).set_params(sigma=tuned.sigma)
-            settings = msgspec.structs.replace(settings, alpha=tuned.alpha, consensus=tuned.consensus)
+            settings = msgspec.structs.replace(
+                settings, alpha=tuned.alpha, consensus=tuned.consensus, own_weight=tuned.own_weight
+            )
         ready = yield from set_up(site, rows, selector, roster, settings)
     alpha = settings.alpha
     if mechanism is not None:
@@ -200,6 +206,7 @@ def train(
     )
     zeros = np.zeros(ready.own_map.n_features)
     outcome = Outcome(roster, scaling, ready.own_map, zeros, neighbor_maps=ready.maps, tuned=tuned, ready=ready)
+    outcome.own_weight = settings.own_weight
     outcome.privacy = mechanism.spent if mechanism is not None else None
     yield from iterate(site, row, solver, settings, outcome, keep_path=keep_path)
     return outcome

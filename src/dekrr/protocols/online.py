@@ -65,6 +65,7 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
         settings.solver, settings.self_penalty, settings.consensus, row, ready.own, ready.received, weights
     )
     outcome = Outcome(roster, scaling, own_map, start, neighbor_maps=maps, ready=ready)
+    outcome.own_weight = settings.own_weight
     yield from iterate(site, row, solver, settings, outcome, keep_path=False)
     return outcome
 
