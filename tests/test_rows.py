@@ -152,6 +152,7 @@ def test_one_table_with_a_site_column(suffix, tmp_path, small_sample, small_batc
     np.testing.assert_allclose(regressor.predict(path), expected.predict(TABLE[COLUMNS]), rtol=1e-8)
     for metric in ("own", "union"):
         error = regressor.rse(path, "power", sites="station", metric=metric)
+        assert metric == "union" or regressor.score(path, "power", sites="station") == pytest.approx(1 - error)
         assert error == pytest.approx(expected.rse(TABLE[COLUMNS], Y, sites=SITES, metric=metric), rel=1e-8)
 
 
@@ -371,6 +372,7 @@ class Changing:
         (({"north": 5}, "power"), "cannot be read from an object of type int"),
         (({"north": []}, "power"), "gave no batch"),
         (({}, "power"), "there are no sites"),
+        (({"north": part("north")[["power"]]}, "power"), "no column to predict from"),
         (({"north": part("north")},), "say which is the response"),
         (({"north": part("north")}, Y), "y is the name of the response's column"),
         ((TABLE, "power"), "give either a mapping"),
@@ -414,8 +416,21 @@ def test_predictions_of_one_pass_take_iterators():
     halves = [X[:100], X[100:]]
     np.testing.assert_allclose(model.predict(iter(halves)), model.predict(X))
     np.testing.assert_allclose(regressor.predict(halves), regressor.predict(X))
+    with pytest.raises(DataError, match="230 site labels for 220 rows"):
+        regressor.predict(halves, sites=["north"] * 230)
     with pytest.raises(DataError, match="unknown sites"):
         regressor.predict({"nowhere": halves})
+
+
+def test_labels_of_several_files(tmp_path):
+    TABLE[:90].to_parquet(tmp_path / "0.parquet")
+    TABLE[90:].to_csv(tmp_path / "1.csv", index=False)
+    files = [tmp_path / "0.parquet", tmp_path / "1.csv"]
+    regressor = DeKRRRegressor(**FIXED).fit(files, "power", sites="station")
+    expected = DeKRRRegressor(**FIXED).fit(TABLE[COLUMNS], Y, sites=SITES)
+    for sites in ("station", SITES):
+        prediction = regressor.predict(files, sites=sites)
+        np.testing.assert_allclose(prediction, expected.predict(TABLE[COLUMNS], sites=SITES), rtol=1e-8)
 
 
 def test_chained_rows():

@@ -38,7 +38,7 @@ from .protocols.tuning import GRIDS, Tuning
 from .protocols.wire import PRECISIONS, Wire
 from .rows import ArrayRows, ChainedRows, Rows, StreamedRows, split_by_site
 from .selection import MAPPINGS, SELECTORS, Selector
-from .sources import arrays_of, inputs_of, is_mapping, is_source, labels_of, open_source
+from .sources import Source, arrays_of, inputs_of, is_mapping, is_source, labels_of, open_source
 from .types import Array
 
 # A constructor that only stores its keywords, as scikit-learn wants it.
@@ -128,17 +128,9 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if not sources:
             raise DataError("there are no sites: the mapping of site to source is empty")
         first = next(iter(sources.values()))
-        if not reset:
-            columns = self._columns
-        elif columns is None:
-            columns = first.columns
-            columns = columns and [name for name in columns if name not in (y, sites)]
-        if columns is None:
-            named: Sequence[str] | int = first.n_columns if reset else self.n_features_in_
-        else:
-            named = list(columns)
         if reset:
-            self._remember_columns(named)
+            self._remember_columns(first, columns, (y, sites))
+        named = self._columns
         if isinstance(sites, str):
             if y is None or isinstance(named, int):
                 raise DataError("a source with a site column must have named columns, with y the response's name")
@@ -147,16 +139,21 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return {label: StreamedRows(sources[label], named, y, seed=seed) for label in labels}
 
     @property
-    def _columns(self) -> list[str] | None:
-        return list(self.feature_names_in_) if hasattr(self, "feature_names_in_") else None
+    def _columns(self) -> list[str] | int:
+        """The names of the columns, or how many there are where they have none."""
+        return list(self.feature_names_in_) if hasattr(self, "feature_names_in_") else self.n_features_in_
 
-    def _remember_columns(self, columns: Sequence[str] | int) -> None:
+    def _remember_columns(self, source: Source, columns: Sequence[str] | None, others: Sequence[Any]) -> None:
+        """Set what scikit-learn calls features in: the columns given, or all of a source's but for `others`."""
+        there = source.columns
+        if columns is None and there is not None:
+            columns = [name for name in there if name not in others]
+        self.n_features_in_ = source.n_columns if columns is None else len(columns)
+        if not self.n_features_in_:
+            raise DataError(f"{source.name} has no column to predict from")
         if hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
-        if isinstance(columns, int):
-            self.n_features_in_ = columns
-        else:
-            self.n_features_in_ = len(columns)
+        if columns is not None:
             self.feature_names_in_: np.ndarray = np.array(columns, dtype=object)
 
     @abstractmethod
@@ -197,17 +194,21 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _stream_one(
         self, X: Any, y: str | None, sites: Any
     ) -> Iterator[tuple[Array, Array | None, Sequence[Any] | np.ndarray | None]]:
-        columns = self._columns or self.n_features_in_
-        source = open_source(X, once=True)
+        columns, source, seen = self._columns, open_source(X, once=True), 0
         for batch in source.batches(columns, y, sites if isinstance(sites, str) else None):
             if y is None:
                 rows, responses = inputs_of(batch, columns), None
             else:
                 rows, responses = arrays_of(batch, columns, y)
-            labels = labels_of(batch, sites) if isinstance(sites, str) else sites
-            if labels is not None and not isinstance(sites, str):
-                labels = np.asarray(sites)[batch.start : batch.start + len(rows)]
+            labels = sites
+            if isinstance(sites, str):
+                labels = labels_of(batch, sites)
+            elif sites is not None:
+                labels = np.asarray(sites)[seen : seen + len(rows)]
+            seen += len(rows)
             yield rows, responses, labels
+        if sites is not None and not isinstance(sites, str) and len(sites) != seen:
+            raise DataError(f"{len(sites)} site labels for {seen} rows; give one label per row")
 
     def _predict(self, X: Array, sites: Any) -> Array:
         if sites is None:
@@ -227,6 +228,8 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def score(self, X: Any, y: Any, sites: Any = None) -> float:
         """Return the coefficient of determination R^2 of `predict(X, sites)`."""
+        if isinstance(y, str):
+            return 1 - self.rse(X, y, sites)
         return float(r2_score(y, self.predict(X, sites)))
 
     def rse(self, X: Any, y: Any, sites: Any = None, metric: str = "own") -> float:

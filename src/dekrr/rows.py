@@ -111,13 +111,9 @@ class ArrayRows(Rows):
     def __init__(self, X: Array, y: Array, *, weight: float = 1.0, seed: int = 0) -> None:
         self.X = X
         self.y = y
+        self.n_columns = int(X.shape[1])
         self.weight = weight
         self.seed = seed
-
-    @property
-    def n_columns(self) -> int:  # type: ignore[override]
-        """How many columns a row has."""
-        return int(self.X.shape[1])
 
     @property
     def n_rows(self) -> int:
@@ -160,7 +156,7 @@ class _MappedRows(Rows):
         self._function = function
         self.n_columns = rows.n_columns
         self.streamed = rows.streamed
-        self.seed = rows.seed
+        self.weight = rows.weight
 
     @property
     def n_rows(self) -> int:
@@ -216,6 +212,8 @@ class StreamedRows(Rows):
         Of the sample.
     only : (str, label), optional
         Keep those rows alone that have this label in the column of that name.
+    survey : Survey, optional
+        What a pass over them has found already.
     """
 
     streamed = True
@@ -228,6 +226,7 @@ class StreamedRows(Rows):
         *,
         seed: int = 0,
         only: tuple[str, Hashable] | None = None,
+        survey: "Survey | None" = None,
     ) -> None:
         self.source = source
         self.columns = columns
@@ -236,6 +235,8 @@ class StreamedRows(Rows):
         self._only = only
         self.seed = seed
         self._counted: int | None = None
+        if survey is not None:
+            self.survey, self._counted = survey, survey.n_rows
 
     @property
     def n_rows(self) -> int:
@@ -288,11 +289,10 @@ def split_by_site(
             surveys.setdefault(label, Survey(len(columns), seed)).add(X[index == j], y[index == j])
     if not surveys:
         raise DataError(f"{source.name} has no rows")
-    rows: dict[Hashable, Rows] = {}
-    for label in factorise(list(surveys), len(surveys))[0]:
-        rows[label] = StreamedRows(source, columns, response, seed=seed, only=(site_column, label))
-        rows[label].survey = surveys[label]
-    return rows
+    return {
+        label: StreamedRows(source, columns, response, seed=seed, only=(site_column, label), survey=surveys[label])
+        for label in factorise(list(surveys), len(surveys))[0]
+    }
 
 
 def _rechunked(batches: Iterable[Block], size: int) -> Iterator[Block]:
