@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from typer.testing import CliRunner
 
 from dekrr import (
     AllReduceRegressor,
@@ -28,8 +29,15 @@ from dekrr import (
 )
 from dekrr import rows as rows_module
 from dekrr import sources as sources_module
+from dekrr.cli.app import app
+from dekrr.networks.config import DataTable, SiteFile
+from dekrr.networks.local import LocalNetwork
+from dekrr.networks.node import Node
+from dekrr.protocols.dekrr import Settings, train
+from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows, ChainedRows, StreamedRows, Survey
 from dekrr.scaling import Scaling
+from dekrr.selection import GreedySelector
 from dekrr.sources import open_source
 from dekrr.statistics import accumulate
 
@@ -447,3 +455,63 @@ def test_files_in_float32_are_summed_in_float64(tmp_path, small_sample):
     regressor = DeKRRRegressor(**FIXED).fit(tmp_path / "all.parquet", "power", sites="station")
     exact = single[[*COLUMNS, "power"]].to_numpy(np.float64)
     same_coefficients(regressor, DeKRRRegressor(**FIXED).fit(exact[:, :3], exact[:, 3], sites=SITES))
+
+
+def site_file(path, **settings):
+    return SiteFile(
+        run="trial", site="north", method="dekrr", listen="127.0.0.1:1", sites=("north",), neighbors={},
+        data=DataTable(target="power", columns=tuple(COLUMNS), file=path.name), settings=settings,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_node_reads_its_file_in_batches(suffix, tmp_path, small_sample, small_batches):
+    path = tmp_path / f"north.{suffix}"
+    TABLE.to_csv(path, index=False) if suffix == "csv" else TABLE.to_parquet(path)
+    node = Node(site_file(path, sigma=0.5, alpha=1e-3, n_features=10, seed=4), tmp_path, insecure=True)
+    site = Site("north", (), ArrayRows(X, Y, seed=4), seed=4)
+    selector = GreedySelector(10, sigma=0.5)
+    (expected,) = LocalNetwork({"north": []}).run({"north": train(site, selector, Settings(alpha=1e-3))}).values()
+    (outcome,) = LocalNetwork({"north": []}).run({"north": node._procedure((), None)}).values()
+    np.testing.assert_allclose(outcome.coefficients, expected.coefficients, rtol=1e-8)
+    digest = node.session.plan.digest
+    assert Node(site_file(path, seed=4), tmp_path, insecure=True).session.plan.digest != digest
+    changed = broken("north", 200, 0.25)
+    changed.to_csv(path, index=False) if suffix == "csv" else changed.to_parquet(path)
+    assert Node(node.config, tmp_path, insecure=True).session.plan.digest != digest
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (TABLE.drop(columns=["north", "power"]), "has no columns north, power; it has place, east, station"),
+        (broken("power", 219, np.nan), "row 219, column 'power' is nan"),
+        (TABLE[:0], "has no rows"),
+    ],
+)
+def test_mistakes_in_a_nodes_file_are_told_at_once(frame, reason, tmp_path):
+    frame.to_parquet(tmp_path / "north.parquet")
+    with pytest.raises(DataError, match=reason):
+        Node(site_file(tmp_path / "north.parquet"), tmp_path, insecure=True)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_predictions_on_the_command_line_go_through_in_batches(suffix, tmp_path, small_batches):
+    data, out = tmp_path / f"data.{suffix}", tmp_path / f"out.{suffix}"
+    TABLE.to_csv(data, index=False) if suffix == "csv" else TABLE.to_parquet(data)
+    settings = ["--n-features", "12", "--sigma", "0.5", "--alpha", "1e-4", "--consensus", "1"]
+    columns = ["--target", "power", "--site", "station"]
+    run = CliRunner().invoke
+    shown = run(app, ["fit", str(data), *columns, "--out", str(tmp_path / "models"), *settings], catch_exceptions=False)
+    expected = DeKRRRegressor(**FIXED).fit(TABLE[COLUMNS], Y, sites=SITES)
+    assert f"own {expected.rse(TABLE[COLUMNS], Y, sites=SITES):.4f}" in shown.output.replace("\n", " ")
+    run(app, ["predict", str(tmp_path / "models"), str(data), "--site", "station", "--out", str(out)])
+    predicted = pd.read_csv(out) if suffix == "csv" else pd.read_parquet(out)
+    assert list(predicted.columns) == [*COLUMNS, "power", "station", "prediction"]
+    np.testing.assert_allclose(predicted["prediction"], expected.predict(TABLE[COLUMNS], sites=SITES), rtol=1e-8)
+    bad = broken("north", 100, np.nan)
+    bad.to_csv(data, index=False) if suffix == "csv" else bad.to_parquet(data)
+    assert isinstance(
+        run(app, ["predict", str(tmp_path / "models"), str(data), "--out", str(out)]).exception, DataError
+    )
+    assert not out.exists()
