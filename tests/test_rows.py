@@ -511,7 +511,6 @@ def test_predictions_on_the_command_line_go_through_in_batches(suffix, tmp_path,
     np.testing.assert_allclose(predicted["prediction"], expected.predict(TABLE[COLUMNS], sites=SITES), rtol=1e-8)
     bad = broken("north", 100, np.nan)
     bad.to_csv(data, index=False) if suffix == "csv" else bad.to_parquet(data)
-    assert isinstance(
-        run(app, ["predict", str(tmp_path / "models"), str(data), "--out", str(out)]).exception, DataError
-    )
+    failed = run(app, ["predict", str(tmp_path / "models"), str(data), "--out", str(out)])
+    assert f"{data}: row 100, column north is nan" in str(failed.exception)
     assert not out.exists()

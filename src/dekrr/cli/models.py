@@ -15,7 +15,8 @@ from ..errors import DataError, SettingsError
 from ..estimators import DeKRRRegressor
 from ..metrics import rse
 from ..model import SiteModel, load
-from ..sources import PARQUET, open_source
+from ..sources import PARQUET, inputs_of, open_source
+from ..types import Array
 
 SUFFIX = ".safetensors"
 
@@ -128,17 +129,15 @@ def predict(
     """
     by_site = _load_all(models)
     with _writer(out) as write:
-        for table in _chunks(data):
+        for batch in open_source(data).read(None):
+            header = next(iter(by_site.values())).header
+            rows = inputs_of(batch, header.columns or header.n_columns)
+            table = batch.table.to_pandas() if hasattr(batch.table, "to_pandas") else batch.table
             if site is None:
-                table[column] = np.mean([model.predict(table) for model in by_site.values()], axis=0)
+                table[column] = np.mean([model.predict(rows) for model in by_site.values()], axis=0)
             else:
-                table[column] = _predict_by_site(table, site, by_site, data)
+                table[column] = _predict_by_site(rows, table, site, by_site, data)
             write(table)
-
-
-def _chunks(data: Path) -> Iterator[Any]:
-    for batch in open_source(data).read(None):
-        yield batch.table.to_pandas() if hasattr(batch.table, "to_pandas") else batch.table
 
 
 @contextmanager
@@ -190,7 +189,7 @@ def _load_all(models: Path) -> dict[str, SiteModel]:
     return {model.header.site: model for model in loaded}
 
 
-def _predict_by_site(table: Any, site: str, by_site: dict[str, SiteModel], data: Path) -> np.ndarray:
+def _predict_by_site(rows: Array, table: Any, site: str, by_site: dict[str, SiteModel], data: Path) -> np.ndarray:
     _require_column(site, [str(name) for name in table.columns], data)
     names = table[site].map(lambda label: label if isinstance(label, str) else repr(label))
     unknown = sorted(set(names) - set(by_site))
@@ -200,5 +199,5 @@ def _predict_by_site(table: Any, site: str, by_site: dict[str, SiteModel], data:
     for name, model in by_site.items():
         own = np.asarray(names == name)
         if own.any():
-            prediction[own] = model.predict(table[own])
+            prediction[own] = model.predict(rows[own])
     return prediction
