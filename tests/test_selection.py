@@ -91,7 +91,7 @@ def test_columns_when_asked_for_take_the_same_way_as_the_whole_gram(mapping, n_r
     selector = GreedySelector(8, mapping=mapping)
     pool = selector.draw_pool(3, np.random.default_rng(0))
     fold_of = np.arange(n_rows) % 3
-    products = _Products(pool, X, y, fold_of)
+    products = _Products(pool, X, y, 4, fold_of)
     for kept in ([0, 1, 2], [0, 2]):
         rows = np.isin(fold_of, kept)
         lazily = greedy_path(_PoolSums(products, np.array(kept)), 4, ridge=1e-4, width=pool.width)

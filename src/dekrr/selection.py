@@ -34,7 +34,6 @@ from .types import Array
 
 MAPPINGS = ("cos", "cossin")
 LONG_WAVE = 0.02
-_LIKELY = 24
 
 # A constructor that only stores its keywords, as scikit-learn wants it.
 _parameters = dataclass(eq=False, repr=False, kw_only=True)
@@ -460,7 +459,7 @@ class GreedySelector(Selector):
         pool = self._large_enough_pool(X.shape[1], rng)
         n_listed = min(round(self._n_kept * self.shortlist), max(self._n_kept, len(y)), pool.n_candidates)
         sample = self._sample(len(y), rng)
-        products = _Products(pool, X[sample], y[sample], fold_of[sample])
+        products = _Products(pool, X[sample], y[sample], n_listed, fold_of[sample])
         outside = [np.flatnonzero(products.folds != fold) for fold in range(n_folds)]
         kept = [*outside, np.arange(len(products.folds))]
         return [pool.take(self._order(pool, _PoolSums(products, folds), n_listed)) for folds in kept]
@@ -469,8 +468,8 @@ class GreedySelector(Selector):
         """Return by how much each further candidate would lower the squared error on these rows, at most `n_taken`."""
         pool = self._large_enough_pool(X.shape[1], rng)
         sample = self._sample(len(y), rng)
-        sums = _PoolSums(_Products(pool, X[sample], y[sample]))
         n_taken = min(n_taken, pool.n_candidates)
+        sums = _PoolSums(_Products(pool, X[sample], y[sample], n_taken))
         gains = greedy_path(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)[1]
         return np.asarray(gains * len(y) / sums.n_rows)
 
@@ -481,7 +480,7 @@ class GreedySelector(Selector):
 
     def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
         sample = self._sample(len(y), rng)
-        sums = _PoolSums(_Products(pool, X[sample], y[sample]))
+        sums = _PoolSums(_Products(pool, X[sample], y[sample], self._n_kept))
         return pool.keep(self._order(pool, sums, self._n_kept))
 
     def _sample(self, n_rows: int, rng: np.random.Generator) -> np.ndarray | slice:
@@ -526,16 +525,18 @@ class _Products:
 
     Orthogonal least squares needs the columns of what it takes, a small part of the pool. Those of the candidates
     that come next in gain are computed along with the one that is asked for, in one product that reads the pool
-    once: most of them are asked for later, or for another fold.
+    once: most of them are asked for later. Where folds together take a good part of the pool, all are computed.
 
     Parameters
     ----------
     pool : Pool
     X, y : ndarray of shape (n_rows, n_columns) and (n_rows,)
+    n_taken : int
+        How many candidates are going to be taken.
     fold_of : ndarray of int, shape (n_rows,), optional
     """
 
-    def __init__(self, pool: Pool, X: Array, y: Array, fold_of: np.ndarray | None = None) -> None:
+    def __init__(self, pool: Pool, X: Array, y: Array, n_taken: int, fold_of: np.ndarray | None = None) -> None:
         fold_of = np.zeros(len(y), dtype=int) if fold_of is None else fold_of
         order = np.argsort(fold_of, kind="stable")
         self.folds, self.n_rows = np.unique(fold_of, return_counts=True)
@@ -543,6 +544,8 @@ class _Products:
         y = y[order]
         features = pool.feature_map(X[order])
         self._n_candidates, self._width = pool.n_candidates, pool.width
+        nearly_all = 2 * n_taken * len(self.folds) > pool.n_candidates
+        self._n_likely = pool.n_candidates if nearly_all else min(max(16, n_taken // 4), pool.n_candidates)
         self._parts = [features[end - size : end] for end, size in zip(ends, self.n_rows, strict=True)]
         self.moments = np.array(
             [y[end - size : end] @ part for part, end, size in zip(self._parts, ends, self.n_rows, strict=True)]
@@ -557,11 +560,14 @@ class _Products:
     def columns(self, i: int, gain: Array) -> Array:
         """Return column i of every fold's Z'Z, shape (n_folds, n_features)."""
         if i not in self._columns:
-            likely = np.argpartition(-gain, min(_LIKELY, len(gain) - 1))[:_LIKELY]
+            likely = np.argpartition(-gain, self._n_likely - 1)[: self._n_likely]
             wanted = np.append(likely, i % self._n_candidates)
-            wanted = (wanted + self._n_candidates * np.arange(self._width)[:, None]).ravel()
-            new = [k for k in dict.fromkeys(wanted.tolist()) if k not in self._columns]
-            products = np.array([part[:, new].T @ part for part in self._parts])
+            wanted = np.unique(wanted + self._n_candidates * np.arange(self._width)[:, None])
+            new = [k for k in wanted.tolist() if k not in self._columns]
+            chosen = slice(None) if self._n_likely == self._n_candidates else new
+            products = np.empty((len(self._parts), len(new), self._parts[0].shape[1]))
+            for part, product in zip(self._parts, products, strict=True):
+                np.matmul(part[:, chosen].T, part, out=product)
             self._columns |= dict(zip(new, products.transpose(1, 0, 2), strict=True))
         return self._columns[i]
 
