@@ -39,9 +39,7 @@ def held_out_errors(problem, chosen):
     for _, alpha, consensus, own_weight in chosen.grid:
         total = 0.0
         for fold in range(FOLDS):
-            kept = {
-                n: replace(s, X=s.X[fold_of[n] != fold], y=s.y[fold_of[n] != fold]) for n, s in problem.sites.items()
-            }
+            kept = {n: replace(s, rows=s.rows.take(fold_of[n] != fold)) for n, s in problem.sites.items()}
             solution = replace(problem, sites=kept, alpha=alpha, consensus=consensus).solution()
             for name, site in problem.sites.items():
                 X, y = site.X[fold_of[name] == fold], site.y[fold_of[name] == fold]

@@ -18,6 +18,7 @@ from .features import FeatureMap
 from .kernels import Kernel
 from .privacy.mechanism import Spent
 from .scaling import Scaling
+from .sources import inputs_of, is_source, open_source
 from .types import Array
 
 FORMAT = "dekrr-model"
@@ -142,13 +143,20 @@ class SiteModel:
 
         Parameters
         ----------
-        X : array-like of shape (n_rows, n_columns)
+        X : array-like of shape (n_rows, n_columns), or source
+            A source is a path or something else that rows are read from in batches; see `dekrr.sources`.
 
         Returns
         -------
         ndarray of shape (n_rows,)
         """
-        rows = as_rows(X, self.header.columns, self.header.n_columns)
+        if is_source(X):
+            columns = self.header.columns or self.header.n_columns
+            batches = open_source(X, once=True).batches(columns)
+            return np.concatenate([np.empty(0), *(self._predict(inputs_of(batch, columns)) for batch in batches)])
+        return self._predict(as_rows(X, self.header.columns, self.header.n_columns))
+
+    def _predict(self, rows: Array) -> Array:
         if self.scaling is not None:
             rows = self.scaling.rows(rows)
         prediction = np.sum([member.weight * member.predict(rows) for member in self.members], axis=0)

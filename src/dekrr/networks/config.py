@@ -36,7 +36,7 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
     columns : tuple of str
         The columns to predict from.
     file : str
-        A site's CSV or Parquet file; in network.toml each site has its own.
+        A site's CSV or Parquet file, or a folder of Parquet files; in network.toml each site has its own.
     """
 
     target: str

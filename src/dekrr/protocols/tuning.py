@@ -17,6 +17,7 @@ import numpy as np
 from sklearn.base import clone
 
 from ..messages import Coefficients, expect
+from ..rows import ArrayRows, sampled
 from ..selection import Pool, Selector
 from ..solvers import lower_end, next_weight
 from ..system import BlockRow, assemble
@@ -113,7 +114,7 @@ def tune(
     ----------
     site : Site
     X, y : ndarray of shape (n_rows, n_columns) and (n_rows,)
-        Scaled rows and responses.
+        Scaled rows and responses: all of the site's, or a sample that stands for them.
     selector : Selector
     settings : Settings
     tuning : Tuning
@@ -126,7 +127,8 @@ def tune(
     settings = msgspec.structs.replace(
         settings, exchange="sums", rows_per_feature=settings.rows_per_feature * (tuning.folds - 1)
     )
-    fewest = min((n - -(-n // tuning.folds) for n in (roster.rows[p] for p in site.neighbors)), default=0)
+    fewest = min((n - -(-n // tuning.folds) for n in (sampled(roster.rows[p]) for p in site.neighbors)), default=0)
+    weight = site.n_rows / len(y)
     fold_of = site.rng("folds").permutation(len(y)) % tuning.folds
     errors: list[Array] = []
     for sigma in tuning.sigmas:
@@ -138,10 +140,11 @@ def tune(
         ready: list[SetUp] = []
         for fold in range(tuning.folds):
             kept = fold_of != fold
-            ready.append((yield from set_up(site, X[kept], y[kept], with_sigma, roster, settings, shortlists[fold])))
+            rows = ArrayRows(X[kept], y[kept], weight=weight)
+            ready.append((yield from set_up(site, rows, with_sigma, roster, settings, shortlists[fold])))
         held_out = [HeldOut(X[fold_of == k], y[fold_of == k], ready[k], tuning) for k in range(tuning.folds)]
         errors += yield from _score_grid(site, ready, held_out, tuning, roster)
-    total = yield from tree_sum(site, roster, np.concatenate(errors))
+    total = yield from tree_sum(site, roster, weight * np.concatenate(errors))
     best = tuning.grid[int(np.argmin(total))]
     return Tuned(*best, grid=tuning.grid, errors=total / roster.n_rows)
 
