@@ -31,6 +31,7 @@ from .mesh import Keys, Link, MeshNetwork
 from .session import Plan, Session
 
 CHECKPOINT, MODEL, RECORD = "checkpoint", "model.safetensors", "run.jsonl"
+_EXCHANGES_AT_A_TIME = 128  # lines of a record that are written together
 _TITLES = {"dekrr": "DeKRRRegressor", "dkla": "DKLARegressor", "allreduce": "AllReduceRegressor"}
 Listener = Callable[[str, Mapping[str, Any]], None]
 
@@ -229,21 +230,34 @@ class Record:
     """
 
     def __init__(self, path: Path, session: Session) -> None:
-        self._file = path.open("ab", buffering=1 << 14)
+        self._file = path.open("ab", buffering=0)
         self._session = session
+        self._exchanges: list[tuple[float, int, int, float]] = []
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
-        """Write an event."""
+        """Write an event; exchanges are written many at a time."""
         if event == "exchange":
-            details = self._exchange()
-        self._file.write(msgspec.json.encode({"time": time.time(), "event": event, **details}) + b"\n")
-        if event != "exchange":
-            self._file.flush()
+            session = self._session
+            self._exchanges.append((time.time(), session.exchange, session.rounds, session.residual))
+            if len(self._exchanges) < _EXCHANGES_AT_A_TIME:
+                return
+            lines = self._lines()
+        else:
+            lines = [*self._lines(), {"time": time.time(), "event": event, **details}]
+        self._file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
-    def _exchange(self) -> dict[str, Any]:
-        session = self._session
-        residual = session.residual if math.isfinite(session.residual) else None
-        return {"exchange": session.exchange, "round": session.rounds, "residual": residual}
+    def _lines(self) -> list[dict[str, Any]]:
+        taken, self._exchanges = self._exchanges, []
+        return [
+            {
+                "time": when,
+                "event": "exchange",
+                "exchange": exchange,
+                "round": rounds,
+                "residual": residual if math.isfinite(residual) else None,
+            }
+            for when, exchange, rounds, residual in taken
+        ]
 
 
 class Log:

@@ -152,7 +152,8 @@ class Progress:
         if self._age == 0:
             self._heard = own
         else:
-            self._heard = tuple(np.max([self._heard, *neighbors], axis=0).tolist())
+            residuals, scales = zip(self._heard, *neighbors, strict=True)
+            self._heard = max(residuals), max(scales)
         if self._age == self._diameter:
             residual, scale = self._heard
             self.relative = residual / scale if scale > 0 else 0.0

@@ -5,6 +5,7 @@ IEEE Transactions on Neural Networks and Learning Systems, 2024. `train` is its 
 rows in the place of lines 4 to 6, which send features of every row.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -422,7 +423,7 @@ def iterate(
         inbox = yield site.to_all(sender.message(state.coefficients, rounds, progress.share))
         shares = listener.hear(inbox)
         residual = row.residual(state.coefficients, listener.known)
-        own_progress = (float(np.linalg.norm(residual)), scale)
+        own_progress = (math.sqrt(residual @ residual), scale)
         progress.after_exchange(own_progress, shares)
         outcome.objective_shares.append(row.objective_share(state.coefficients, residual))
         if keep_path:
