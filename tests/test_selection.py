@@ -237,3 +237,19 @@ def test_same_seed_same_features():
     X, y = problem()
     first, second = (GreedySelector(5, random_state=3).fit(X, y).feature_map_ for _ in range(2))
     np.testing.assert_array_equal(first.frequencies, second.frequencies)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    kernel=st.sampled_from(["gaussian", "laplacian", "cauchy"]),
+    mapping=st.sampled_from(["cos", "cossin"]),
+    phase_free=st.booleans(),
+    scale=st.sampled_from([1.0, 100.0]),
+)
+def test_screening_in_single_precision_loses_no_candidate(seed, kernel, mapping, phase_free, scale):
+    rng = np.random.default_rng(seed)
+    X, y = scale * rng.uniform(-1, 1, size=(40, 3)), rng.normal(size=40)
+    selector = EnergySelector(10, kernel=kernel, sigma=0.3, mapping=mapping, phase_free=phase_free)
+    pool = selector.draw_pool(3, rng)
+    expected = np.argsort(-selector.scores(pool, X, y), kind="stable")[: 10 // pool.width]
+    np.testing.assert_array_equal(selector.best(pool, X, y), expected)

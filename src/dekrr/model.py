@@ -102,11 +102,7 @@ class Member:
 
     def predict(self, X: Array) -> Array:
         """Return coefficients'z(x) for scaled rows, shape (n_rows,)."""
-        blocks = [
-            self.feature_map(X[start : start + _ROWS_PER_BLOCK]) @ self.coefficients
-            for start in range(0, len(X), _ROWS_PER_BLOCK)
-        ]
-        return np.concatenate(blocks) if blocks else np.empty(0)
+        return self.feature_map.apply(X, self.coefficients)
 
 
 def neighborhood(own: Member, around: Sequence[Member]) -> tuple[Member, ...]:

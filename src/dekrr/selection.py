@@ -28,7 +28,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .errors import SettingsError
-from .features import FeatureMap, cosine_of_turns, paired
+from .features import FeatureMap, paired
 from .kernels import KERNELS, make_kernel
 from .types import Array
 
@@ -74,10 +74,10 @@ class Pool:
         pairs = paired(self.frequencies)
         return FeatureMap(pairs.frequencies, pairs.phases, np.tile(self.amplitudes, 2))
 
-    def phase_free(self, X: Array) -> tuple[Array, Array]:
-        """Return cos(w'x) and sin(w'x) of every candidate, each of shape (n_rows, n_candidates)."""
-        turns = X @ (self.frequencies / (2 * np.pi))
-        return cosine_of_turns(turns.copy()), cosine_of_turns(turns - 0.25)
+    @property
+    def pairs(self) -> FeatureMap:
+        """The cosine and the sine of every candidate's frequency, whatever its phase; all cosines come first."""
+        return Pool(self.frequencies, None, self.amplitudes).feature_map
 
     def take(self, chosen: np.ndarray) -> "Pool":
         """Return the pool of the chosen candidates."""
@@ -278,14 +278,29 @@ class EnergySelector(Selector):
 
     def scores(self, pool: Pool, X: Array, y: Array) -> Array:
         """Return sqrt(2 / n_candidates) |mean(y psi)| of every candidate, shape (n_candidates,)."""
-        factor = np.sqrt(2 / pool.n_candidates) / len(y)
-        if self.phase_free or pool.phases is None:
-            cosines, sines = pool.phase_free(X)
-            return np.asarray(factor * np.hypot(y @ cosines, y @ sines))
-        return np.asarray(factor * np.abs(y @ pool.feature_map(X)))
+        strength = self._strength(pool, self._scored(pool).moment(X, y))
+        return np.asarray(np.sqrt(2 / pool.n_candidates) / len(y) * strength)
+
+    def _scored(self, pool: Pool) -> FeatureMap:
+        return pool.pairs if self.phase_free else pool.feature_map
+
+    def _strength(self, pool: Pool, moment: Array) -> Array:
+        """Return |y'psi| of every candidate, or the length of that of a cosine and a sine."""
+        return np.asarray(np.linalg.norm(moment.reshape(-1, pool.n_candidates), axis=0))
+
+    def best(self, pool: Pool, X: Array, y: Array) -> np.ndarray:
+        """Return the candidates of the highest scores, best first.
+
+        Single precision tells which may be among them; double precision, of those alone, which are.
+        """
+        moment, error = self._scored(pool).rough_moment(X, y)
+        rough, margin = self._strength(pool, moment), self._strength(pool, error)
+        cut = np.partition(rough - margin, -self._n_kept)[-self._n_kept]
+        possible = np.flatnonzero(rough + margin >= cut)
+        return possible[np.argsort(-self.scores(pool.take(possible), X, y), kind="stable")[: self._n_kept]]
 
     def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
-        chosen = np.argsort(-self.scores(pool, X, y), kind="stable")[: self._n_kept]
+        chosen = self.best(pool, X, y)
         if self.redraw_phases and pool.phases is not None:
             return FeatureMap.unweighted(pool.frequencies[:, chosen], rng.uniform(0, 2 * np.pi, chosen.size))
         return pool.keep(chosen)

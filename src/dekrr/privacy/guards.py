@@ -8,6 +8,7 @@ only the rows fit. `docs/privacy.md` has both attacks with their figures.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from scipy import stats
@@ -62,15 +63,19 @@ def frequency_limit(selector: Selector, n_columns: int) -> float:
     such heavy tails that its limit hardly limits; `verify_features` does.
     """
     narrowest = float(selector.sigma) * float(np.min(selector.bandwidths))
-    each = _ONE_IN / n_columns
-    columns = np.arange(1, min(selector.max_columns, n_columns) + 1) if selector.max_columns else np.array([n_columns])
-    unit = {
-        "gaussian": np.max(np.sqrt(n_columns / columns) * stats.chi.isf(_ONE_IN, columns)),
-        "laplacian": np.sqrt(n_columns) * stats.cauchy.isf(each / 2),
-        "cauchy": np.sqrt(n_columns) * stats.laplace.isf(each / 2),
-    }
     shortest = LONG_WAVE if isinstance(selector, GreedySelector) and selector.linear else 0.0
-    return max(float(unit[selector.kernel]) / narrowest, shortest)
+    return max(_longest_of_unit(selector.kernel, selector.max_columns, n_columns) / narrowest, shortest)
+
+
+@cache
+def _longest_of_unit(kernel: str, max_columns: int | None, n_columns: int) -> float:
+    each = _ONE_IN / n_columns
+    if kernel == "laplacian":
+        return float(np.sqrt(n_columns) * stats.cauchy.isf(each / 2))
+    if kernel == "cauchy":
+        return float(np.sqrt(n_columns) * stats.laplace.isf(each / 2))
+    columns = np.arange(1, min(max_columns, n_columns) + 1) if max_columns else np.array([n_columns])
+    return float(np.max(np.sqrt(n_columns / columns) * stats.chi.isf(_ONE_IN, columns)))
 
 
 def check_frequencies(maps: Mapping[str, FeatureMap], limit: float) -> None:
