@@ -36,6 +36,24 @@ def test_ten_sites_equal_the_local_network(tmp_path, method):
         assert (mesh.home(name) / MODEL).exists()
 
 
+def test_sites_tune_together_as_the_local_network_does(tmp_path):
+    grids = {"sigma": [0.3, 1.0], "alpha": "auto", "consensus": [0.25, 1.0], "folds": 3}
+    settings = {"features": "greedy", "n_features": 6, "rows_per_feature": 0.0, **grids}
+    mesh = Mesh(tmp_path, 3, settings=settings, rows=40)
+    _, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}
+    reference, _ = mesh.reference()
+    for name in mesh.names:
+        tuned = reference[name].tuned
+        np.testing.assert_allclose(
+            mesh.model(name).coefficients, reference[name].coefficients, rtol=0, atol=1e-9, err_msg=name
+        )
+        assert mesh.model(name).header.sigma == tuned.sigma
+        finished = next(event for event in mesh.events(name) if event["event"] == "finished")
+        assert [finished[key] for key in ("sigma", "alpha", "consensus")] == [tuned.sigma, tuned.alpha, tuned.consensus]
+        assert finished["held-out error"] == pytest.approx(tuned.errors.min())
+
+
 def test_links_exist_along_edges_only(tmp_path):
     mesh = Mesh(tmp_path, 4, edges=[["s00", "s01"], ["s01", "s02"], ["s02", "s03"]])
     nodes, errors = mesh.run_in_threads()
@@ -69,6 +87,7 @@ def test_two_runs_at_once_do_not_meet(tmp_path):
         ("alpha = 0.001", "alpha = 0.002", ("alpha is", "0.001 at 's00'", "0.002 at 's02'")),
         ('columns = ["u", "v"]', 'columns = ["v", "u"]', ("columns is", "u, v at 's00'", "v, u at 's02'")),
         ('features = "energy"', 'features = "plain"', ("features is", "energy", "plain")),
+        ("consensus = 1.0", "consensus = [0.5, 1.0]", ("consensus is", "1.0 at 's00'", "[0.5, 1.0] at 's02'")),
     ],
 )
 def test_what_sites_do_not_agree_on_is_named_before_anything_is_sent(tmp_path, old, new, named):

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 from cryptography import x509
 from typer.testing import CliRunner
 
-from dekrr import DifferentialPrivacy, load
+from dekrr import DeKRRRegressor, DifferentialPrivacy, load
 from dekrr.cli.app import app
 from dekrr.errors import KeysError, SettingsError
 from dekrr.networks.config import read_network, read_site, to_toml
@@ -163,6 +164,40 @@ def test_a_site_file_says_what_the_network_file_says(tmp_path):
         assert set(site.neighbors) == set(graph[name])
         assert set(site.sites) == set(mesh.names)
         assert site.terms("1") == read_site(mesh.home("s00") / "site.toml").terms("1")
+
+
+def test_what_is_tuned_is_what_the_estimator_tunes_by_default(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    path = mesh.home("s00") / "site.toml"
+    assert read_site(path).tuning() is None
+    text = path.read_text()
+    path.write_text(text[: text.index("[settings]")] + text[text.index("[neighbors]") :])
+    tuning, regressor = read_site(path).tuning(), DeKRRRegressor()
+    assert tuning.sigmas == regressor._grid("sigma")
+    assert tuning.alphas == regressor._grid("alpha")
+    assert tuning.consensuses == regressor._grid("consensus")
+    assert (tuning.folds, tuning.objective, tuning.prediction) == (5, "mean", regressor.prediction)
+    features, settings = read_site(path).features(), read_site(path).method_settings()
+    for name in ("n_features", "features", "kernel", "mapping"):
+        assert getattr(features, name) == getattr(regressor, name)
+    for name in ("solver", "self_penalty", "tol", "max_rounds", "scale", "allocation", "exchange", "verify_features"):
+        assert getattr(settings, name) == getattr(regressor, name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "mistake"),
+    [
+        ({"alpha": "best"}, "settings.alpha is 'best'"),
+        ({"sigma": []}, "settings.sigma is []"),
+        ({"consensus": [0.0, -1.0]}, "settings.consensus is"),
+        ({"folds": 1}, "settings.folds"),
+        ({"objective": "all"}, "settings.objective"),
+        ({"sigma": "auto", "privacy": {"epsilon": 1.0}}, "settings.privacy: give sigma as one number each"),
+    ],
+)
+def test_mistakes_about_tuning_are_told(tmp_path, settings, mistake):
+    with pytest.raises(SettingsError, match=re.escape(mistake)):
+        Mesh(tmp_path, 2, settings=settings)
 
 
 def test_toml_round_trip():

@@ -14,6 +14,7 @@ from dekrr.networks.faulty import Crash, Faults, FaultyNetwork, Outage
 from dekrr.networks.journal import FileJournal, MemoryJournal, Opening, Received
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.session import WINDOW, Data, Hello, Plan, Session, disagreement
+from dekrr.selection import GreedySelector
 from soak import PATIENCE, Problem, run_seed
 
 
@@ -64,6 +65,22 @@ def test_a_site_that_dies_leaves_the_problem_and_the_features_stay():
         assert ending.gone == {"s2"}
         np.testing.assert_allclose(ending.outcome.coefficients, reference[name].coefficients, atol=1e-12)
         assert set(ending.outcome.roster.rows) == set(problem.names) - {"s2"}
+
+
+@pytest.mark.parametrize(
+    ("seed", "at", "delay", "drop"),
+    [(0, 2.0, 0.3, 0.0), (0, 2.25, 0.3, 0.0), (25, 3.5, 0.1, 0.2), (28, 1.5, 0.1, 0.2), (39, 2.0, 0.1, 0.2)],
+)
+def test_a_shortlist_is_not_taken_for_a_choice_and_nobody_falls_out_of_step(seed, at, delay, drop):
+    problem = Fixed(nx.complete_graph(5))
+    problem.selector = GreedySelector(3)
+    network = problem.run(Faults(drop=drop, delay=delay, crashes=(Crash("s2", at=at, back=None),)), seed)
+    assert {ending.gone for ending in network.endings.values()} == {frozenset({"s2"})}
+    told = {name: feature_map for (gone, name), feature_map in network.features.items() if gone}
+    reference = problem.reference({"s2"}, told)
+    for name, ending in network.endings.items():
+        assert ending.outcome.feature_map.n_features == 3
+        np.testing.assert_allclose(ending.outcome.coefficients, reference[name].coefficients, atol=1e-12)
 
 
 def test_a_graph_that_falls_apart_is_told():

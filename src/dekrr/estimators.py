@@ -34,7 +34,7 @@ from .protocols import allreduce, dekrr, dkla
 from .protocols.online import go_on
 from .protocols.outcome import Outcome, members_of
 from .protocols.site import Procedure, Site
-from .protocols.tuning import Tuning
+from .protocols.tuning import GRIDS, Tuning, grid_of
 from .protocols.wire import PRECISIONS, Wire
 from .scaling import Scaling
 from .selection import MAPPINGS, SELECTORS, Selector
@@ -46,13 +46,6 @@ _parameters = dataclass(eq=False, repr=False, kw_only=True)
 _POSITIVE = Interval(Real, 0, None, closed="neither")
 _NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
 _COUNT = Interval(Integral, 1, None, closed="left")
-
-# What "auto" chooses from; docs/accuracy.md has the evidence.
-GRIDS = {
-    "sigma": (0.25, 1.0, 4.0),
-    "alpha": (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3),
-    "consensus": (0.125, 0.25, 0.5, 1.0, 2.0),
-}
 
 
 @_parameters
@@ -605,14 +598,7 @@ class DeKRRRegressor(_NetworkRegressor):
 
     def _grid(self, name: str) -> tuple[float, ...]:
         """Return the values of a setting to choose from; one that is given is the only one."""
-        given = getattr(self, name)
-        if isinstance(given, str):
-            return GRIDS[name]
-        values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=float)))
-        lowest_allowed = name == "consensus"
-        if not values or not all(np.isfinite(v) and (v > 0 or (lowest_allowed and v == 0)) for v in values):
-            raise SettingsError(f"{name} must be positive numbers, got {given!r}")
-        return values
+        return grid_of(name, getattr(self, name))
 
 
 @_parameters

@@ -39,7 +39,7 @@ class Bounds(Message, frozen=True, tag="bounds"):
 
 
 class Features(Message, frozen=True, tag="features"):
-    """The sender's feature map, and how many neighbours it has."""
+    """The sender's feature map, and how many neighbours it has; 0 with a shortlist, which is no choice yet."""
 
     frequencies: np.ndarray
     phases: np.ndarray

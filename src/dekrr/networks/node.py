@@ -20,8 +20,10 @@ from ..features import FeatureMap
 from ..model import Header, SiteModel
 from ..privacy.guards import Ledger
 from ..privacy.vault import Vault
+from ..protocols import dekrr
 from ..protocols.outcome import Outcome, members_of
 from ..protocols.site import Procedure, Site
+from ..protocols.tuning import Tuned
 from ..selection import SELECTORS
 from ..types import Array
 from . import keys
@@ -167,10 +169,14 @@ class Node:
         selector = SELECTORS[features.features](
             features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
         )
-        own = feature_map if self.config.method == "dekrr" else None
+        tuning = self.config.tuning()
+        own = feature_map if self.config.method == "dekrr" and tuning is None else None
         site = Site(self.config.site, neighbors, *self._rows, seed=features.seed, feature_map=own)
         site = replace(site, ledger=self._ledger, vault=self._vault)
-        procedure: Procedure[Outcome] = METHODS[self.config.method].train(site, selector, self.config.method_settings())
+        settings = self.config.method_settings()
+        if self.config.method == "dekrr":
+            return dekrr.train(site, selector, settings, tuning)
+        procedure: Procedure[Outcome] = METHODS[self.config.method].train(site, selector, settings)
         return procedure
 
     def _model(self, outcome: Outcome) -> SiteModel:
@@ -180,7 +186,7 @@ class Node:
             site=self.config.site,
             method=_TITLES[self.config.method],
             kernel=features.kernel,
-            sigma=features.sigma,
+            sigma=outcome.tuned.sigma if outcome.tuned else features.sigma,
             n_columns=len(self.config.data.columns),
             columns=list(self.config.data.columns),
             n_members=len(members),
@@ -209,6 +215,16 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
         "objective share": outcome.objective_shares[-1],
         "sites": len(outcome.roster.rows),
         "rows of all sites": outcome.roster.n_rows,
+        **(_tuned(outcome.tuned) if outcome.tuned else {}),
+    }
+
+
+def _tuned(tuned: Tuned) -> dict[str, Any]:
+    return {
+        "sigma": tuned.sigma,
+        "alpha": tuned.alpha,
+        "consensus": tuned.consensus,
+        "held-out error": float(np.min(tuned.errors)),
     }
 
 

@@ -503,7 +503,7 @@ class Session:
         return _encoder.encode(Data(self.plan.run, self.plan.name, self._epoch, self.exchange, body))
 
     def _watch(self, message: Message) -> None:
-        if isinstance(message, Features):
+        if isinstance(message, Features) and message.n_neighbors:
             self._own_map = FeatureMap(message.frequencies, message.phases, message.amplitudes)
         elif isinstance(message, (Coefficients, Unchanged)):
             self.rounds += 1

@@ -217,10 +217,9 @@ def set_up(
 
     With a mechanism features are those of the run's seed, and sums leave with its noise.
     """
-    own_map = site.feature_map
     if mechanism is not None:
         own_map = shared_features(selector, X.shape[1], site.seed)
-    elif own_map is None:
+    else:
         own_map = yield from choose_features(site, X, y, selector, roster, settings, shortlist)
     maps, degrees = yield from exchange_maps(site, own_map, selector, settings)
     if mechanism is not None:
@@ -250,17 +249,22 @@ def public_scaling(bounds: tuple[tuple[float, ...], tuple[float, ...]], n_column
 Offers = tuple[dict[str, FeatureMap], dict[str, int]]
 
 
-def exchange_maps(site: Site, feature_map: FeatureMap, selector: Selector, settings: Settings) -> Procedure[Offers]:
+def exchange_maps(
+    site: Site, feature_map: FeatureMap, selector: Selector, settings: Settings, *, chosen: bool = True
+) -> Procedure[Offers]:
     """Exchange maps with all neighbours; return theirs and how many neighbours each of them has."""
-    inbox = yield site.to_all(offer_of(site, feature_map, selector, settings))
+    inbox = yield site.to_all(offer_of(site, feature_map, selector, settings, chosen=chosen))
     return read_offers(site, inbox, feature_map.n_columns, selector, settings)
 
 
-def offer_of(site: Site, feature_map: FeatureMap, selector: Selector, settings: Settings) -> Features | Chosen:
+def offer_of(
+    site: Site, feature_map: FeatureMap, selector: Selector, settings: Settings, *, chosen: bool = True
+) -> Features | Chosen:
     """Return the message that tells a neighbour the map: as it is, or as a proof of where it is from."""
+    n_neighbors = len(site.neighbors) if chosen else 0
     if _proves(settings):
-        return guards.prove(selector, feature_map, site.seed, site.name, len(site.neighbors))
-    return Features(feature_map.frequencies, feature_map.phases, feature_map.amplitudes, len(site.neighbors))
+        return guards.prove(selector, feature_map, site.seed, site.name, n_neighbors)
+    return Features(feature_map.frequencies, feature_map.phases, feature_map.amplitudes, n_neighbors)
 
 
 def read_offers(site: Site, inbox: Inbox, n_columns: int, selector: Selector, settings: Settings) -> Offers:
@@ -308,15 +312,19 @@ def choose_features(
     """Choose features from the site's own scaled rows and, for greedy selection, from its neighbours' sums.
 
     A shortlist by the site's own rows goes to the neighbours, who answer with their sums Z'Z and Z'y over it. In
-    the final choice the rows of each of n neighbours count 1/n.
+    the final choice the rows of each of n neighbours count 1/n. A site that has features already keeps them, but
+    takes part for those neighbours that have none.
     """
     if not asks_neighbors(selector, site):
-        return selector.select(X, y, site.rng())
-    if shortlist is None:
-        fewest = min(roster.rows[p] for p in site.neighbors)
-        shortlist = limit_shortlist(selector, fewest, settings.rows_per_feature).shortlisted(X, y, site.rng())
-    pool, own_map = shortlist, shortlist.feature_map
-    maps, _ = yield from exchange_maps(site, own_map, selector, settings)
+        return selector.select(X, y, site.rng()) if site.feature_map is None else site.feature_map
+    if site.feature_map is not None:
+        shortlist, own_map = None, site.feature_map
+    else:
+        if shortlist is None:
+            fewest = min(roster.rows[p] for p in site.neighbors)
+            shortlist = limit_shortlist(selector, fewest, settings.rows_per_feature).shortlisted(X, y, site.rng())
+        own_map = shortlist.feature_map
+    maps, _ = yield from exchange_maps(site, own_map, selector, settings, chosen=False)
     guards.check_rows_of_shortlists(site.name, len(y), maps, settings.rows_per_feature)
     site.ledger.admit(maps, settings.max_maps)
     answers = {}
@@ -326,6 +334,8 @@ def choose_features(
     size = own_map.n_features
     shapes = {"gram": dict.fromkeys(answers, (size * (size + 1) // 2,)), "moment": dict.fromkeys(answers, (size,))}
     inbox = expect((yield answers), Moments, **shapes)
+    if shortlist is None:
+        return own_map
     own, _ = accumulate(X, y, own_map, {})
     weight = 1 / len(inbox)
     gram, moment, n_rows = own.gram, own.moment, float(len(y))
@@ -333,7 +343,7 @@ def choose_features(
         gram = gram + weight * unpack_symmetric(answer.gram, size)
         moment = moment + weight * answer.moment
         n_rows += weight * roster.rows[p]
-    return selector.choose_from(pool, gram, moment, n_rows)
+    return selector.choose_from(shortlist, gram, moment, n_rows)
 
 
 def allocate(site: Site, X: Array, y: Array, selector: Selector, allocation: str, roster: Roster) -> Procedure[int]:

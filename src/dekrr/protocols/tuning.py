@@ -9,12 +9,13 @@ to agree on a choice is one number per candidate, summed over the spanning tree,
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from sklearn.base import clone
 
+from ..errors import SettingsError
 from ..messages import Coefficients, expect
 from ..model import neighborhood_weights
 from ..selection import Pool, Selector
@@ -27,7 +28,33 @@ from .site import Procedure, Site
 if TYPE_CHECKING:
     from .dekrr import Settings, SetUp
 
+# What "auto" chooses from; docs/accuracy.md has the evidence.
+GRIDS = {
+    "sigma": (0.25, 1.0, 4.0),
+    "alpha": (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3),
+    "consensus": (0.125, 0.25, 0.5, 1.0, 2.0),
+}
 _ACCURACY = 1e-3  # of the solutions that are scored, in the norm that Chebyshev's bound is about
+
+
+def grid_of(name: str, given: Any) -> tuple[float, ...]:
+    """Return the values of a setting to choose from: those of "auto", those given, or the only one given.
+
+    Examples
+    --------
+    >>> grid_of("alpha", 1e-3), grid_of("consensus", [0.0, 0.5]), grid_of("sigma", "auto")
+    ((0.001,), (0.0, 0.5), (0.25, 1.0, 4.0))
+    """
+    if isinstance(given, str) and given == "auto":
+        return GRIDS[name]
+    try:
+        values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=float)))
+    except (TypeError, ValueError):
+        values = ()
+    lowest_allowed = name == "consensus"
+    if not values or not all(np.isfinite(v) and (v > 0 or (lowest_allowed and v == 0)) for v in values):
+        raise SettingsError(f'{name} is {given!r}; it must be "auto", a positive number, or a list of them')
+    return values
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
