@@ -8,6 +8,7 @@ the certificate at the other end of the link: whoever is not called p cannot say
 import ipaddress
 import json
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -319,6 +320,11 @@ def _tick(peer: Any, key: str, over: threading.Event) -> None:
 
 def ask_status(link: Link, run: str, timeout: float = 3.0) -> dict[str, Any] | None:
     """Ask a running site for its status with its own keys; None if it does not answer."""
+    host, _, port = link.listen.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+    except OSError:  # nobody listens; Zenoh would go on trying
+        return None
     protocol = "tls" if link.keys else "tcp"
     config: dict[str, Any] = {
         "mode": "client",

@@ -34,6 +34,7 @@ from .session import Plan, Session
 
 CHECKPOINT, MODEL, RECORD = "checkpoint", "model.safetensors", "run.jsonl"
 _EXCHANGES_AT_A_TIME = 128  # lines of a record that are written together
+_LONG = ("neighbors", "terms", "site")  # what a line of words leaves out
 _TITLES = {"dekrr": "DeKRRRegressor", "dkla": "DKLARegressor", "allreduce": "AllReduceRegressor"}
 Listener = Callable[[str, Mapping[str, Any]], None]
 
@@ -129,11 +130,13 @@ class Node:
 
     def run(self) -> SiteModel:
         """Take part in the run to its end; the model is written as soon as it stands."""
-        self._tell("started", {"rows": len(self._rows[1]), "neighbors": list(self.session.plan.neighbors)})
+        plan = self.session.plan
+        about = {"run": plan.run, "site": plan.name, "rows": len(self._rows[1]), "neighbors": list(plan.neighbors)}
+        self._tell("started", {**about, "terms": dict(plan.terms)})
         try:
             outcome = self.network.run(self.session, self._after)
         except BaseException as error:
-            self._tell("stopped", {"reason": str(error) or type(error).__name__})
+            self._tell("stopped", {"reason": str(error) or type(error).__name__, **self.status()})
             raise
         finally:
             self._journal.close()
@@ -299,7 +302,7 @@ class Log:
         if self._json:
             line = json.dumps({"time": time.time(), "site": self._site, "event": event, **details})
         else:
-            words = " ".join(f"{key}={_plain(value)}" for key, value in details.items() if key != "neighbors")
+            words = " ".join(f"{key}={_plain(value)}" for key, value in details.items() if key not in _LONG)
             line = f"{time.strftime('%H:%M:%S')} {self._site} {event} {words}"
         print(line, file=self._stream, flush=True)
 
