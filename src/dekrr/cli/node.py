@@ -45,6 +45,7 @@ def node(
     Started again after a crash or Ctrl-C it resumes from its checkpoint. Exit codes: 3 somebody is missing,
     4 declared gone by the others, 5 cut off, 6 no agreement, 130 and 143 stopped with a checkpoint.
     """
+    from ..networks import refusals
     from ..networks.node import RECORD, Log, Node, Record, serve_metrics
 
     config = read_site(site)
@@ -55,7 +56,7 @@ def node(
         serve_metrics(metrics, started.status)
     _stop_on(signal.SIGTERM)
     try:
-        with _progress(started.status, as_json=log_json):
+        with _progress(started.status, as_json=log_json), refusals.told_to(started.refuse_stranger):
             started.run()
     except KeyboardInterrupt:
         _stop(site, INTERRUPTED)

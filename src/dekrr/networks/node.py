@@ -3,9 +3,11 @@
 import hashlib
 import json
 import math
+import queue
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +37,7 @@ from .session import Plan, Session
 CHECKPOINT, MODEL, RECORD = "checkpoint", "model.safetensors", "run.jsonl"
 _EXCHANGES_AT_A_TIME = 128  # lines of a record that are written together
 _LONG = ("neighbors", "terms", "site")  # what a line of words leaves out
+_STRANGER = "somebody at the TLS handshake"
 _TITLES = {"dekrr": "DeKRRRegressor", "dkla": "DKLARegressor", "allreduce": "AllReduceRegressor"}
 Listener = Callable[[str, Mapping[str, Any]], None]
 
@@ -127,6 +130,7 @@ class Node:
         self.session = Session(plan, self._procedure, self._journal, self._tell)
         self.network = MeshNetwork(self._link, self.status)
         self.seconds_waiting = 0.0
+        self._strangers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def run(self) -> SiteModel:
         """Take part in the run to its end; the model is written as soon as it stands."""
@@ -198,8 +202,15 @@ class Node:
         )
         return SiteModel(header, members, outcome.scaling)
 
+    def refuse_stranger(self, reason: str) -> None:
+        """Have it told once, from the node's own thread, that a peer was refused before it could say who it is."""
+        self._strangers.put(reason)
+
     def _after(self, waited: float) -> None:
         self.seconds_waiting += waited
+        with suppress(queue.Empty):
+            while not self._strangers.empty():
+                self.session.refuse(_STRANGER, self._strangers.get_nowait())
 
     def _tell(self, event: str, details: Mapping[str, Any]) -> None:
         if event == "finished":

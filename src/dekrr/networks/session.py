@@ -254,7 +254,7 @@ class Session:
         try:
             frame = self._check(sender, data)
         except MessageError as error:
-            self._refuse(sender, str(error))
+            self.refuse(sender, str(error))
             return
         self.peers[sender].heard = now
         if self.refusal:
@@ -315,7 +315,8 @@ class Session:
             raise MessageError(f"a frame that declares {sorted(frame.gone)} gone")
         return frame
 
-    def _refuse(self, sender: str, reason: str) -> None:
+    def refuse(self, sender: str, reason: str) -> None:
+        """Tell once that something from `sender` was refused, and why."""
         if (sender, reason) not in self._refused and len(self._refused) < 1000:
             self._refused.add((sender, reason))
             self._observe("refused", {"sender": sender, "reason": reason})
@@ -530,7 +531,7 @@ class Session:
         try:
             message = None if frame.body is None else self._decode(frame.body, frame.sender)
         except MessageError as error:
-            self._refuse(frame.sender, str(error))
+            self.refuse(frame.sender, str(error))
             return
         peer.frames[frame.exchange] = (frame.body, message)
 
@@ -567,7 +568,7 @@ class Session:
             except MessageError as error:
                 if error.sender not in self.present:
                     raise
-                self._refuse(str(error.sender), str(error))
+                self.refuse(str(error.sender), str(error))
                 self._change(self.gone | {str(error.sender)}, now, str(error))
                 continue
             self._observe("exchange", {})
