@@ -9,7 +9,9 @@ import urllib.request
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from dekrr.cli.app import app
 from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, KeysError, SettingsError
 from dekrr.networks import journal as journals
 from dekrr.networks.mesh import ask_status
@@ -156,6 +158,29 @@ def test_a_full_disk_at_checkpoint_is_told_once_and_harms_nothing(tmp_path, monk
         assert len(told) == 1
         assert "No space left" in told[0]["reason"]
     assert mesh.check_models(mesh.names) == {frozenset()}
+
+
+def test_status_of_a_network_that_runs_and_of_one_that_has_ended(tmp_path):
+    mesh = Mesh(tmp_path, 4, settings={"tol": 0.0, "max_rounds": 3000})
+    processes = {name: mesh.process(name) for name in mesh.names[:3]}
+    wait_until(lambda: all((mesh.home(name) / "run.jsonl").exists() for name in mesh.names[:3]))
+    path, answers = str(mesh.folder / "network.toml"), {}
+
+    def ask():
+        words = ["status", path, "--folder", str(mesh.folder), "--json"]
+        lines = CliRunner().invoke(app, words).stdout.splitlines()
+        answers.update({answer["site"]: answer for answer in map(json.loads, lines)})
+        return {name: answer["phase"] for name, answer in answers.items()}
+
+    wait_until(lambda: list(ask().values()) == ["greeting"] * 3 + ["no answer"])
+    processes["s03"] = mesh.process("s03")
+    wait_until(lambda: set(ask().values()) == {"running"})
+    assert all(about["state"] == "up" for about in answers["s03"]["neighbors"].values())
+    for process in processes.values():
+        process.join(60)
+    assert set(ask().values()) == {"no answer; its model is there"}
+    table = CliRunner().invoke(app, ["status", path, "--folder", str(mesh.folder)]).stdout
+    assert all(name in table for name in mesh.names)
 
 
 def test_status_and_metrics_of_a_running_site(tmp_path):

@@ -30,7 +30,7 @@ from ..selection import SELECTORS
 from ..types import Array
 from . import keys
 from .config import METHODS, SiteFile
-from .journal import FileJournal
+from .journal import FileJournal, synchronise
 from .mesh import Keys, Link, MeshNetwork
 from .session import Plan, Session
 
@@ -144,6 +144,7 @@ class Node:
             raise
         finally:
             self._journal.close()
+        synchronise(self.folder / MODEL)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
         self._tell("ended", self.status())
         return self._model(outcome)
