@@ -21,6 +21,7 @@ from dekrr.networks.config import METHODS, read_network, read_site, to_toml
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.node import MODEL, RECORD, Log, Node, Record
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 from dekrr.selection import SELECTORS
 
 COLUMNS = ["u", "v"]
@@ -124,7 +125,8 @@ class Mesh:
                 features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
             )
             neighbors = tuple(sorted(graph[name]))
-            site = Site(name, neighbors, *self.rows[name], seed=features.seed, feature_map=(maps or {}).get(name))
+            rows = ArrayRows(*self.rows[name])
+            site = Site(name, neighbors, rows, seed=features.seed, feature_map=(maps or {}).get(name))
             tuning = [config.tuning()] if self.method == "dekrr" else []
             procedures[name] = METHODS[self.method].train(site, selector, config.method_settings(), *tuning)
         return network.run(procedures), network.traffic

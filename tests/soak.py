@@ -20,6 +20,7 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.networks.session import Plan, Session
 from dekrr.protocols import allreduce, dekrr, dkla
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 from dekrr.selection import EnergySelector, GreedySelector, PlainSelector
 
 PATIENCE = 10.0
@@ -52,7 +53,7 @@ class Problem:
 
     def make(self, name, neighbors, feature_map):
         feature_map = feature_map if self.method == "dekrr" else None
-        site = Site(name, tuple(neighbors), *self.rows[name], seed=self.seed, feature_map=feature_map)
+        site = Site(name, tuple(neighbors), ArrayRows(*self.rows[name]), seed=self.seed, feature_map=feature_map)
         return METHODS[self.method](site, self.selector)
 
     def open_session(self, name, journal, observe):

@@ -9,6 +9,7 @@ from dekrr.data import make_sites
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 from dekrr.selection import GreedySelector
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
@@ -29,7 +30,7 @@ def trained_again(regressor, X, y, sites):
         own = sites == label
         rows, responses = scaling.rows(X[own]), scaling.responses(y[own])
         feature_map = regressor.models_[label].feature_map
-        site = Site(label, tuple(regressor.graph_[label]), rows, responses, feature_map=feature_map)
+        site = Site(label, tuple(regressor.graph_[label]), ArrayRows(rows, responses), feature_map=feature_map)
         procedures[label] = dekrr.train(site, GreedySelector(sigma=0.5), settings)
     return LocalNetwork(regressor.graph_).run(procedures)
 

@@ -109,7 +109,7 @@ def test_few_rows_come_back_from_sums_and_many_do_not(coast):
 
 def test_more_features_than_rows_is_the_same_for_a_malicious_neighbour(coast):
     victim, attacker = coast.pair()
-    small = replace(victim, X=victim.X[:40], y=victim.y[:40])
+    small = replace(victim, rows=victim.rows.take(slice(40)))
     problem = replace(coast, sites=[small if site is victim else site for site in coast.sites])
     view = attack.overasking_view(problem, surplus=20)
     begin = np.random.default_rng(0).uniform(size=(300, attacker.X.shape[1]))

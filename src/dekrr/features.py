@@ -86,8 +86,18 @@ class FeatureMap:
         return rough, np.finfo(np.float32).eps * np.abs(self.amplitudes) * np.abs(y).sum() * roundings
 
     def apply(self, X: Array, coefficients: Array) -> Array:
-        """Return Z coefficients, shape (n_rows,), without ever holding the features Z of all rows."""
-        values = np.empty(len(X))
+        """Return Z coefficients, without ever holding the features Z of all rows.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_columns)
+        coefficients : ndarray of shape (n_features,) or (n_features, n_models)
+
+        Returns
+        -------
+        ndarray of shape (n_rows,) or (n_rows, n_models)
+        """
+        values = np.empty((len(X), *coefficients.shape[1:]))
         for rows, block in self._blocks(X):
             values[rows] = block @ coefficients
         return values

@@ -297,7 +297,9 @@ def _settings(records: Sequence[SiteRecord]) -> list[tuple[str, str]]:
         for key, value in record.start["terms"].items():
             terms.setdefault(key, set()).add(value)
     tuned = next((record.result for record in records if "held-out error" in record.result), {})
-    chosen = {f"{key}, chosen": f"{tuned[key]:g}" for key in ("sigma", "alpha", "consensus") if key in tuned}
+    chosen = {
+        f"{key}, chosen": f"{tuned[key]:g}" for key in ("sigma", "alpha", "consensus", "own weight") if key in tuned
+    }
     listed = {"run": records[0].run} | {key: " or ".join(sorted(values)) for key, values in terms.items()} | chosen
     return list(listed.items())
 

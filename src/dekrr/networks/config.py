@@ -21,6 +21,7 @@ from ..protocols.tuning import GRIDS, Tuning, grid_of
 from ..selection import MAPPINGS, SELECTORS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_BEGINNINGS = 2  # how often a run that tunes may begin, when sites are lost on the way
 RESERVED = ("alive", "status", "ticker")
 METHODS: dict[str, Any] = {"dekrr": dekrr, "dkla": dkla, "allreduce": allreduce}
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -37,7 +38,7 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
     columns : tuple of str
         The columns to predict from.
     file : str
-        A site's CSV or Parquet file; in network.toml each site has its own.
+        A site's CSV or Parquet file, or a folder of Parquet files; in network.toml each site has its own.
     """
 
     target: str
@@ -186,7 +187,7 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
         tuning = self.tuning()
         if tuning is None:
             return settings
-        return msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
+        return msgspec.structs.replace(settings, max_maps=max(settings.max_maps, _BEGINNINGS * tuning.n_maps))
 
     def tuning(self) -> Tuning | None:
         """Return what DeKRR tunes, if it does."""

@@ -87,9 +87,10 @@ class LocalNetwork:
     >>> import numpy as np
     >>> from dekrr.protocols.consensus import roll_call
     >>> from dekrr.protocols.site import Site
-    >>> rows = np.zeros((3, 1))
+    >>> from dekrr.rows import ArrayRows
+    >>> rows = ArrayRows(np.zeros((3, 1)), np.zeros(3))
     >>> network = LocalNetwork({"a": ["b"], "b": ["a", "c"], "c": ["b"]})
-    >>> sites = [Site(name, tuple(network.neighbors[name]), rows, rows[:, 0]) for name in "abc"]
+    >>> sites = [Site(name, tuple(network.neighbors[name]), rows) for name in "abc"]
     >>> rosters = network.run({site.name: roll_call(site) for site in sites})
     >>> rosters["a"].n_rows, rosters["c"].diameter
     (9, 2)

@@ -15,6 +15,7 @@ from ..features import FeatureMap
 from ..messages import RowFeatures
 from ..protocols import dekrr
 from ..protocols.site import Site
+from ..rows import ArrayRows
 from ..scaling import Scaling
 from ..selection import EnergySelector, GreedySelector, PlainSelector, Selector
 from ..types import Array
@@ -121,7 +122,7 @@ def _problem(
     sigma: float,
 ) -> Problem:
     graph = topology.build("ring", list(train), 4)
-    sites = [Site(j, tuple(graph[j]), X, y) for j, (X, y) in train.items()]
+    sites = [Site(j, tuple(graph[j]), ArrayRows(X, y)) for j, (X, y) in train.items()]
     return Problem(name, sites, spare, sigma, n_features)
 
 
@@ -338,7 +339,7 @@ def fewer_rows(
         raise DataError(f"site {victim.name!r} has {victim.n_rows} rows, fewer than {max(counts)}")
     order = np.random.default_rng(seed).permutation(victim.n_rows)
     for count in counts:
-        small = replace(victim, X=victim.X[order[:count]], y=victim.y[order[:count]])
+        small = replace(victim, rows=ArrayRows(victim.X[order[:count]], victim.y[order[:count]]))
         sites = [small if site is victim else site for site in problem.sites]
         shrunk = replace(problem, sites=sites)
         yield count, rows_from_sums(hear_sums(shrunk), small, attacker.X, seconds=seconds, starts=2000, seed=seed)

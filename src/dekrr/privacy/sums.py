@@ -86,7 +86,7 @@ def view_of(record: Record, attacker: str, target: Site, outcomes: dict[str, Out
     )
     if not granted:
         return view
-    own, _ = accumulate(target.X, target.y, targets_map, {})
+    own, _ = accumulate(target.rows, targets_map, {})
     return View(attackers_map, targets_map, view.gram, view.cross, view.n_rows, own.gram, own.moment)
 
 

@@ -89,8 +89,7 @@ def roll_call(site: Site) -> Procedure[Roster]:
 
 def agree_on_scaling(site: Site, roster: Roster) -> Procedure[Scaling]:
     """Find the bounds of every column and of the response over all sites, in diameter exchanges."""
-    bounds = Scaling.of(site.X, site.y)
-    lower, upper = bounds.lower, bounds.upper
+    lower, upper = site.rows.bounds.lower, site.rows.bounds.upper
     shapes = dict.fromkeys(site.neighbors, lower.shape)
     for _ in range(roster.diameter):
         inbox = expect((yield site.to_all(Bounds(lower, upper))), Bounds, lower=shapes, upper=shapes)
