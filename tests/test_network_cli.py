@@ -1,5 +1,7 @@
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -14,7 +16,7 @@ from dekrr.cli.app import app
 from dekrr.errors import KeysError, SettingsError
 from dekrr.networks.config import read_network, read_site, to_toml
 from dekrr.networks.keys import host_of, site_of
-from meshes import Mesh, free_ports
+from meshes import Mesh, free_ports, wait_until
 
 runner = CliRunner()
 
@@ -42,6 +44,23 @@ def test_three_commands_from_nothing_to_models(trial):
     models = [load(path) for path in sorted(trial.glob("sites/*/model.safetensors"))]
     assert [model.header.site for model in models] == ["station-00", "station-01", "station-02"]
     assert np.isfinite(models[0].predict(np.full((2, 3), 0.5))).all()
+
+
+def test_up_ends_its_sites_when_it_is_asked_to_stop(trial):
+    path = trial / "network.toml"
+    path.write_text(path.read_text().replace("[settings]", "[settings]\ntol = 0.0\nmax_rounds = 100000"))
+    run("network", "init", path)
+    records = [trial / "sites" / f"station-0{j}" / "run.jsonl" for j in range(3)]
+    command = [sys.executable, "-c", "from dekrr.cli import main; main()", "up", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: all(record.exists() and b'"exchange"' in record.read_bytes() for record in records), 120)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    for record in records:
+        last = json.loads(record.read_text().splitlines()[-1])
+        assert last["event"] == "stopped"
+        assert "SIGTERM" in last["reason"]
+        assert (record.parent / "checkpoint").exists()
 
 
 def test_files_have_safe_permissions_and_nothing_is_overwritten(trial):
