@@ -331,11 +331,13 @@ def test_a_checkpoint_is_synchronised_and_a_failure_of_it_is_told(tmp_path, monk
     path = tmp_path / "checkpoint"
     journal = FileJournal(path)
     journal.append(RECORDS[0])
+    journal._wait()
     assert synchronised == [path.stat().st_ino, tmp_path.stat().st_ino]
 
     def broken(_):
         raise OSError("the disk is broken")
 
+    monkeypatch.setattr(journals, "_SYNCHRONISE_EVERY", 0.0)
     monkeypatch.setattr(journals.os, "fdatasync", broken)
     journal.append(RECORDS[1])
     journal.flush()

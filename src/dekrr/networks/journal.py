@@ -7,6 +7,7 @@ ever appended; a record that a crash cut short is dropped, and any beginning of 
 import contextlib
 import os
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,7 @@ Record = Opening | Received
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 _MAGIC = b"dekrr checkpoint 1\n"
+_SYNCHRONISE_EVERY = 1.0  # seconds
 _LENGTH, _HEAD = 8, 12  # bytes of a record's length, and with its checksum
 
 
@@ -136,8 +138,8 @@ class NoJournal:
 class FileJournal:
     """A journal in a file that its owner alone can read.
 
-    What was flushed survives the death of the process. It is on the disk, and survives a power cut, when the
-    synchronisation that every flush starts has ended; the beginning of an epoch is waited for, the rest is not. After a
+    What was flushed survives the death of the process. It is on the disk, and survives a power cut, when a thread of
+    its own has synchronised it; rounds do not wait for that, which takes seconds where a disk is busy. After a
     crash the neighbours send again what is missing. Each record has its length and a checksum before it: what a power
     cut left half-written is found and dropped, with all that follows.
 
@@ -151,6 +153,8 @@ class FileJournal:
         self._off = False
         self._pending: list[Record] = []
         self._synchroniser = threading.Thread()
+        self._synchronised = float("-inf")
+        self._in_folder = False
         self._failure: OSError | None = None
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -164,13 +168,10 @@ class FileJournal:
         os.ftruncate(self._descriptor, self._end)
 
     def append(self, record: Record) -> None:
-        """Take a record; the beginning of an epoch is on the disk when this returns."""
+        """Take a record; the beginning of an epoch is written at once."""
         self._pending.append(record)
         if isinstance(record, Opening):
             self.flush()
-            self._wait()
-            if not self._off:
-                synchronise(self._path)
 
     def flush(self) -> None:
         """Write what was taken; what is half-written when that fails is taken back."""
@@ -192,7 +193,8 @@ class FileJournal:
             raise
         self._end += len(data)
         self._pending.clear()
-        if not self._synchroniser.is_alive():
+        if not self._synchroniser.is_alive() and time.monotonic() - self._synchronised > _SYNCHRONISE_EVERY:
+            self._synchronised = time.monotonic()
             self._synchroniser = threading.Thread(target=self._synchronise, daemon=True)
             self._synchroniser.start()
 
@@ -226,6 +228,9 @@ class FileJournal:
     def _synchronise(self) -> None:
         try:
             os.fdatasync(self._descriptor)
+            if not self._in_folder:
+                synchronise(self._path)
+                self._in_folder = True
         except OSError as error:
             self._failure = error
 
