@@ -157,7 +157,7 @@ class Malicious:
 
 
 def attack_with(feature_map, selector=None, **changes):
-    run_settings = dekrr.Settings(scale=None, **changes)
+    run_settings = dekrr.Settings(scale=None, **{"verify_features": False, **changes})
     selector = selector or GreedySelector(6, sigma=0.5)
     first, *others = sites()
     procedures = {site.name: dekrr.train(site, selector, run_settings) for site in others}
@@ -170,6 +170,24 @@ def test_a_neighbour_after_single_rows_is_refused():
     high = FeatureMap.unweighted(rng.normal(scale=100, size=(2, 6)), np.zeros(6))
     with pytest.raises(MessageError, match="'a' sent a frequency of length"):
         attack_with(high)
+
+
+def test_by_default_frequencies_have_to_be_proved():
+    """Frequencies of a neighbour's own choice, however short, can be laid out so that sums give rows away."""
+    short = FeatureMap.unweighted(np.full((2, 6), 0.1), np.zeros(6))
+
+    class Unproved(Malicious):
+        def _forge(self, message):
+            return (
+                Features(short.frequencies, short.phases, short.amplitudes, 2) if type(message) is Chosen else message
+            )
+
+    first, *others = sites()
+    selector = GreedySelector(6, sigma=0.5)
+    procedures = {site.name: dekrr.train(site, selector, dekrr.Settings(scale=None)) for site in others}
+    procedures["a"] = Unproved(short).train(first, selector, dekrr.Settings(scale=None))
+    with pytest.raises(MessageError, match="'a' sent Features where Chosen is due"):
+        LocalNetwork(RING).run(procedures)
 
 
 def test_a_neighbour_that_asks_for_more_features_than_rows_is_refused():
@@ -194,7 +212,9 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
     few, *others = sites(n_rows=90)
     few = replace(few, X=few.X[:n_rows], y=few.y[:n_rows])
     selector = GreedySelector(6, sigma=0.5, mapping=mapping, shortlist=8.0)
-    run_settings = dekrr.Settings(scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature)
+    run_settings = dekrr.Settings(
+        scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature, verify_features=False
+    )
     network = RecordingNetwork(RING)
     procedures = {s.name: dekrr.train(s, selector, run_settings, tuning) for s in (few, *others)}
     if n_rows // (2 if tuned else 1) < 12 * rows_per_feature:
@@ -203,8 +223,8 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
         return
     network.run(procedures)
     lengths = [m.frequencies.shape[1] for m in network.record.between("b", "a", Features)]
-    assert 6 < lengths[-2] <= n_rows / rows_per_feature
-    assert all(length <= n_rows / rows_per_feature for length in lengths)
+    assert 6 <= lengths[-2] <= n_rows / (2 * rows_per_feature)
+    assert all(length <= n_rows / (2 * rows_per_feature) for length in lengths)
     assert len(network.record.between("a", "b", Moments)) == (5 if tuned else 1)
 
 
