@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.estimators import GRIDS
 from dekrr.features import FeatureMap
-from dekrr.messages import Chosen, Features, Moments, decode, encode
+from dekrr.messages import Chosen, Features, Moments, Sums, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import guards
 from dekrr.privacy.overhearing import RecordingNetwork
@@ -239,6 +240,28 @@ def test_rows_of_a_fold_count_where_folds_are_tuned():
                 LocalNetwork(RING).run(procedures)
         else:
             LocalNetwork(RING).run(procedures)
+
+
+@pytest.mark.parametrize(("n_rows", "folds"), [(50, 5), (49, 4), (20, 2), (19, None)])
+def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
+    """With the guards on there are as many folds as have min_rows rows at the smallest site, and two at least."""
+    tuning = Tuning(sigmas=(0.5,), alphas=(1e-3, 1e-2), consensuses=(1.0,), folds=5)
+    run_settings = dekrr.Settings(scale=None, rows_per_feature=0.1, max_rounds=2, tol=0.0)
+    few, *others = sites(n_rows=60)
+    few = replace(few, X=few.X[:n_rows], y=few.y[:n_rows])
+    network = RecordingNetwork(RING)
+    procedures = {s.name: dekrr.train(s, EnergySelector(4), run_settings, tuning) for s in (few, *others)}
+    if folds is None:
+        with pytest.raises(DataError, match="'a' has 19 rows, too few for two folds of min_rows=10"):
+            network.run(procedures)
+        assert not network.record.between("a", "b", Sums)
+        return
+    network.run(procedures)
+    assert len(network.record.between("a", "b", Sums)) == folds + 1
+    off = msgspec.structs.replace(run_settings, rows_per_feature=0.0)
+    network = RecordingNetwork(RING)
+    network.run({s.name: dekrr.train(s, EnergySelector(4), off, tuning) for s in (few, *others)})
+    assert len(network.record.between("a", "b", Sums)) == 6
 
 
 def test_maps_of_tuning_are_counted_and_allowed():

@@ -354,6 +354,9 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
     own = METHODS[method].Settings
     known = [field.name for kind in (FeatureSettings, own) for field in msgspec.structs.fields(kind)]
     unknown = sorted(set(settings) - set(known))
+    if "privacy" in settings:
+        _check_privacy(method, settings, mistakes)
+        unknown = [key for key in unknown if key != "privacy"]
     mistakes += [f"settings.{key} is not known to {method}{_suggestion(key, known)}" for key in unknown]
     _convert(_part(settings, FeatureSettings), FeatureSettings, "settings.", mistakes)
     _convert(_part(settings, own), own, "settings.", mistakes)
@@ -362,3 +365,20 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
             mistakes.append(f"settings.{key} is {settings[key]!r}; choose one of {', '.join(choices)}")
     low = [key for key in _POSITIVE if isinstance(settings.get(key), int | float) and not settings[key] > 0]
     mistakes += [f"settings.{key} is {settings[key]!r}; it must be above 0" for key in low]
+
+
+def _check_privacy(method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:
+    """Find what `protocols.private.require_private` would refuse when the run starts."""
+    if method != "dekrr":
+        mistakes.append(f'settings.privacy: only method = "dekrr" offers differential privacy, not {method}')
+        return
+    features = settings.get("features", FeatureSettings().features)
+    if features != "plain":
+        given = f"{features!r}" if "features" in settings else f"{features!r}, the default,"
+        mistakes.append(f'settings.features is {given} and looks at rows; with privacy write features = "plain"')
+    if "bounds" not in settings:
+        mistakes.append(
+            "settings.bounds is missing: with privacy give public bounds of the columns and the target"
+        )
+    if settings.get("allocation", "equal") != "equal":
+        mistakes.append('settings.allocation: with privacy all sites share their features; write "equal"')

@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allocation : {"equal", "sqrt", "gain"}
         Features per site, at the same total: see `allocate`.
     min_rows : int
-        The fewest rows that a site sends sums over.
+        The fewest rows that a site sends sums over; while tuning, the fewest in a fold, of which there are then fewer.
     wire : Wire
         How coefficients travel.
     rows_per_feature : float
