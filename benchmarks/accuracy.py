@@ -26,6 +26,7 @@ from dekrr.data import by_response, halves, read_table
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 from dekrr.selection import EnergySelector
 from dekrr.topology import build
 
@@ -153,7 +154,7 @@ def rounds_to(gap, method, consensus, name, directory):
     )
     selector = EnergySelector(N_FEATURES[name], sigma=sigma)
     procedures = {
-        n: _system(Site(n, tuple(graph[n]), X[sites == j], y[sites == j]), selector, settings)
+        n: _system(Site(n, tuple(graph[n]), ArrayRows(X[sites == j], y[sites == j])), selector, settings)
         for j, n in enumerate(names)
     }
     rows = LocalNetwork(graph).run(procedures)

@@ -35,6 +35,7 @@ from dekrr.networks.session import Data
 from dekrr.protocols.consensus import roll_call
 from dekrr.protocols.outcome import Outcome
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 from meshes import Mesh
 
 D = 100
@@ -83,7 +84,7 @@ def sender_of(sample):
 
 def without_solver(node, neighbors):
     """Send what DeKRR's rounds send, and compute nothing."""
-    site = Site(node.config.site, neighbors, np.zeros((60, 2)), np.zeros(60))
+    site = Site(node.config.site, neighbors, ArrayRows(np.zeros((60, 2)), np.zeros(60)))
     roster = yield from roll_call(site)
     for _ in range(node.config.method_settings().max_rounds):
         expect((yield site.to_all(Coefficients(np.zeros(D), (0.0, 0.0)))), Coefficients)

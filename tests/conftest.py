@@ -10,6 +10,7 @@ import pytest
 
 from dekrr.features import FeatureMap
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 
 
 @pytest.fixture(scope="session")
@@ -103,5 +104,5 @@ def make_problem(seed, n_sites=5, consensus=1.0, alpha=1e-3, rows=(12, 40), feat
         frequencies = rng.normal(scale=2.0, size=(n_columns, n_features))
         feature_map = FeatureMap.unweighted(frequencies, rng.uniform(0, 2 * np.pi, n_features))
         neighbors = tuple(str(p) for p in graph[j])
-        sites[str(j)] = Site(str(j), neighbors, X, y, feature_map=feature_map)
+        sites[str(j)] = Site(str(j), neighbors, ArrayRows(X, y), feature_map=feature_map)
     return Problem(nx.relabel_nodes(graph, str), sites, alpha, consensus)

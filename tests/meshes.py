@@ -21,6 +21,7 @@ from dekrr.networks.config import METHODS, read_network, read_site, to_toml
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.node import MODEL, RECORD, Log, Node, Record
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 from dekrr.selection import SELECTORS
 
 COLUMNS = ["u", "v"]
@@ -123,7 +124,9 @@ class Mesh:
                 features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
             )
             neighbors = tuple(sorted(graph[name]))
-            site = Site(name, neighbors, *self.rows[name], seed=features.seed, feature_map=(maps or {}).get(name))
+            site = Site(
+                name, neighbors, ArrayRows(*self.rows[name]), seed=features.seed, feature_map=(maps or {}).get(name)
+            )
             procedures[name] = METHODS[self.method].train(site, selector, config.method_settings())
         return network.run(procedures), network.traffic
 

@@ -20,11 +20,15 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.networks.session import Plan, Session
 from dekrr.protocols import allreduce, dekrr, dkla
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 from dekrr.selection import EnergySelector, PlainSelector
 
 PATIENCE = 10.0
 METHODS = {
-    "dekrr": partial(dekrr.train, settings=dekrr.Settings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0)),
+    "dekrr": partial(
+        dekrr.train,
+        settings=dekrr.Settings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, verify_features=False),
+    ),
     "dkla": partial(dkla.train, settings=dkla.Settings(tol=1e-3, max_rounds=12, min_rows=1)),
     "allreduce": partial(allreduce.train, settings=allreduce.Settings(min_rows=1)),
 }
@@ -52,7 +56,7 @@ class Problem:
 
     def make(self, name, neighbors, feature_map):
         feature_map = feature_map if self.method == "dekrr" else None
-        site = Site(name, tuple(neighbors), *self.rows[name], seed=self.seed, feature_map=feature_map)
+        site = Site(name, tuple(neighbors), ArrayRows(*self.rows[name]), seed=self.seed, feature_map=feature_map)
         return METHODS[self.method](site, self.selector)
 
     def open_session(self, name, journal, observe):

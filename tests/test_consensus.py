@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.consensus import Progress, agree_on_scaling, roll_call, tree_sum
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 
 
 @st.composite
@@ -19,7 +20,7 @@ def networks(draw):
     sites = []
     for name in graph:
         X = rng.normal(size=(int(rng.integers(1, 6)), 2))
-        sites.append(Site(name, tuple(graph[name]), X, rng.normal(size=len(X))))
+        sites.append(Site(name, tuple(graph[name]), ArrayRows(X, rng.normal(size=len(X)))))
     return graph, sites
 
 

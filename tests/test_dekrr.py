@@ -12,6 +12,7 @@ from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 from dekrr.selection import EnergySelector, GreedySelector, PlainSelector
 from dekrr.solvers import Jacobi
 from dekrr.system import BlockRow
@@ -25,6 +26,7 @@ def run(problem, **changes):
         "scale": None,
         "min_rows": 1,
         "rows_per_feature": 0,
+        "verify_features": False,
     }
     chosen = dekrr.Settings(**{**common, **changes})
     network = LocalNetwork(problem.graph)
@@ -100,7 +102,7 @@ def test_bound_is_that_of_proposition_1():
 
     sites, n_rows = problem.sites, problem.n_rows
     cross = {
-        n: accumulate(s.X, s.y, s.feature_map, {p: sites[p].feature_map for p in s.neighbors}) for n, s in sites.items()
+        n: accumulate(s.rows, s.feature_map, {p: sites[p].feature_map for p in s.neighbors}) for n, s in sites.items()
     }
     for name, site in sites.items():
         own, received = cross[name][0], {p: cross[p][1][name] for p in site.neighbors}
@@ -164,7 +166,7 @@ def sites_of_sizes(sizes, n_columns=3):
     rng = np.random.default_rng(0)
     graph = nx.relabel_nodes(nx.cycle_graph(len(sizes)), str)
     rows = [rng.uniform(size=(size, n_columns)) for size in sizes]
-    return graph, {str(j): Site(str(j), tuple(graph[str(j)]), X, X[:, 0]) for j, X in enumerate(rows)}
+    return graph, {str(j): Site(str(j), tuple(graph[str(j)]), ArrayRows(X, X[:, 0])) for j, X in enumerate(rows)}
 
 
 def test_features_in_proportion_to_the_root_of_the_rows():
@@ -182,7 +184,7 @@ def test_features_go_where_they_lower_the_error_most():
     graph, sites = sites_of_sizes([120] * 4)
     hard = {n: np.sin(9 * s.X[:, 0]) * np.cos(7 * s.X[:, 1]) for n, s in sites.items()}
     responses = {n: hard[n] if n in "01" else s.X[:, 0] + 1e-3 * rng.normal(size=120) for n, s in sites.items()}
-    sites = {n: Site(n, s.neighbors, s.X, responses[n]) for n, s in sites.items()}
+    sites = {n: Site(n, s.neighbors, ArrayRows(s.X, responses[n])) for n, s in sites.items()}
     chosen = dekrr.Settings(allocation="gain", scale=None)
     outcomes = LocalNetwork(graph).run(
         {n: dekrr.train(s, GreedySelector(12, sigma=0.5), chosen) for n, s in sites.items()}
@@ -217,7 +219,7 @@ def test_too_few_rows_are_not_summed():
 
 def test_sites_with_different_columns_are_named():
     graph, sites = sites_of_sizes([40, 40, 40])
-    sites["1"] = Site("1", sites["1"].neighbors, np.zeros((40, 2)), np.zeros(40))
+    sites["1"] = Site("1", sites["1"].neighbors, ArrayRows(np.zeros((40, 2)), np.zeros(40)))
     chosen = dekrr.Settings()
     with pytest.raises(MessageError, match=r"site '.' sent Bounds.lower of shape \(.,\), expected \(.,\)"):
         LocalNetwork(graph).run({n: dekrr.train(s, PlainSelector(5), chosen) for n, s in sites.items()})

@@ -87,7 +87,7 @@ def a_task(**changes):
 def test_the_shortcut_gives_the_estimators_coefficients(n_sites, selector, c, seed):
     split = small_split(n_sites, seed)
     neighbors = tuning.ring_neighbors(split)
-    sites = [tuning.Rows(split.X[split.sites == j], split.y[split.sites == j]) for j in range(n_sites)]
+    sites = [tuning.ArrayRows(split.X[split.sites == j], split.y[split.sites == j]) for j in range(n_sites)]
     maps = tuning.choose_features(sites, neighbors, [selector] * n_sites, random_state=seed)
     (solution,) = tuning.solve_network(sites, maps, neighbors, 1e-3, [c])
     regressor = DeKRRRegressor(

@@ -1,22 +1,8 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from dekrr.errors import DataError
-from dekrr.features import FeatureMap, cosine_of_turns, paired
-
-
-@given(arrays(np.float64, st.integers(0, 300), elements=st.floats(-1000, 1000)))
-def test_cosine_is_accurate(turns):
-    fraction = turns - np.rint(turns)  # exact, so that numpy's cosine has no argument to reduce
-    np.testing.assert_allclose(cosine_of_turns(turns.copy()), np.cos(2 * np.pi * fraction), rtol=0, atol=1e-15 * 10)
-
-
-def test_cosine_over_more_than_one_block():
-    turns = np.random.default_rng(0).uniform(-40, 40, size=(300, 400))
-    np.testing.assert_allclose(cosine_of_turns(turns.copy()), np.cos(2 * np.pi * turns), rtol=0, atol=1e-13)
+from dekrr.features import FeatureMap, paired
 
 
 def test_map_is_its_formula():

@@ -9,6 +9,7 @@ from dekrr.features import FeatureMap
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr, dkla
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 from dekrr.selection import EnergySelector, PlainSelector, Pool
 from dekrr.statistics import accumulate
 from dekrr.system import Weights, assemble, penalty
@@ -18,6 +19,7 @@ GOLDEN = np.load(Path(__file__).with_name("golden.npz"))
 NAMES = [str(j) for j in range(int(GOLDEN["n_nodes"]))]
 NEIGHBORS = {name: tuple(str(p) for p in GOLDEN[f"neighbors_{name}"]) for name in NAMES}
 MAPS = {name: FeatureMap.unweighted(GOLDEN[f"frequencies_{name}"], GOLDEN[f"phases_{name}"]) for name in NAMES}
+ROWS = {name: ArrayRows(GOLDEN[f"X_{name}"], GOLDEN[f"y_{name}"]) for name in NAMES}
 ALPHA, CONSENSUS = float(GOLDEN["alpha"]), float(GOLDEN["c"])
 N_ROWS = sum(len(GOLDEN[f"y_{name}"]) for name in NAMES)
 
@@ -27,10 +29,7 @@ def close(actual, name):
 
 
 def sites(with_maps=True):
-    return [
-        Site(n, NEIGHBORS[n], GOLDEN[f"X_{n}"], GOLDEN[f"y_{n}"], feature_map=MAPS[n] if with_maps else None)
-        for n in NAMES
-    ]
+    return [Site(n, NEIGHBORS[n], ROWS[n], feature_map=MAPS[n] if with_maps else None) for n in NAMES]
 
 
 def pooled_rse(coefficients, maps, part):
@@ -44,9 +43,7 @@ def pooled_rse(coefficients, maps, part):
 
 
 def block_rows():
-    sums = {
-        n: accumulate(GOLDEN[f"X_{n}"], GOLDEN[f"y_{n}"], MAPS[n], {p: MAPS[p] for p in NEIGHBORS[n]}) for n in NAMES
-    }
+    sums = {n: accumulate(ROWS[n], MAPS[n], {p: MAPS[p] for p in NEIGHBORS[n]}) for n in NAMES}
     for name in NAMES:
         own, sent = sums[name]
         received = {p: sums[p][1][name] for p in NEIGHBORS[name]}
@@ -82,6 +79,7 @@ def outcomes():
         max_rounds=1500,
         scale=None,
         rows_per_feature=0.0,
+        verify_features=False,
     )
     selector = PlainSelector(sigma=float(GOLDEN["sigma"]))
     return LocalNetwork(NEIGHBORS).run(

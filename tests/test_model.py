@@ -116,6 +116,6 @@ def test_members_weigh_one_in_all(prediction):
     around = {"b": np.full(2, 2.0), "c": np.full(2, 3.0)}
     outcome = Outcome(None, None, maps["a"], np.ones(2), {p: maps[p] for p in "bc"}, around)
     members = members_of(outcome, prediction)
-    expected = [1 / 3, 1 / 3, 1 / 3] if prediction == "neighborhood" else [1.0]
+    expected = [1 / 2, 1 / 4, 1 / 4] if prediction == "neighborhood" else [1.0]
     assert [member.weight for member in members] == pytest.approx(expected)
     assert members[0].feature_map is maps["a"]

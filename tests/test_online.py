@@ -9,6 +9,7 @@ from dekrr.data import make_sites
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 from dekrr.selection import GreedySelector
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
@@ -22,14 +23,14 @@ def fitted():
 
 def trained_again(regressor, X, y, sites):
     """Train from nothing on all rows, with the features and scaling that a regressor has."""
-    settings = dekrr.Settings(alpha=1e-2, consensus=1.0, tol=1e-13, max_rounds=5000, scale=None)
+    settings = dekrr.Settings(alpha=1e-2, consensus=1.0, tol=1e-13, max_rounds=5000, scale=None, verify_features=False)
     scaling = regressor.models_[regressor.sites_[0]].scaling
     procedures = {}
     for label in regressor.sites_:
         own = sites == label
         rows, responses = scaling.rows(X[own]), scaling.responses(y[own])
         feature_map = regressor.models_[label].feature_map
-        site = Site(label, tuple(regressor.graph_[label]), rows, responses, feature_map=feature_map)
+        site = Site(label, tuple(regressor.graph_[label]), ArrayRows(rows, responses), feature_map=feature_map)
         procedures[label] = dekrr.train(site, GreedySelector(sigma=0.5), settings)
     return LocalNetwork(regressor.graph_).run(procedures)
 

@@ -11,6 +11,7 @@ from dekrr.privacy.mechanism import SENSITIVITY, DifferentialPrivacy, GaussianSu
 from dekrr.protocols import dekrr
 from dekrr.protocols.private import shared_features
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 from dekrr.selection import PlainSelector
 from dekrr.statistics import OwnSums, accumulate
 
@@ -60,7 +61,7 @@ def mechanism_of(sensitivity):
     noise = GaussianSums(PRIVACY, 201, sensitivity)
 
     def release(rows):
-        sums, _ = accumulate(rows[0], clip_responses(rows[1]), feature_map, {})
+        sums, _ = accumulate(ArrayRows(rows[0], clip_responses(rows[1])), feature_map, {})
         released = noise.perturb(sums)
         return pack(released.gram, released.moment)
 
@@ -87,7 +88,7 @@ class WithoutNoiseOnTheMoment(GaussianSums):
 @pytest.mark.slow
 def test_a_whole_run_passes_and_a_leak_through_coefficients_is_caught(monkeypatch):
     _, X, y, pair = worst_case()
-    release = everything_sent(PRIVACY, Site("other", ("target",), X, y), n_features=N_FEATURES, sigma=SIGMA)
+    release = everything_sent(PRIVACY, Site("other", ("target",), ArrayRows(X, y)), n_features=N_FEATURES, sigma=SIGMA)
     found = audit(release, *pair, runs=600, delta=PRIVACY.delta)
     assert max(found.lower_bound, found.gaussian_bound) <= PRIVACY.epsilon
     monkeypatch.setattr(dekrr, "GaussianSums", WithoutNoiseOnTheMoment)

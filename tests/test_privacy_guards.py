@@ -23,6 +23,7 @@ from dekrr.protocols.consensus import Roster
 from dekrr.protocols.shared import share_features
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
+from dekrr.rows import ArrayRows
 from dekrr.selection import SELECTORS, EnergySelector, GreedySelector
 
 RING = {"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")}
@@ -31,7 +32,7 @@ RING = {"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")}
 def sites(n_rows=60, **changes):
     rng = np.random.default_rng(0)
     return [
-        Site(name, neighbors, rng.uniform(size=(n_rows, 2)), rng.uniform(-1, 1, n_rows), seed=3, **changes)
+        Site(name, neighbors, ArrayRows(rng.uniform(size=(n_rows, 2)), rng.uniform(-1, 1, n_rows)), seed=3, **changes)
         for name, neighbors in RING.items()
     ]
 
@@ -211,7 +212,7 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
     """Sites shorten their shortlists by the rows that the roll call tells, so that no neighbour has to refuse."""
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=2) if tuned else None
     few, *others = sites(n_rows=90)
-    few = replace(few, X=few.X[:n_rows], y=few.y[:n_rows])
+    few = replace(few, rows=few.rows.take(slice(n_rows)))
     selector = GreedySelector(6, sigma=0.5, mapping=mapping, shortlist=8.0)
     run_settings = dekrr.Settings(
         scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature, verify_features=False
@@ -248,7 +249,7 @@ def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
     tuning = Tuning(sigmas=(0.5,), alphas=(1e-3, 1e-2), consensuses=(1.0,), folds=5)
     run_settings = dekrr.Settings(scale=None, rows_per_feature=0.1, max_rounds=2, tol=0.0)
     few, *others = sites(n_rows=60)
-    few = replace(few, X=few.X[:n_rows], y=few.y[:n_rows])
+    few = replace(few, rows=few.rows.take(slice(n_rows)))
     network = RecordingNetwork(RING)
     procedures = {s.name: dekrr.train(s, EnergySelector(4), run_settings, tuning) for s in (few, *others)}
     if folds is None:
@@ -266,7 +267,7 @@ def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
 
 def test_maps_of_tuning_are_counted_and_allowed():
     tuning = Tuning(sigmas=GRIDS["sigma"], alphas=GRIDS["alpha"], consensuses=GRIDS["consensus"])
-    assert tuning.n_maps == 32 <= guards.MAX_MAPS
+    assert tuning.n_maps == 42 <= guards.MAX_MAPS
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=3)
     all_sites = sites(n_rows=90)
     run_settings = dekrr.Settings(scale=None, max_maps=tuning.n_maps)
@@ -317,7 +318,7 @@ def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
     for seed, refused in ((0, False), (1, True)):
         rng = np.random.default_rng(seed)
         maps = {p: FeatureMap.unweighted(rng.normal(size=(2, 3)), np.zeros(3)) for p in site.neighbors}
-        procedure = dekrr.exchange_sums(site, site.X, site.y, maps["b"], maps, max_maps=run_settings.max_maps)
+        procedure = dekrr.exchange_sums(site, site.rows, maps["b"], maps, max_maps=run_settings.max_maps)
         if refused:
             with pytest.raises(MessageError, match="max_maps=1"):
                 next(procedure)
@@ -328,7 +329,7 @@ def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
 def test_flooded_frequencies_are_checked_too():
     site = sites()[0]
     roster = Roster(dict.fromkeys(RING, 60), diameter=1, root="a", height=1, depth=0, parent=None)
-    procedure = share_features(site, site.X, site.y, EnergySelector(6, sigma=0.5), roster, "b")
+    procedure = share_features(site, site.rows, EnergySelector(6, sigma=0.5), roster, "b")
     assert next(procedure) == {}
     rng = np.random.default_rng(0)
     high = FeatureMap.unweighted(rng.normal(scale=100, size=(2, 6)), np.zeros(6))

@@ -22,6 +22,7 @@ from dekrr.protocols import dekrr
 from dekrr.protocols.private import shared_features
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
+from dekrr.rows import ArrayRows
 from dekrr.selection import EnergySelector, PlainSelector
 from dekrr.statistics import OwnSums, accumulate
 
@@ -31,7 +32,7 @@ PATH = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}
 
 
 def exact_sums(feature_map, X, y):
-    sums, _ = accumulate(X, mechanism.clip_responses(y), feature_map, {})
+    sums, _ = accumulate(ArrayRows(X, mechanism.clip_responses(y)), feature_map, {})
     return pack(sums.gram, sums.moment)
 
 
@@ -130,7 +131,7 @@ def test_settings_with_a_budget_survive_a_configuration_file():
 def sites(seed=0, n_rows=150):
     rng = np.random.default_rng(seed)
     return [
-        Site(name, neighbors, rng.uniform(size=(n_rows, 2)), rng.uniform(-1, 1, n_rows), seed=5)
+        Site(name, neighbors, ArrayRows(rng.uniform(size=(n_rows, 2)), rng.uniform(-1, 1, n_rows)), seed=5)
         for name, neighbors in PATH.items()
     ]
 
@@ -148,7 +149,7 @@ def test_without_its_noise_it_is_the_plain_method_on_shared_features(monkeypatch
     monkeypatch.setattr(mechanism, "RIDGE", 0.0)
     private, _ = run(sites(), DifferentialPrivacy(1.0))
     shared = shared_features(PlainSelector(8, sigma=0.5), 2, 5)
-    brought = [Site(s.name, s.neighbors, s.X, s.y, seed=5, feature_map=shared) for s in sites()]
+    brought = [Site(s.name, s.neighbors, s.rows, seed=5, feature_map=shared) for s in sites()]
     plain, _ = run(brought, None, PlainSelector(8, sigma=0.5, mapping="cossin"))
     for name in PATH:
         np.testing.assert_allclose(private[name].coefficients, plain[name].coefficients, atol=1e-9)
@@ -174,14 +175,14 @@ def test_the_sums_that_leave_are_noisy_and_semidefinite():
     (also,) = network.record.between("b", "c", Sums)
     np.testing.assert_array_equal(sent.gram, also.gram)
     site = sites()[1]
-    exact, _ = accumulate(site.X, site.y, outcomes["b"].feature_map, {})
+    exact, _ = accumulate(site.rows, outcomes["b"].feature_map, {})
     gram = mechanism.unpack_symmetric(sent.gram, 8)
     assert np.abs(gram - exact.gram).max() > 0.1
     assert np.linalg.eigvalsh(gram)[0] > -1e-9
 
 
 def test_a_neighbour_with_other_features_is_refused():
-    strange = [*sites()[:2], Site("c", ("b",), np.zeros((150, 2)), np.zeros(150), seed=6)]
+    strange = [*sites()[:2], Site("c", ("b",), ArrayRows(np.zeros((150, 2)), np.zeros(150)), seed=6)]
     with pytest.raises(MessageError, match="'c' has other features"):
         run(strange, DifferentialPrivacy(1.0))
 
@@ -206,7 +207,7 @@ def test_a_run_that_cannot_keep_its_budget_does_not_start(selector, changes, wor
 
 def test_a_map_of_ones_own_does_not_start_either():
     brought = FeatureMap.unweighted(np.ones((2, 8)), np.zeros(8))
-    mine = [Site(s.name, s.neighbors, s.X, s.y, feature_map=brought) for s in sites()]
+    mine = [Site(s.name, s.neighbors, s.rows, feature_map=brought) for s in sites()]
     with pytest.raises(SettingsError, match="its own feature map"):
         run(mine, DifferentialPrivacy(1.0))
 
@@ -230,7 +231,7 @@ def test_resuming_sends_the_same_sums_again(tmp_path):
 def test_a_second_release_in_one_run_is_refused(change, tmp_path):
     kept = [replace(site, vault=Vault(tmp_path / site.name)) for site in sites()]
     run(kept, DifferentialPrivacy(1.0))
-    other = [replace(site, y=site.y / 2) for site in kept] if change == "rows" else kept
+    other = [replace(site, rows=ArrayRows(site.X, site.y / 2)) for site in kept] if change == "rows" else kept
     with pytest.raises(SettingsError, match="budget of this run is spent"):
         run(other, DifferentialPrivacy(2.0 if change == "budget" else 1.0))
 

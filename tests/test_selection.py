@@ -15,9 +15,10 @@ from dekrr.selection import (
     LeverageSelector,
     PlainSelector,
     SurrogateSelector,
-    _FewRows,
+    _GramSums,
     _PoolSums,
-    greedy_order,
+    _Products,
+    greedy_path,
 )
 
 
@@ -50,7 +51,7 @@ def ridge_objective(features, y, ridge):
 
 
 def sums_of(features, y):
-    return _PoolSums(features.T @ features, features.T @ y, len(y))
+    return _GramSums(features.T @ features, features.T @ y, len(y))
 
 
 def brute_force(features, y, n_taken, ridge, width):
@@ -71,7 +72,7 @@ def test_greedy_is_brute_force(seed, ridge, width):
     rng = np.random.default_rng(seed)
     features, y = rng.normal(size=(20, 12)), rng.normal(size=20)
     expected = brute_force(features, y, 4, ridge, width)
-    taken = greedy_order(sums_of(features, y), 4, ridge=ridge, width=width)
+    taken = greedy_path(sums_of(features, y), 4, ridge=ridge, width=width)[0]
     assert taken.tolist() == expected
 
 
@@ -79,19 +80,24 @@ def test_greedy_does_not_take_copies():
     X, y = problem()
     features = np.cos(X @ np.random.default_rng(0).normal(size=(3, 6)))
     copies = np.hstack([features, features])
-    taken = greedy_order(sums_of(copies, y), 6, ridge=1e-8)
+    taken = greedy_path(sums_of(copies, y), 6, ridge=1e-8)[0]
     assert sorted(taken % 6) == list(range(6))
 
 
 @pytest.mark.parametrize("mapping", ["cos", "cossin"])
-def test_few_rows_take_the_same_way(mapping):
-    X, y = problem(n_rows=12)
+@pytest.mark.parametrize("n_rows", [12, 60])
+def test_columns_when_asked_for_take_the_same_way_as_the_whole_gram(mapping, n_rows):
+    X, y = problem(n_rows=n_rows)
     selector = GreedySelector(8, mapping=mapping)
     pool = selector.draw_pool(3, np.random.default_rng(0))
-    orders = [
-        greedy_order(sums(pool, X, y), 4, ridge=1e-4, width=pool.width).tolist() for sums in (_FewRows, _PoolSums.over)
-    ]
-    assert orders[0] == orders[1]
+    fold_of = np.arange(n_rows) % 3
+    products = _Products(pool, X, y, 4, fold_of)
+    for kept in ([0, 1, 2], [0, 2]):
+        rows = np.isin(fold_of, kept)
+        lazily = greedy_path(_PoolSums(products, np.array(kept)), 4, ridge=1e-4, width=pool.width)
+        expected = greedy_path(sums_of(pool.feature_map(X[rows]), y[rows]), 4, ridge=1e-4, width=pool.width)
+        np.testing.assert_array_equal(lazily[0], expected[0])
+        np.testing.assert_allclose(lazily[1], expected[1], rtol=1e-6)
 
 
 def test_shortlists_of_folds_are_those_of_the_rows_outside():
@@ -237,3 +243,19 @@ def test_same_seed_same_features():
     X, y = problem()
     first, second = (GreedySelector(5, random_state=3).fit(X, y).feature_map_ for _ in range(2))
     np.testing.assert_array_equal(first.frequencies, second.frequencies)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    kernel=st.sampled_from(["gaussian", "laplacian", "cauchy"]),
+    mapping=st.sampled_from(["cos", "cossin"]),
+    phase_free=st.booleans(),
+    scale=st.sampled_from([1.0, 100.0]),
+)
+def test_screening_in_single_precision_loses_no_candidate(seed, kernel, mapping, phase_free, scale):
+    rng = np.random.default_rng(seed)
+    X, y = scale * rng.uniform(-1, 1, size=(40, 3)), rng.normal(size=40)
+    selector = EnergySelector(10, kernel=kernel, sigma=0.3, mapping=mapping, phase_free=phase_free)
+    pool = selector.draw_pool(3, rng)
+    expected = np.argsort(-selector.scores(pool, X, y), kind="stable")[: 10 // pool.width]
+    np.testing.assert_array_equal(selector.best(pool, X, y), expected)

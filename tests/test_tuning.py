@@ -12,7 +12,7 @@ from dekrr.messages import Total
 from dekrr.model import neighborhood_weights
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
-from dekrr.protocols.tuning import Tuning
+from dekrr.protocols.tuning import OWN_WEIGHTS, Tuning
 from dekrr.selection import GreedySelector, PlainSelector
 
 FOLDS = 2
@@ -25,7 +25,7 @@ def tuning(**changes):
 
 def run(problem, chosen):
     network = LocalNetwork(problem.graph)
-    settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0)
+    settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, verify_features=False)
     outcomes = network.run(
         {name: dekrr.train(site, PlainSelector(), settings, chosen) for name, site in problem.sites.items()}
     )
@@ -36,20 +36,19 @@ def held_out_errors(problem, chosen):
     """Solve every fold and candidate exactly and return the squared errors, summed over sites and folds."""
     fold_of = {n: s.rng("folds").permutation(s.n_rows) % FOLDS for n, s in problem.sites.items()}
     errors = []
-    for _, alpha, consensus in chosen.grid:
+    for _, alpha, consensus, own_weight in chosen.grid:
         total = 0.0
         for fold in range(FOLDS):
-            kept = {
-                n: replace(s, X=s.X[fold_of[n] != fold], y=s.y[fold_of[n] != fold]) for n, s in problem.sites.items()
-            }
+            kept = {n: replace(s, rows=s.rows.take(fold_of[n] != fold)) for n, s in problem.sites.items()}
             solution = replace(problem, sites=kept, alpha=alpha, consensus=consensus).solution()
             for name, site in problem.sites.items():
                 X, y = site.X[fold_of[name] == fold], site.y[fold_of[name] == fold]
                 held = [name, *site.neighbors]
                 predictions = {p: problem.sites[p].feature_map(X) @ solution[p] for p in held}
 
-                def error(middle, others, predictions=predictions, y=y):
-                    weights = neighborhood_weights(len(others) if chosen.prediction == "neighborhood" else 0)
+                def error(middle, others, predictions=predictions, y=y, own_weight=own_weight):
+                    n_others = len(others) if chosen.prediction == "neighborhood" else 0
+                    weights = neighborhood_weights(n_others, own_weight)
                     mixed = sum(w * predictions[p] for w, p in zip(weights, [middle, *others], strict=False))
                     return np.sum((mixed - y) ** 2)
 
@@ -70,7 +69,8 @@ def test_scores_are_held_out_errors(objective, prediction):
     for outcome in outcomes.values():
         np.testing.assert_allclose(outcome.tuned.errors * problem.n_rows, expected, rtol=5e-3)
         best = chosen.grid[int(np.argmin(expected))]
-        assert (outcome.tuned.sigma, outcome.tuned.alpha, outcome.tuned.consensus) == best
+        assert (outcome.tuned.sigma, outcome.tuned.alpha, outcome.tuned.consensus, outcome.tuned.own_weight) == best
+        assert outcome.own_weight == best[-1]
     one_total = LocalNetwork({"a": ["b"], "b": ["a"]})
     one_total.run({"a": _say(Total(np.zeros(len(expected)))), "b": _say(None)})
     per_message = one_total.traffic.bytes[("a", "b")]
@@ -99,13 +99,16 @@ def test_grids_are_searched_and_the_best_is_used():
     assert fitted.sigma_ == 0.5
     assert fitted.alpha_ == 1e-5
     table = fitted.tuning_
-    assert set(table) == {"sigma", "alpha", "consensus", "error"}
-    assert len(table["error"]) == 8
+    assert set(table) == {"sigma", "alpha", "consensus", "own_weight", "error"}
+    assert len(table["error"]) == 8 * len(OWN_WEIGHTS)
     best = np.argmin(table["error"])
-    chosen = (fitted.sigma_, fitted.alpha_, fitted.consensus_)
-    assert chosen == tuple(table[name][best] for name in ("sigma", "alpha", "consensus"))
+    chosen = (fitted.sigma_, fitted.alpha_, fitted.consensus_, fitted.own_weight_)
+    assert chosen == tuple(table[name][best] for name in ("sigma", "alpha", "consensus", "own_weight"))
     again = DeKRRRegressor(n_features=16, sigma=chosen[0], alpha=chosen[1], consensus=chosen[2], random_state=0)
-    np.testing.assert_allclose(again.fit(X, y, sites=SITES).predict(X_NEW), fitted.predict(X_NEW))
+    again.fit(X, y, sites=SITES)
+    for site, model in fitted.models_.items():
+        np.testing.assert_allclose(again.models_[site].coefficients, model.coefficients)
+        assert model.members[0].weight == fitted.own_weight_
     assert again.tuning_ is None
     assert fitted.models_["station 00"].header.sigma == 0.5
 
@@ -127,7 +130,7 @@ def test_bad_grids(bad):
 def test_neighbours_sums_take_part_in_the_choice():
     problem = make_problem(2, n_sites=4, rows=(60, 61))
     sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
-    settings = dekrr.Settings(scale=None, min_rows=1, consensus=1.0)
+    settings = dekrr.Settings(scale=None, min_rows=1, consensus=1.0, verify_features=False)
     selector = GreedySelector(5, sigma=0.5, shortlist=2.0)
     network = LocalNetwork(problem.graph)
     outcomes = network.run({n: dekrr.train(s, selector, settings) for n, s in sites.items()})

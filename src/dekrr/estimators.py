@@ -6,7 +6,7 @@ and has the local network run them; the procedures are the ones that a deploymen
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -26,7 +26,7 @@ from . import topology as topologies
 from .errors import DataError, SettingsError
 from .kernels import KERNELS, make_kernel
 from .labels import factorise, names_of
-from .metrics import rse
+from .metrics import relative, rse
 from .model import Header, KernelModel, SiteModel
 from .networks.local import LocalNetwork, Traffic
 from .privacy.guards import MAX_LEVERAGE
@@ -35,10 +35,11 @@ from .protocols import allreduce, dekrr, dkla
 from .protocols.online import go_on
 from .protocols.outcome import Outcome, members_of
 from .protocols.site import Procedure, Site
-from .protocols.tuning import Tuning
+from .protocols.tuning import GRIDS, Tuning
 from .protocols.wire import PRECISIONS, Wire
-from .scaling import Scaling
+from .rows import ArrayRows, ChainedRows, Rows, StreamedRows, split_by_site
 from .selection import MAPPINGS, SELECTORS, Selector
+from .sources import Source, arrays_of, inputs_of, is_mapping, is_source, labels_of, open_source
 from .types import Array
 
 # A constructor that only stores its keywords, as scikit-learn wants it.
@@ -47,13 +48,6 @@ _parameters = dataclass(eq=False, repr=False, kw_only=True)
 _POSITIVE = Interval(Real, 0, None, closed="neither")
 _NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
 _COUNT = Interval(Integral, 1, None, closed="left")
-
-# What "auto" chooses from; docs/accuracy.md has the evidence.
-GRIDS = {
-    "sigma": (0.25, 1.0, 4.0),
-    "alpha": (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3),
-    "consensus": (0.125, 0.25, 0.5, 1.0, 2.0),
-}
 
 
 @_parameters
@@ -78,18 +72,30 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         "random_state": ["random_state"],
     }
 
-    def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sites: Any = None, columns: Any = None) -> Self:
         """Train a model for every site.
 
         Parameters
         ----------
-        X : array-like of shape (n_rows, n_columns)
-        y : array-like of shape (n_rows,)
-        sites : array-like of shape (n_rows,), optional
+        X : array-like of shape (n_rows, n_columns), source, or mapping of site to source
+            A source is a path or something else that rows are read from in batches; see `dekrr.sources`.
+        y : array-like of shape (n_rows,), or str
+            For sources, the name of the response's column. Batches of pairs X, y need none.
+        sites : array-like of shape (n_rows,), or str, optional
             The site of every row: any hashable labels. None deals the rows out to `n_sites` sites, as many as
-            get `min_rows` each.
+            get `min_rows` each. For one source, the name of the column that has the site.
+        columns : sequence of str, optional
+            For sources, the columns to predict from; by default all others of the first site's source.
         """
         self._validate_params()
+        if is_mapping(X) or isinstance(y, str):
+            seed = self._draw_seed()
+            rows = self._open(X, y, sites, columns, seed)
+            self.sites_ = list(rows)
+            self._fit(rows, seed)
+            return self
+        if columns is not None:
+            raise SettingsError("columns is for sources of rows; pick an array's columns before")
         if y is not None:
             _refuse_missing_responses(y)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite=False, y_numeric=True)
@@ -100,28 +106,112 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         labels, index = factorise(sites, len(y))
         self._refuse_bad_rows(X, labels, index)
         self.sites_ = labels
-        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        self._fit(X, y, labels, [np.flatnonzero(index == j) for j in range(len(labels))], seed)
+        seed = self._draw_seed()
+        self._fit(_by_site(X, y, labels, index, seed), seed)
         return self
 
+    def _draw_seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+    def _open(
+        self, X: Any, y: str | None, sites: Any, columns: Sequence[str] | None, seed: int, *, reset: bool = True
+    ) -> dict[Hashable, Rows]:
+        """Return the rows of each site, from a mapping of site to source or from one source with a site column."""
+        if y is not None and not isinstance(y, str):
+            raise DataError(f"for sources, y is the name of the response's column; got {type(y).__name__}")
+        if is_mapping(X) == isinstance(sites, str):
+            raise DataError(
+                "give either a mapping of site to source, or one source with sites the name of the column that has "
+                "the site"
+            )
+        given = X if is_mapping(X) else {sites: X}
+        sources = {label: open_source(source) for label, source in given.items()}
+        if not sources:
+            raise DataError("there are no sites: the mapping of site to source is empty")
+        first = next(iter(sources.values()))
+        if reset:
+            self._remember_columns(first, columns, (y, sites))
+        named = self._columns
+        if isinstance(sites, str):
+            if y is None or isinstance(named, int):
+                raise DataError("a source with a site column must have named columns, with y the response's name")
+            return split_by_site(first, named, y, sites, seed)
+        labels, _ = factorise(list(sources), len(sources))
+        return {label: StreamedRows(sources[label], named, y, seed=seed) for label in labels}
+
+    @property
+    def _columns(self) -> list[str] | int:
+        """The names of the columns, or how many there are where they have none."""
+        return list(self.feature_names_in_) if hasattr(self, "feature_names_in_") else self.n_features_in_
+
+    def _remember_columns(self, source: Source, columns: Sequence[str] | None, others: Sequence[Any]) -> None:
+        """Set what scikit-learn calls features in: the columns given, or all of a source's but for `others`."""
+        there = source.columns
+        if columns is None and there is not None:
+            columns = [name for name in there if name not in others]
+        self.n_features_in_ = source.n_columns if columns is None else len(columns)
+        if not self.n_features_in_:
+            raise DataError(f"{source.name} has no column to predict from")
+        if hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+        if columns is not None:
+            self.feature_names_in_: np.ndarray = np.array(columns, dtype=object)
+
     @abstractmethod
-    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
-        """Train on finite rows; site j of `labels` has rows `rows[j]`."""
+    def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        """Train on the rows of each site."""
 
     def predict(self, X: Any, sites: Any = None) -> Array:
         """Predict each row by its own site's model.
 
         Parameters
         ----------
-        X : array-like of shape (n_rows, n_columns)
-        sites : array-like of shape (n_rows,), optional
-            The site of every row. None takes the mean over all sites' models.
+        X : array-like of shape (n_rows, n_columns), source, or mapping of site to source
+            Sources are those of `fit`; those of a mapping come one after another.
+        sites : array-like of shape (n_rows,), or str, optional
+            The site of every row, or the name of a source's column that has it. None takes the mean over all
+            sites' models.
 
         Returns
         -------
         ndarray of shape (n_rows,)
         """
-        X = self._check_rows(X)
+        if is_mapping(X) or is_source(X):
+            check_is_fitted(self)
+            return np.concatenate([self._predict(rows, labels) for rows, _, labels in self._stream(X, None, sites)])
+        return self._predict(self._check_rows(X), sites)
+
+    def _stream(
+        self, X: Any, y: str | None, sites: Any
+    ) -> Iterator[tuple[Array, Array | None, Sequence[Any] | np.ndarray | None]]:
+        """Yield rows, responses where `y` names them, and site labels, of each batch of a source or of several."""
+        if is_mapping(X):
+            for label, given in X.items():
+                for rows, responses, _ in self._stream_one(given, y, None):
+                    yield rows, responses, [label] * len(rows)
+        else:
+            yield from self._stream_one(X, y, sites)
+
+    def _stream_one(
+        self, X: Any, y: str | None, sites: Any
+    ) -> Iterator[tuple[Array, Array | None, Sequence[Any] | np.ndarray | None]]:
+        columns, source, seen = self._columns, open_source(X, once=True), 0
+        for batch in source.batches(columns, y, sites if isinstance(sites, str) else None):
+            if y is None:
+                rows, responses = inputs_of(batch, columns), None
+            else:
+                rows, responses = arrays_of(batch, columns, y)
+            labels = sites
+            if isinstance(sites, str):
+                labels = labels_of(batch, sites)
+            elif sites is not None:
+                labels = np.asarray(sites)[seen : seen + len(rows)]
+            seen += len(rows)
+            yield rows, responses, labels
+        if sites is not None and not isinstance(sites, str) and len(sites) != seen:
+            raise DataError(f"{len(sites)} site labels for {seen} rows; give one label per row")
+
+    def _predict(self, X: Array, sites: Any) -> Array:
         if sites is None:
             different = list({id(model): model for model in self.models_.values()}.values())
             return np.asarray(np.mean([model.predict(X) for model in different], axis=0))
@@ -139,6 +229,8 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def score(self, X: Any, y: Any, sites: Any = None) -> float:
         """Return the coefficient of determination R^2 of `predict(X, sites)`."""
+        if isinstance(y, str):
+            return 1 - self.rse(X, y, sites)
         return float(r2_score(y, self.predict(X, sites)))
 
     def rse(self, X: Any, y: Any, sites: Any = None, metric: str = "own") -> float:
@@ -146,20 +238,38 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array-like of shape (n_rows, n_columns)
-        y : array-like of shape (n_rows,)
-        sites : array-like of shape (n_rows,), optional
+        X : array-like of shape (n_rows, n_columns), source, or mapping of site to source
+        y : array-like of shape (n_rows,), or str
+            For sources, the name of the response's column.
+        sites : array-like of shape (n_rows,), or str, optional
         metric : {"own", "union"}, default="own"
             "own" predicts each row by its own site's model. "union" has every site's model predict all the
             rows and takes the mean over sites: how good is a site's model where other sites' data live?
         """
+        if metric not in ("own", "union"):
+            raise SettingsError(f'unknown metric {metric!r}; choose "own" or "union"')
+        if isinstance(y, str):
+            return self._streamed_rse(X, y, sites, metric)
         if metric == "own":
             return rse(y, self.predict(X, sites))
-        if metric != "union":
-            raise SettingsError(f'unknown metric {metric!r}; choose "own" or "union"')
         X = self._check_rows(X)
         different = {id(model): rse(y, model.predict(X)) for model in self.models_.values()}
         return float(np.mean([different[id(model)] for model in self.models_.values()]))
+
+    def _streamed_rse(self, X: Any, y: str, sites: Any, metric: str) -> float:
+        check_is_fitted(self)
+        models = list(self.models_.values()) if metric == "union" else []
+        responses: list[Array] = []
+        errors = np.zeros(max(len(models), 1))
+        for rows, truth, labels in self._stream(X, y, sites):
+            assert truth is not None
+            responses.append(truth)
+            different = {id(model): model for model in models}
+            known = {key: model.predict(rows) for key, model in different.items()}
+            predictions = [known[id(model)] for model in models] or [self._predict(rows, labels)]
+            errors += [np.sum((prediction - truth) ** 2) for prediction in predictions]
+        every = np.concatenate(responses)
+        return relative(float(errors.mean()), every)
 
     def _check_rows(self, X: Any) -> Array:
         check_is_fitted(self)
@@ -208,15 +318,16 @@ class _FeatureRegressor(_SiteRegressor):
         "mapping": [StrOptions(set(MAPPINGS))],
     }
 
-    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
+    def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        labels = list(rows)
         self.graph_ = self._graph(labels, seed)
         names = dict(zip(labels, names_of(labels), strict=True))
         sizes = self._sizes(labels)
         network = LocalNetwork(nx.relabel_nodes(self.graph_, names))
         procedures = {}
-        for label, own_rows in zip(labels, rows, strict=True):
+        for label, own_rows in rows.items():
             neighbors = tuple(names[p] for p in self.graph_[label])
-            site = Site(names[label], neighbors, X[own_rows], y[own_rows], seed=seed)
+            site = Site(names[label], neighbors, own_rows, seed=seed)
             procedures[site.name] = self._procedure(site, self._selector(sizes[label]), names)
         outcomes = network.run(procedures)
         self._keep(labels, names, outcomes, network.traffic)
@@ -343,8 +454,8 @@ class DeKRRRegressor(_NetworkRegressor):
     mapping : {"cos", "cossin"}, default="cos"
         A cosine with a phase per feature, or cos/sin pairs.
     prediction : {"neighborhood", "own"}, default="neighborhood"
-        Predict with the site's own model and its neighbours', which it holds anyway (a third its own, the rest
-        their mean), or with its own alone.
+        Predict with the site's own model and its neighbours', which it holds anyway, or with its own alone. Its
+        own counts one half and the mean of theirs the other; where anything is tuned, so is this.
     allocation : {"equal", "sqrt", "gain"}, default="equal"
         Features per site: all `n_features`; or, at the same mean, in proportion to the root of its rows, or
         where they lower the squared error most (for greedy features; from a third to three times the mean).
@@ -388,13 +499,17 @@ class DeKRRRegressor(_NetworkRegressor):
         The objective above at the end.
     sigma_, alpha_, consensus_ : float
         The values used: those given, or those tuned.
+    own_weight_ : float
+        What a site's own model counts when it predicts with its neighbourhood.
     tuning_ : dict of str to ndarray, or None
-        "sigma", "alpha", "consensus" and "error" of every candidate: the mean squared held-out error over all
-        sites, in scaled units of the response.
+        "sigma", "alpha", "consensus", "own_weight" (of the own model in a site's prediction) and "error" of every
+        candidate: the mean squared held-out error over all sites, in scaled units of the response.
     history_ : dict of str to ndarray
         "round" and "objective", before the first round and after each.
     traffic_ : Traffic
         Bytes and messages over every directed edge.
+    rows_ : dict of site to Rows
+        The training rows, or where to read them, for sites that join later.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
         Where the columns had names.
@@ -505,7 +620,7 @@ class DeKRRRegressor(_NetworkRegressor):
             privacy=self.privacy,
         )
 
-    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
+    def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
         tuned = [name for name in GRIDS if len(self._grid(name)) > 1]
         if self.privacy is not None and tuned:
             raise SettingsError(
@@ -513,10 +628,8 @@ class DeKRRRegressor(_NetworkRegressor):
                 "does not pay for"
             )
         self._seed = seed
-        self._rows: dict[Hashable, tuple[Array, Array]] = {
-            label: (X[own], y[own]) for label, own in zip(labels, rows, strict=True)
-        }
-        super()._fit(X, y, labels, rows, seed)
+        self.rows_ = dict(rows)
+        super()._fit(rows, seed)
 
     def _keep(
         self,
@@ -527,6 +640,7 @@ class DeKRRRegressor(_NetworkRegressor):
     ) -> None:
         tuned = outcomes[names[labels[0]]].tuned
         chosen = (tuned.sigma, tuned.alpha, tuned.consensus) if tuned else tuple(self._grid(n)[0] for n in GRIDS)
+        self.own_weight_: float = outcomes[names[labels[0]]].own_weight
         self.sigma_: float = chosen[0]
         self.alpha_: float = chosen[1]
         self.consensus_: float = chosen[2]
@@ -534,7 +648,7 @@ class DeKRRRegressor(_NetworkRegressor):
         self._outcomes: dict[Hashable, Outcome] = {label: outcomes[names[label]] for label in labels}
         if tuned:
             columns = np.array(tuned.grid).T
-            self.tuning_ = dict(zip(GRIDS, columns, strict=True)) | {"error": tuned.errors}
+            self.tuning_ = dict(zip([*GRIDS, "own_weight"], columns, strict=True)) | {"error": tuned.errors}
         super()._keep(labels, names, outcomes, traffic)
 
     def partial_fit(self, X: Any, y: Any, sites: Any = None, edges: Any = ()) -> Self:
@@ -542,9 +656,10 @@ class DeKRRRegressor(_NetworkRegressor):
 
         Parameters
         ----------
-        X : array-like of shape (n_rows, n_columns)
-        y : array-like of shape (n_rows,)
-        sites : array-like of shape (n_rows,), optional
+        X : array-like of shape (n_rows, n_columns), source, or mapping of site to source
+        y : array-like of shape (n_rows,), or str
+            For sources, the name of the response's column; see `fit`.
+        sites : array-like of shape (n_rows,), or str, optional
             The site of every new row; at least `min_rows` for each site that has any. A new label is a site
             that joins. None deals the rows out to the sites there are.
         edges : sequence of (site, site)
@@ -552,18 +667,22 @@ class DeKRRRegressor(_NetworkRegressor):
         """
         if not hasattr(self, "models_"):
             return self.fit(X, y, sites)
-        if y is not None:
-            _refuse_missing_responses(y)
-        X, y = validate_data(self, X, y, dtype=np.float64, reset=False, ensure_all_finite=False, y_numeric=True)
-        sites = np.arange(len(y)) % len(self.sites_) if sites is None else sites
-        labels, index = factorise(sites, len(y))
+        if is_mapping(X) or isinstance(y, str):
+            rows = self._open(X, y, sites, None, self._seed, reset=False)
+        else:
+            if y is not None:
+                _refuse_missing_responses(y)
+            X, y = validate_data(self, X, y, dtype=np.float64, reset=False, ensure_all_finite=False, y_numeric=True)
+            sites = np.arange(len(y)) % len(self.sites_) if sites is None else sites
+            labels, index = factorise(sites, len(y))
+            self._refuse_bad_rows(X, labels, index)
+            rows = _by_site(X, y.astype(np.float64), labels, index, self._seed)
+        labels = list(rows)
         if not set(labels) <= set(self.sites_) and not len(edges):
             joining = [label for label in labels if label not in set(self.sites_)]
             raise DataError(f"sites {joining} are new: give their edges, as in edges=[(new, old), ...]")
-        self._refuse_bad_rows(X, labels, index)
         graph: Any = nx.Graph(self.graph_)
         graph.add_edges_from(edges)
-        rows = {label: (X[index == j], y[index == j].astype(np.float64)) for j, label in enumerate(labels)}
         self._go_on(graph, rows)
         return self
 
@@ -583,26 +702,26 @@ class DeKRRRegressor(_NetworkRegressor):
         self._go_on(graph, {})
         return self
 
-    def _go_on(self, graph: Any, new_rows: Mapping[Hashable, tuple[Array, Array]]) -> None:
+    def _go_on(self, graph: Any, new_rows: Mapping[Hashable, Rows]) -> None:
         joining = [label for label in new_rows if label not in self._outcomes]
         labels = [*(label for label in self.sites_ if label in graph), *joining]
         graph = topologies.build(graph, labels)
         names = dict(zip(labels, names_of(labels), strict=True))
         network = LocalNetwork(nx.relabel_nodes(graph, names))
-        settings = self._settings(self.alpha_, self.consensus_)
-        no_rows = np.empty((0, self.n_features_in_)), np.empty(0)
-        procedures, rows = {}, {}
+        settings = msgspec.structs.replace(self._settings(self.alpha_, self.consensus_), own_weight=self.own_weight_)
+        no_rows = ArrayRows(np.empty((0, self.n_features_in_)), np.empty(0))
+        procedures = {}
+        rows: dict[Hashable, Rows] = {}
         for label in labels:
             before = self._outcomes.get(label)
-            parts = self._rows.get(label, no_rows), new_rows.get(label, no_rows)
-            X, y = (np.concatenate(part) for part in zip(*parts, strict=True))
-            site = Site(names[label], tuple(names[p] for p in graph[label]), X, y, seed=self._seed)
+            parts = [every[label] for every in (self.rows_, new_rows) if label in every]
+            rows[label] = ChainedRows(parts) if len(parts) > 1 else parts[0]
+            site = Site(names[label], tuple(names[p] for p in graph[label]), rows[label], seed=self._seed)
             size = before.feature_map.n_features if before else self._sizes(labels)[label]
             selector = self._selector(size).set_params(sigma=self.sigma_)
-            procedures[site.name] = go_on(site, before, len(parts[1][1]), selector, settings)
-            rows[label] = X, y
+            procedures[site.name] = go_on(site, before, new_rows.get(label, no_rows), selector, settings)
         outcomes = network.run(procedures)
-        self.sites_, self.graph_, self._rows = labels, graph, rows
+        self.sites_, self.graph_, self.rows_ = labels, graph, rows
         self._outcomes = {label: outcomes[names[label]] for label in labels}
         super()._keep(labels, names, outcomes, network.traffic)
 
@@ -820,8 +939,9 @@ class CentralizedRFF(_UnconnectedRegressor):
         "n_features": [_COUNT],
     }
 
-    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
-        super()._fit(X, y, labels[:1], [np.arange(len(y))], seed)
+    def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        labels = list(rows)
+        super()._fit({labels[0]: ChainedRows(list(rows.values()))}, seed)
         self.models_ = dict.fromkeys(labels, self.models_[labels[0]])
 
 
@@ -844,17 +964,32 @@ class CentralizedKRR(_SiteRegressor):
         1/N |f - y|^2 + alpha |f|^2 at the end.
     """
 
-    def _fit(self, X: Array, y: Array, labels: list[Hashable], rows: list[np.ndarray], seed: int) -> None:
-        scaling = Scaling.of(X, y) if self.scale is not None else None
-        if scaling is not None:
-            X, y = scaling.rows(X), scaling.responses(y)
+    def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        pooled = ChainedRows(list(rows.values()))
+        if pooled.streamed:
+            raise SettingsError("exact kernel ridge regression holds all rows in memory: load them, or CentralizedRFF")
+        scaling = pooled.bounds if self.scale is not None else None
+        X, y = pooled.scaled(scaling).arrays()
         kernel = make_kernel(self.kernel, self.sigma)
         gram = kernel(X, X)
         gram[np.diag_indices(len(y))] += len(y) * self.alpha
         dual = cho_solve(cho_factor(gram, overwrite_a=True), y)
         self.objective_ = float(self.alpha * (y @ dual))
         model = KernelModel(self._header("all"), kernel, X, dual, scaling)
-        self.models_ = dict.fromkeys(labels, model)
+        self.models_ = dict.fromkeys(rows, model)
+
+
+def _by_site(X: Array, y: Array, labels: Sequence[Hashable], index: np.ndarray, seed: int) -> dict[Hashable, Rows]:
+    """Return each site's part of rows in memory; it is a view where the part is in one piece."""
+    parts = {label: _in_one_piece(np.flatnonzero(index == j)) for j, label in enumerate(labels)}
+    return {label: ArrayRows(X[own], y[own], seed=seed) for label, own in parts.items()}
+
+
+def _in_one_piece(places: np.ndarray) -> np.ndarray | slice:
+    """Return increasing indices as a slice where they leave out none."""
+    if len(places) and places[-1] - places[0] + 1 == len(places):
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return places
 
 
 def _as_bounds(bounds: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

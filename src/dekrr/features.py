@@ -5,48 +5,15 @@ phase. With all amplitudes sqrt(2/D) this is the paper's equation (9), and a cos
 (8), is the same with phases 0 and -pi/2.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from .cosines import wave_blocks
 from .errors import DataError
 from .types import Array
-
-_ELEMENTS_PER_BLOCK = 1 << 15  # a float64 block and its scratch stay in the second-level cache
-# Taylor coefficients of sin(2 pi u) in u; on |u| <= 1/4 the first one left out is below 1e-15.
-_SINE = [(-1) ** k * (2 * np.pi) ** (2 * k + 1) / float(np.prod(np.arange(1.0, 2 * k + 2))) for k in range(10)]
-
-
-def cosine_of_turns(turns: Array) -> Array:
-    """Overwrite angles in turns with their cosines, and return them.
-
-    cos(2 pi t) = sin(2 pi (1/4 - |t - round(t)|)), and the sine is an odd polynomial there. The error is
-    below 1e-13 up to a thousand turns, at about a quarter of the time of `numpy.cos`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> cosine_of_turns(np.array([0.0, 0.25, 0.5, 3.125])).round(6) + 0.0
-    array([ 1.      ,  0.      , -1.      ,  0.707107])
-    """
-    flat = turns.reshape(-1)
-    scratch = np.empty((2, min(_ELEMENTS_PER_BLOCK, flat.size)))
-    for start in range(0, flat.size, _ELEMENTS_PER_BLOCK):
-        u = flat[start : start + _ELEMENTS_PER_BLOCK]
-        squared, value = scratch[:, : u.size]
-        np.rint(u, out=squared)
-        np.subtract(u, squared, out=u)
-        np.abs(u, out=u)
-        np.subtract(0.25, u, out=u)
-        np.multiply(u, u, out=squared)
-        np.multiply(squared, _SINE[-1], out=value)
-        for coefficient in _SINE[-2:0:-1]:
-            value += coefficient
-            value *= squared
-        value += _SINE[0]
-        np.multiply(u, value, out=u)
-    return turns
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +61,51 @@ class FeatureMap:
 
     def __call__(self, X: Array) -> Array:
         """Return the features of rows `X`, shape (n_rows, n_features)."""
+        features = np.empty((len(X), self.n_features))
+        for _ in self._blocks(X, features):
+            pass
+        return features
+
+    def moment(self, X: Array, y: Array) -> Array:
+        """Return Z'y, shape (n_features,), without ever holding the features Z of all rows."""
+        return np.asarray(sum((y[rows] @ block for rows, block in self._blocks(X)), np.zeros(self.n_features)))
+
+    def rough_moment(self, X: Array, y: Array) -> tuple[Array, Array]:
+        """Return Z'y in single precision, and a bound of its error, each of shape (n_features,).
+
+        An angle of up to t turns, a sum over columns, is off by (n_columns + 2) t roundings at most; so is the sum
+        over rows by some more roundings of the features themselves.
+        """
+        turns, phases = self._in_turns
+        parts = [part.astype(np.float32) for part in (turns, phases, self.amplitudes)]
+        rough = np.zeros(self.n_features)
+        for rows, block in wave_blocks(X.astype(np.float32), *parts):
+            rough += y[rows].astype(np.float32) @ block
+        most_turns = np.abs(X).max(axis=0, initial=0.0) @ np.abs(turns) + np.abs(phases)
+        roundings = 2 * np.pi * (self.n_columns + 2) * most_turns + 64
+        return rough, np.finfo(np.float32).eps * np.abs(self.amplitudes) * np.abs(y).sum() * roundings
+
+    def apply(self, X: Array, coefficients: Array) -> Array:
+        """Return Z coefficients, without ever holding the features Z of all rows.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_columns)
+        coefficients : ndarray of shape (n_features,) or (n_features, n_models)
+
+        Returns
+        -------
+        ndarray of shape (n_rows,) or (n_rows, n_models)
+        """
+        values = np.empty((len(X), *coefficients.shape[1:]))
+        for rows, block in self._blocks(X):
+            values[rows] = block @ coefficients
+        return values
+
+    def _blocks(self, X: Array, out: Array | None = None) -> Iterator[tuple[slice, Array]]:
         if X.ndim != 2 or X.shape[1] != self.n_columns:
             raise DataError(f"expected rows of {self.n_columns} columns, got an array of shape {X.shape}")
-        frequencies, phases = self._in_turns
-        features = cosine_of_turns(X @ frequencies + phases)
-        features *= self.amplitudes
-        return features
+        return wave_blocks(X, *self._in_turns, self.amplitudes, out)
 
 
 def paired(frequencies: Array) -> FeatureMap:

@@ -8,6 +8,7 @@ shapes it must have. Nothing is ever unpickled.
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -205,9 +206,15 @@ def expect(
     return checked
 
 
+@lru_cache(maxsize=8)
+def _upper(size: int) -> tuple[np.ndarray, np.ndarray]:
+    rows, columns = np.triu_indices(size)
+    return rows, columns
+
+
 def pack_symmetric(matrix: Array) -> Array:
     """Return the upper triangle of a symmetric matrix (D, D) as a vector of D (D + 1) / 2 numbers."""
-    return np.asarray(matrix[np.triu_indices(len(matrix))])
+    return np.asarray(matrix[_upper(len(matrix))])
 
 
 def unpack_symmetric(packed: Array, size: int) -> Array:
@@ -220,7 +227,7 @@ def unpack_symmetric(packed: Array, size: int) -> Array:
            [2., 3.]])
     """
     matrix = np.empty((size, size))
-    rows, columns = np.triu_indices(size)
+    rows, columns = _upper(size)
     matrix[rows, columns] = packed
     matrix[columns, rows] = packed
     return matrix

@@ -17,8 +17,12 @@ def rse(y: Any, prediction: Any) -> float:
     """
     y, prediction = np.asarray(y, dtype=float), np.asarray(prediction, dtype=float)
     errors: Array = prediction - y
+    return relative(float(np.sum(errors**2)), y)
+
+
+def relative(squared_error: float, y: Array) -> float:
+    """Return a sum of squared errors relative to the responses' own around their mean."""
     spread = float(np.sum((y - y.mean()) ** 2))
-    total = float(np.sum(errors**2))
     if spread == 0:
-        return 0.0 if total == 0 else float("inf")
-    return total / spread
+        return 0.0 if squared_error == 0 else float("inf")
+    return squared_error / spread

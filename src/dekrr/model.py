@@ -18,11 +18,12 @@ from .features import FeatureMap
 from .kernels import Kernel
 from .privacy.mechanism import Spent
 from .scaling import Scaling
+from .sources import inputs_of, is_source, open_source
 from .types import Array
 
 FORMAT = "dekrr-model"
 FORMAT_VERSION = 1
-OWN_WEIGHT = 1 / 3
+OWN_WEIGHT = 1 / 2
 _ROWS_PER_BLOCK = 4096
 
 
@@ -79,17 +80,17 @@ def as_rows(X: Any, columns: Sequence[str] | None, n_columns: int) -> Array:
     return rows
 
 
-def neighborhood_weights(n_neighbors: int) -> list[float]:
+def neighborhood_weights(n_neighbors: int, own_weight: float = OWN_WEIGHT) -> list[float]:
     """Return how a site's own model and its neighbours' count when it predicts with its neighbourhood.
 
-    One third is its own, the rest the mean of its neighbours'. Alone it has all the weight.
+    Its own has `own_weight`, the mean of its neighbours' the rest. Alone it has all the weight.
 
     Examples
     --------
-    >>> [round(weight, 3) for weight in neighborhood_weights(4)]
-    [0.333, 0.167, 0.167, 0.167, 0.167]
+    >>> neighborhood_weights(4)
+    [0.5, 0.125, 0.125, 0.125, 0.125]
     """
-    return [OWN_WEIGHT, *[(1 - OWN_WEIGHT) / n_neighbors] * n_neighbors] if n_neighbors else [1.0]
+    return [own_weight, *[(1 - own_weight) / n_neighbors] * n_neighbors] if n_neighbors else [1.0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,16 +103,12 @@ class Member:
 
     def predict(self, X: Array) -> Array:
         """Return coefficients'z(x) for scaled rows, shape (n_rows,)."""
-        blocks = [
-            self.feature_map(X[start : start + _ROWS_PER_BLOCK]) @ self.coefficients
-            for start in range(0, len(X), _ROWS_PER_BLOCK)
-        ]
-        return np.concatenate(blocks) if blocks else np.empty(0)
+        return self.feature_map.apply(X, self.coefficients)
 
 
-def neighborhood(own: Member, around: Sequence[Member]) -> tuple[Member, ...]:
+def neighborhood(own: Member, around: Sequence[Member], own_weight: float = OWN_WEIGHT) -> tuple[Member, ...]:
     """Return a site's own model and its neighbours' with the weights of `neighborhood_weights`."""
-    weights = neighborhood_weights(len(around))
+    weights = neighborhood_weights(len(around), own_weight)
     return tuple(replace(member, weight=weight) for member, weight in zip([own, *around], weights, strict=True))
 
 
@@ -146,13 +143,20 @@ class SiteModel:
 
         Parameters
         ----------
-        X : array-like of shape (n_rows, n_columns)
+        X : array-like of shape (n_rows, n_columns), or source
+            A source is a path or something else that rows are read from in batches; see `dekrr.sources`.
 
         Returns
         -------
         ndarray of shape (n_rows,)
         """
-        rows = as_rows(X, self.header.columns, self.header.n_columns)
+        if is_source(X):
+            columns = self.header.columns or self.header.n_columns
+            batches = open_source(X, once=True).batches(columns)
+            return np.concatenate([np.empty(0), *(self._predict(inputs_of(batch, columns)) for batch in batches)])
+        return self._predict(as_rows(X, self.header.columns, self.header.n_columns))
+
+    def _predict(self, rows: Array) -> Array:
         if self.scaling is not None:
             rows = self.scaling.rows(rows)
         prediction = np.sum([member.weight * member.predict(rows) for member in self.members], axis=0)

@@ -18,7 +18,7 @@ greedy : Chen, Billings and Luo, Orthogonal least squares methods and their appl
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -28,7 +28,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .errors import SettingsError
-from .features import FeatureMap, cosine_of_turns, paired
+from .features import FeatureMap, paired
 from .kernels import KERNELS, make_kernel
 from .types import Array
 
@@ -74,10 +74,10 @@ class Pool:
         pairs = paired(self.frequencies)
         return FeatureMap(pairs.frequencies, pairs.phases, np.tile(self.amplitudes, 2))
 
-    def phase_free(self, X: Array) -> tuple[Array, Array]:
-        """Return cos(w'x) and sin(w'x) of every candidate, each of shape (n_rows, n_candidates)."""
-        turns = X @ (self.frequencies / (2 * np.pi))
-        return cosine_of_turns(turns.copy()), cosine_of_turns(turns - 0.25)
+    @property
+    def pairs(self) -> FeatureMap:
+        """The cosine and the sine of every candidate's frequency, whatever its phase; all cosines come first."""
+        return Pool(self.frequencies, None, self.amplitudes).feature_map
 
     def take(self, chosen: np.ndarray) -> "Pool":
         """Return the pool of the chosen candidates."""
@@ -278,14 +278,29 @@ class EnergySelector(Selector):
 
     def scores(self, pool: Pool, X: Array, y: Array) -> Array:
         """Return sqrt(2 / n_candidates) |mean(y psi)| of every candidate, shape (n_candidates,)."""
-        factor = np.sqrt(2 / pool.n_candidates) / len(y)
-        if self.phase_free or pool.phases is None:
-            cosines, sines = pool.phase_free(X)
-            return np.asarray(factor * np.hypot(y @ cosines, y @ sines))
-        return np.asarray(factor * np.abs(y @ pool.feature_map(X)))
+        strength = self._strength(pool, self._scored(pool).moment(X, y))
+        return np.asarray(np.sqrt(2 / pool.n_candidates) / len(y) * strength)
+
+    def _scored(self, pool: Pool) -> FeatureMap:
+        return pool.pairs if self.phase_free else pool.feature_map
+
+    def _strength(self, pool: Pool, moment: Array) -> Array:
+        """Return |y'psi| of every candidate, or the length of that of a cosine and a sine."""
+        return np.asarray(np.linalg.norm(moment.reshape(-1, pool.n_candidates), axis=0))
+
+    def best(self, pool: Pool, X: Array, y: Array) -> np.ndarray:
+        """Return the candidates of the highest scores, best first.
+
+        Single precision tells which may be among them; double precision, of those alone, which are.
+        """
+        moment, error = self._scored(pool).rough_moment(X, y)
+        rough, margin = self._strength(pool, moment), self._strength(pool, error)
+        cut = np.partition(rough - margin, -self._n_kept)[-self._n_kept]
+        possible = np.flatnonzero(rough + margin >= cut)
+        return possible[np.argsort(-self.scores(pool.take(possible), X, y), kind="stable")[: self._n_kept]]
 
     def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
-        chosen = np.argsort(-self.scores(pool, X, y), kind="stable")[: self._n_kept]
+        chosen = self.best(pool, X, y)
         if self.redraw_phases and pool.phases is not None:
             return FeatureMap.unweighted(pool.frequencies[:, chosen], rng.uniform(0, 2 * np.pi, chosen.size))
         return pool.keep(chosen)
@@ -444,107 +459,143 @@ class GreedySelector(Selector):
         pool = self._large_enough_pool(X.shape[1], rng)
         n_listed = min(round(self._n_kept * self.shortlist), max(self._n_kept, len(y)), pool.n_candidates)
         sample = self._sample(len(y), rng)
-        X, y, fold_of = X[sample], y[sample], fold_of[sample]
-        orders: list[np.ndarray] = []
-        if len(y) <= n_listed:
-            kept_rows = [*(fold_of != fold for fold in range(n_folds)), slice(None)]
-            orders = [self._order(pool, _FewRows(pool, X[kept], y[kept]), n_listed) for kept in kept_rows]
-        else:
-            every = _PoolSums.over(pool, X, y)
-            buffer = np.empty_like(every.gram) if n_folds else None
-            for fold in range(n_folds):
-                inside = _PoolSums.over(pool, X[fold_of == fold], y[fold_of == fold], buffer)
-                orders.append(self._order(pool, every.without(inside), n_listed))
-            orders.append(self._order(pool, every, n_listed))
-        return [pool.take(order) for order in orders]
+        products = _Products(pool, X[sample], y[sample], n_listed, fold_of[sample])
+        outside = [np.flatnonzero(products.folds != fold) for fold in range(n_folds)]
+        kept = [*outside, np.arange(len(products.folds))]
+        return [pool.take(self._order(pool, _PoolSums(products, folds), n_listed)) for folds in kept]
 
     def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator) -> Array:
         """Return by how much each further candidate would lower the squared error on these rows, at most `n_taken`."""
         pool = self._large_enough_pool(X.shape[1], rng)
         sample = self._sample(len(y), rng)
-        sums = _PoolSums.over(pool, X[sample], y[sample])
         n_taken = min(n_taken, pool.n_candidates)
+        sums = _PoolSums(_Products(pool, X[sample], y[sample], n_taken))
         gains = greedy_path(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)[1]
         return np.asarray(gains * len(y) / sums.n_rows)
 
     def choose_from(self, pool: Pool, gram: Array, moment: Array, n_rows: float) -> FeatureMap:
         """Return the map of the best candidates by sums Z'Z and Z'y over `n_rows` (weighted) rows."""
-        sums = _PoolSums(gram, moment, n_rows)
+        sums = _GramSums(gram, moment, n_rows)
         return pool.keep(self._order(pool, sums, self._n_kept))
 
     def _choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
         sample = self._sample(len(y), rng)
-        sums = _FewRows if len(y) <= self._n_kept else _PoolSums.over
-        return pool.keep(self._order(pool, sums(pool, X[sample], y[sample]), self._n_kept))
+        sums = _PoolSums(_Products(pool, X[sample], y[sample], self._n_kept))
+        return pool.keep(self._order(pool, sums, self._n_kept))
 
     def _sample(self, n_rows: int, rng: np.random.Generator) -> np.ndarray | slice:
         if self.max_rows is None or n_rows <= self.max_rows:
             return slice(None)
         return np.sort(rng.choice(n_rows, size=self.max_rows, replace=False))
 
-    def _order(self, pool: Pool, sums: "_PoolSums | _FewRows", n_taken: int) -> np.ndarray:
-        return greedy_order(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)
+    def _order(self, pool: Pool, sums: "_Sums", n_taken: int) -> np.ndarray:
+        return greedy_path(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)[0]
 
 
-@dataclass(frozen=True)
-class _PoolSums:
-    """Z'Z and Z'y of all candidates over some rows."""
+class _Sums(Protocol):
+    """Z'y and Z'Z of all candidates over some rows, as far as they are asked for."""
 
-    gram: Array
     moment: Array
     n_rows: float
 
-    @classmethod
-    def over(cls, pool: Pool, X: Array, y: Array, gram: Array | None = None) -> Self:
-        """Sum over rows; `gram` is memory to use, as fresh memory costs as much as the product."""
-        features = pool.feature_map(X)
-        return cls(np.matmul(features.T, features, out=gram), y @ features, len(y))
-
-    def without(self, part: Self) -> "_PoolSums":
-        """Return the sums over the other rows, in the memory of `part`."""
-        gram = np.subtract(self.gram, part.gram, out=part.gram)
-        return _PoolSums(gram, self.moment - part.moment, self.n_rows - part.n_rows)
-
-    def column(self, i: int) -> Array:
-        """Return column i of Z'Z."""
-        return np.asarray(self.gram[i])
-
     def diagonal(self, offset: int = 0) -> Array:
         """Return the entries (i, i + offset) of Z'Z."""
-        return np.diagonal(self.gram, offset)
+
+    def column(self, i: int, gain: Array) -> Array:
+        """Return column i of Z'Z; the candidates of the highest `gain` are likely to be asked for next."""
 
 
-class _FewRows:
-    """The same from fewer rows than features are taken, one column of Z'Z at a time."""
+class _GramSums:
+    """Sums whose Z'Z is there."""
 
-    def __init__(self, pool: Pool, X: Array, y: Array) -> None:
-        self._features = pool.feature_map(X)
-        self.moment: Array = y @ self._features
-        self.n_rows = float(len(y))
-
-    def column(self, i: int) -> Array:
-        return np.asarray(self._features[:, i] @ self._features)
+    def __init__(self, gram: Array, moment: Array, n_rows: float) -> None:
+        self._gram = gram
+        self.moment = moment
+        self.n_rows = n_rows
 
     def diagonal(self, offset: int = 0) -> Array:
-        end = self._features.shape[1] - offset
-        return np.asarray(np.einsum("ni,ni->i", self._features[:, :end], self._features[:, offset:]))
+        return np.diagonal(self._gram, offset)
+
+    def column(self, i: int, gain: Array) -> Array:
+        return np.asarray(self._gram[i])
 
 
-def greedy_order(sums: "_PoolSums | _FewRows", n_taken: int, *, ridge: float, width: int = 1) -> np.ndarray:
-    """Return the candidates that orthogonal least squares takes, in order; see `greedy_path`."""
-    return greedy_path(sums, n_taken, ridge=ridge, width=width)[0]
+class _Products:
+    """Products of candidates over the rows of each fold; Z'Z by columns, some likely ones at a time.
+
+    Orthogonal least squares needs the columns of what it takes, a small part of the pool. Those of the candidates
+    that come next in gain are computed along with the one that is asked for, in one product that reads the pool
+    once: most of them are asked for later. Where folds together take a good part of the pool, all are computed.
+
+    Parameters
+    ----------
+    pool : Pool
+    X, y : ndarray of shape (n_rows, n_columns) and (n_rows,)
+    n_taken : int
+        How many candidates are going to be taken.
+    fold_of : ndarray of int, shape (n_rows,), optional
+    """
+
+    def __init__(self, pool: Pool, X: Array, y: Array, n_taken: int, fold_of: np.ndarray | None = None) -> None:
+        fold_of = np.zeros(len(y), dtype=int) if fold_of is None else fold_of
+        order = np.argsort(fold_of, kind="stable")
+        self.folds, self.n_rows = np.unique(fold_of, return_counts=True)
+        ends = np.cumsum(self.n_rows)
+        y = y[order]
+        features = pool.feature_map(X[order])
+        self._n_candidates, self._width = pool.n_candidates, pool.width
+        nearly_all = 2 * n_taken * len(self.folds) > pool.n_candidates
+        self._n_likely = pool.n_candidates if nearly_all else min(max(16, n_taken // 4), pool.n_candidates)
+        self._parts = [features[end - size : end] for end, size in zip(ends, self.n_rows, strict=True)]
+        self.moments = np.array(
+            [y[end - size : end] @ part for part, end, size in zip(self._parts, ends, self.n_rows, strict=True)]
+        )
+        self._columns: dict[int, Array] = {}
+
+    def diagonals(self, offset: int) -> Array:
+        """Return the entries (i, i + offset) of every fold's Z'Z, shape (n_folds, n_features - offset)."""
+        last = self._parts[0].shape[1] - offset
+        return np.array([np.einsum("ni,ni->i", part[:, :last], part[:, offset:]) for part in self._parts])
+
+    def columns(self, i: int, gain: Array) -> Array:
+        """Return column i of every fold's Z'Z, shape (n_folds, n_features)."""
+        if i not in self._columns:
+            likely = np.argpartition(-gain, self._n_likely - 1)[: self._n_likely]
+            wanted = np.append(likely, i % self._n_candidates)
+            wanted = np.unique(wanted + self._n_candidates * np.arange(self._width)[:, None])
+            new = [k for k in wanted.tolist() if k not in self._columns]
+            chosen = slice(None) if self._n_likely == self._n_candidates else new
+            products = np.empty((len(self._parts), len(new), self._parts[0].shape[1]))
+            for part, product in zip(self._parts, products, strict=True):
+                np.matmul(part[:, chosen].T, part, out=product)
+            self._columns |= dict(zip(new, products.transpose(1, 0, 2), strict=True))
+        return self._columns[i]
 
 
-def greedy_path(
-    sums: "_PoolSums | _FewRows", n_taken: int, *, ridge: float, width: int = 1
-) -> tuple[np.ndarray, Array]:
+class _PoolSums:
+    """Sums over the rows of some folds."""
+
+    def __init__(self, products: _Products, folds: np.ndarray | None = None) -> None:
+        self._products = products
+        self._folds = np.arange(len(products.folds)) if folds is None else folds
+        self.moment: Array = products.moments[self._folds].sum(axis=0)
+        self.n_rows = float(products.n_rows[self._folds].sum())
+
+    def diagonal(self, offset: int = 0) -> Array:
+        return np.asarray(self._products.diagonals(offset)[self._folds].sum(axis=0))
+
+    def column(self, i: int, gain: Array) -> Array:
+        return np.asarray(self._products.columns(i, gain)[self._folds].sum(axis=0))
+
+
+def greedy_path(sums: _Sums, n_taken: int, *, ridge: float, width: int = 1) -> tuple[np.ndarray, Array]:
     """Return what orthogonal least squares takes, in order, and by how much each lowers the ridge residual.
 
     It needs sums over rows alone.
 
     Parameters
     ----------
-    sums : object with `moment`, `column(i)` and `diagonal(offset)`
+    sums : object with `moment`, `column(i, gain)` and `diagonal(offset)`
         Z'y and Z'Z of all candidates. For ``width=2``, candidate i is the pair of features i and
         n_candidates + i.
     n_taken : int
@@ -564,12 +615,12 @@ def greedy_path(
     open_candidates = np.ones(n_candidates, dtype=bool)
 
     for _ in range(n_taken):
-        gain = _gain(correlation, remaining, pair_product, width, floor)
-        best = int(np.argmax(np.where(open_candidates, gain, -np.inf)))
+        gain = np.where(open_candidates, _gain(correlation, remaining, pair_product, width, floor), -np.inf)
+        best = int(np.argmax(gain))
         for column in range(best, width * n_candidates, n_candidates):
             size = len(taken) * width + column // n_candidates
             pivot = np.sqrt(max(remaining[column], floor))
-            row = sums.column(column) - factor[:size, column] @ factor[:size]
+            row = sums.column(column, gain) - factor[:size, column] @ factor[:size]
             row[column] += ridge
             row /= pivot
             factor[size] = row

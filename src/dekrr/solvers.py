@@ -17,7 +17,8 @@ theta'B theta is 1 / (1 + 2 consensus), up to alpha, and this is the a that is t
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, eigvalsh
+from scipy.linalg import cho_factor, eigvalsh
+from scipy.linalg.lapack import dpotrs
 
 from .errors import SettingsError
 from .statistics import CrossSums, OwnSums
@@ -50,6 +51,17 @@ class Solver(Protocol):
         """Return the state after one round, given the residual at `state.coefficients`."""
 
 
+class _Factor:
+    """The Cholesky factor of a matrix; in a round, scipy's checks would take longer than the solve."""
+
+    def __init__(self, matrix: Array) -> None:
+        self._factor, self._lower = cho_factor(matrix)
+
+    def solve(self, right_side: Array) -> Array:
+        """Return matrix^-1 right_side, shape (D_j,)."""
+        return np.asarray(dpotrs(self._factor, right_side, lower=self._lower)[0])
+
+
 class Jacobi:
     """The paper's update, with its self penalty.
 
@@ -72,8 +84,8 @@ class Jacobi:
         self._self_penalty = self_penalty
         self._factor = self._factorise(self_penalty)
 
-    def _factorise(self, self_penalty: float) -> tuple[Array, bool]:
-        return cho_factor(self._row.hessian + self_penalty * self._gram)
+    def _factorise(self, self_penalty: float) -> "_Factor":
+        return _Factor(self._row.hessian + self_penalty * self._gram)
 
     def start(self, coefficients: Array) -> State:
         """Return the state before the first round."""
@@ -86,7 +98,7 @@ class Jacobi:
         if self._adaptive and state.step @ (state.previous + residual) < 0:
             weight = max(1.0, 2 * weight) if weight >= 0 else 0.0
             self._factor = self._factorise(weight)
-        step = cho_solve(self._factor, residual, check_finite=False)
+        step = self._factor.solve(residual)
         return State(state.coefficients + step, previous=residual, step=step, weight=weight)
 
 
@@ -101,7 +113,7 @@ class Chebyshev:
     """
 
     def __init__(self, row: BlockRow, lower_end: float) -> None:
-        self._factor = cho_factor(row.hessian)
+        self._factor = _Factor(row.hessian)
         self._radius_squared = (1 - lower_end) ** 2
 
     def start(self, coefficients: Array) -> State:
@@ -111,7 +123,7 @@ class Chebyshev:
     def update(self, state: State, residual: Array) -> State:
         """Return the state after one round: weight (theta + B^-1 residual - previous) + previous."""
         weight = next_weight(state.weight, self._radius_squared)
-        step = cho_solve(self._factor, residual, check_finite=False)
+        step = self._factor.solve(residual)
         moved = weight * (state.coefficients + step - state.previous) + state.previous
         return State(moved, previous=state.coefficients, step=step, weight=weight)
 

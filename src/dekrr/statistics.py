@@ -2,7 +2,7 @@
 
 With Z_ij the features of map i on the rows of site j (one row of the array per row of data), a site j
 computes about its own map Z_jj'Z_jj and Z_jj'y_j, and for each neighbour p, knowing its map,
-B_pj = Z_pj'Z_pj and C_pj = Z_pj'Z_jj. Rows are read in blocks and never needed again.
+B_pj = Z_pj'Z_pj and C_pj = Z_pj'Z_jj. Rows are read in blocks, from memory or from disk, and never needed again.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .features import FeatureMap
+from .rows import Rows
 from .types import Array
 
 ROWS_PER_BLOCK = 2048
@@ -38,6 +39,10 @@ class OwnSums:
         """Return the sums over these rows and some more."""
         return OwnSums(self.gram + more.gram, self.moment + more.moment, self.response_energy + more.response_energy)
 
+    def times(self, weight: float) -> "OwnSums":
+        """Return the sums where every row counts `weight` times."""
+        return OwnSums(weight * self.gram, weight * self.moment, weight * self.response_energy)
+
 
 @dataclass(frozen=True)
 class CrossSums:
@@ -58,16 +63,17 @@ class CrossSums:
         """Return the sums over these rows and some more."""
         return CrossSums(self.gram + more.gram, self.cross + more.cross)
 
+    def times(self, weight: float) -> "CrossSums":
+        """Return the sums where every row counts `weight` times."""
+        return CrossSums(weight * self.gram, weight * self.cross)
 
-def accumulate(
-    X: Array, y: Array, own: FeatureMap, others: Mapping[str, FeatureMap]
-) -> tuple[OwnSums, dict[str, CrossSums]]:
+
+def accumulate(rows: Rows, own: FeatureMap, others: Mapping[str, FeatureMap]) -> tuple[OwnSums, dict[str, CrossSums]]:
     """Return a site's own sums and those for each neighbour, in one pass over its rows.
 
     Parameters
     ----------
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,)
+    rows : Rows
     own : FeatureMap
     others : mapping of neighbour to FeatureMap
     """
@@ -82,16 +88,19 @@ def accumulate(
     with_own = np.zeros((own.n_features, joint.n_features))
     grams = [np.zeros((m.n_features, m.n_features)) for m in maps[1:]]
     moment = np.zeros(own.n_features)
-    for start in range(0, len(X), ROWS_PER_BLOCK):
-        rows = slice(start, start + ROWS_PER_BLOCK)
-        features = joint(X[rows])
+    response_energy = 0.0
+    for X, y in rows.blocks(ROWS_PER_BLOCK):
+        features = joint(X)
         own_features = features[:, slices[0]]
         with_own += own_features.T @ features
-        moment += y[rows] @ own_features
+        moment += y @ own_features
+        response_energy += float(y @ y)
         for gram, part in zip(grams, slices[1:], strict=True):
             gram += features[:, part].T @ features[:, part]
-    own_sums = OwnSums(with_own[:, slices[0]], moment, float(y @ y))
+    own_sums = OwnSums(with_own[:, slices[0]], moment, response_energy)
     cross = {
         name: CrossSums(gram, with_own[:, part].T) for name, gram, part in zip(others, grams, slices[1:], strict=True)
     }
-    return own_sums, cross
+    if rows.weight == 1:
+        return own_sums, cross
+    return own_sums.times(rows.weight), {name: sums.times(rows.weight) for name, sums in cross.items()}

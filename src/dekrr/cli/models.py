@@ -1,6 +1,8 @@
 """`dekrr fit` and `dekrr predict`: models from a table with a site column, and predictions for new rows."""
 
 import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,10 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..data import read_table
 from ..errors import DataError, SettingsError
 from ..estimators import DeKRRRegressor
+from ..metrics import rse
 from ..model import SiteModel, load
+from ..sources import PARQUET, inputs_of, open_source
+from ..types import Array
 
 SUFFIX = ".safetensors"
 
@@ -36,14 +40,11 @@ def fit(
 ) -> None:
     """Train a model for every site of a table and write them to a folder.
 
-    All columns but the target and the site must be numbers.
+    All columns but the target and the site must be numbers. The table is read in batches: it may be larger than
+    memory.
     """
-    table = read_table(data)
     for column in (target, site):
-        if column not in table.columns:
-            raise DataError(f"{data} has no column {column!r}; it has {', '.join(map(str, table.columns))}")
-    rows = table.drop(columns=[target, site])
-    _require_numbers(rows, data)
+        _require_column(column, open_source(data).columns or [], data)
     if not force and out.exists() and list(out.glob(f"*{SUFFIX}")):
         raise DataError(f"{out} already has models; give another folder, or --force to replace them")
     regressor = DeKRRRegressor(
@@ -58,13 +59,13 @@ def fit(
         prediction=prediction,
         random_state=seed,
     )
-    regressor.fit(rows, table[target], sites=table[site])
+    regressor.fit(data, target, sites=site)
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob(f"*{SUFFIX}"):
         old.unlink()
     for model in regressor.models_.values():
         model.save(out / file_name(model.header.site))
-    _summary(regressor, rows, table[target], table[site], out)
+    _summary(regressor, out)
 
 
 def _number_or_auto(name: str, given: str) -> float | str:
@@ -87,24 +88,27 @@ def file_name(site: str) -> str:
     return re.sub(r"[^\w. -]", lambda match: f"%{ord(match[0]):02X}", site) + SUFFIX
 
 
-def _require_numbers(rows: Any, data: Path) -> None:
-    words = [str(name) for name, kind in rows.dtypes.items() if not np.issubdtype(np.dtype(kind.type), np.number)]
-    if words:
-        raise DataError(f"{data}: columns {', '.join(words)} are not numbers; drop or encode them")
+def _require_column(column: str, there: Sequence[str], data: Path) -> None:
+    if column not in there:
+        raise DataError(f"{data} has no column {column!r}; it has {', '.join(there)}")
 
 
-def _summary(regressor: DeKRRRegressor, rows: Any, y: Any, sites: Any, out: Path) -> None:
+def _summary(regressor: DeKRRRegressor, out: Path) -> None:
+    """Print what came of a fit; errors are on the sites' samples, which have all rows of all but large sites."""
     table = Table(title=f"{len(regressor.sites_)} models in {out}")
     for heading in ("site", "rows", "RSE on its training rows", "kB sent"):
         table.add_column(heading, justify="left" if heading == "site" else "right")
-    for label in regressor.sites_:
-        own = np.asarray(sites == label)
-        error = regressor.rse(rows[own], y[own], sites=sites[own])
+    samples = {label: rows.sample for label, rows in regressor.rows_.items()}
+    own = {label: regressor.models_[label].predict(sample.X) for label, sample in samples.items()}
+    for label, sample in samples.items():
         sent = regressor.traffic_.sent_by(label) / 1e3
-        table.add_row(str(label), f"{own.sum()}", f"{error:.4f}", f"{sent:.0f}")
+        n_rows = regressor.rows_[label].n_rows
+        table.add_row(str(label), f"{n_rows}", f"{rse(sample.y, own[label]):.4f}", f"{sent:.0f}")
     console = Console()
     console.print(table)
-    own_rse, union_rse = (regressor.rse(rows, y, sites=sites, metric=metric) for metric in ("own", "union"))
+    X, y = (np.concatenate([getattr(sample, part) for sample in samples.values()]) for part in "Xy")
+    own_rse = rse(y, np.concatenate(list(own.values())))
+    union_rse = np.mean([rse(y, model.predict(X)) for model in regressor.models_.values()])
     console.print(
         f"sigma {regressor.sigma_:g}, alpha {regressor.alpha_:g}, consensus {regressor.consensus_:g}; "
         f"training RSE: own {own_rse:.4f}, union {union_rse:.4f}; {regressor.n_rounds_} rounds. "
@@ -121,20 +125,60 @@ def predict(
 ) -> None:
     """Predict each row of a table by its site's model, or all rows by the mean of the models.
 
-    The table comes back with one more column.
+    The table comes back with one more column. It is read and written in batches.
     """
-    table = read_table(data)
     by_site = _load_all(models)
-    if site is None:
-        table[column] = np.mean([model.predict(table) for model in by_site.values()], axis=0)
-    else:
-        table[column] = _predict_by_site(table, site, by_site, data)
+    with _writer(out) as write:
+        for batch in open_source(data).read(None):
+            header = next(iter(by_site.values())).header
+            rows = inputs_of(batch, header.columns or header.n_columns)
+            table = batch.table.to_pandas() if hasattr(batch.table, "to_pandas") else batch.table
+            if site is None:
+                table[column] = np.mean([model.predict(rows) for model in by_site.values()], axis=0)
+            else:
+                table[column] = _predict_by_site(rows, table, site, by_site, data)
+            write(table)
+
+
+@contextmanager
+def _writer(out: Path | None) -> Iterator[Callable[[Any], None]]:
+    """Give a function that appends a table to a file, or prints it; a file left unfinished is removed."""
     if out is None:
-        typer.echo(table.to_csv(index=False), nl=False)
-    elif out.suffix in (".parquet", ".pq"):
-        table.to_parquet(out)
-    else:
-        table.to_csv(out, index=False)
+        yield _csv_appender(lambda text: typer.echo(text, nl=False))
+        return
+    try:
+        with ExitStack() as stack:
+            if out.suffix in PARQUET:
+                yield _parquet_appender(out, stack)
+            else:
+                yield _csv_appender(stack.enter_context(out.open("w", newline="")).write)
+    except BaseException:
+        out.unlink(missing_ok=True)
+        raise
+
+
+def _csv_appender(write: Callable[[str], Any]) -> Callable[[Any], None]:
+    header = iter([True])
+
+    def append(table: Any) -> None:
+        write(table.to_csv(index=False, header=next(header, False)))
+
+    return append
+
+
+def _parquet_appender(out: Path, stack: ExitStack) -> Callable[[Any], None]:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    writers: list[Any] = []
+
+    def append(frame: Any) -> None:
+        table = pa.Table.from_pandas(frame)
+        if not writers:
+            writers.append(stack.enter_context(parquet.ParquetWriter(out, table.schema)))
+        writers[0].write_table(table.cast(writers[0].schema))
+
+    return append
 
 
 def _load_all(models: Path) -> dict[str, SiteModel]:
@@ -145,9 +189,8 @@ def _load_all(models: Path) -> dict[str, SiteModel]:
     return {model.header.site: model for model in loaded}
 
 
-def _predict_by_site(table: Any, site: str, by_site: dict[str, SiteModel], data: Path) -> np.ndarray:
-    if site not in table.columns:
-        raise DataError(f"{data} has no column {site!r}; it has {', '.join(map(str, table.columns))}")
+def _predict_by_site(rows: Array, table: Any, site: str, by_site: dict[str, SiteModel], data: Path) -> np.ndarray:
+    _require_column(site, [str(name) for name in table.columns], data)
     names = table[site].map(lambda label: label if isinstance(label, str) else repr(label))
     unknown = sorted(set(names) - set(by_site))
     if unknown:
@@ -156,5 +199,5 @@ def _predict_by_site(table: Any, site: str, by_site: dict[str, SiteModel], data:
     for name, model in by_site.items():
         own = np.asarray(names == name)
         if own.any():
-            prediction[own] = model.predict(table[own])
+            prediction[own] = model.predict(rows[own])
     return prediction

@@ -18,6 +18,7 @@ from ..networks.local import LocalNetwork
 from ..protocols import dekrr, dkla
 from ..protocols.outcome import Outcome
 from ..protocols.site import Outbox, Site
+from ..rows import ArrayRows
 from ..types import Array
 from .methods import METHODS, make_estimator, selectors_of
 from .problems import Problem
@@ -105,7 +106,7 @@ def _run(task: Task, problem: Problem, regressor: Any) -> tuple[MeteredNetwork, 
     for j, (name, selector) in enumerate(zip(names, selectors_of(task, problem), strict=True)):
         rows = problem.split.sites == j
         around = tuple(names[p] for p in neighbors[j])
-        site = Site(name, around, problem.split.X[rows], problem.split.y[rows], seed=seed)
+        site = Site(name, around, ArrayRows(problem.split.X[rows], problem.split.y[rows]), seed=seed)
         common = {"alpha": problem.alpha, "tol": 0.0, "max_rounds": task.max_rounds, "scale": None, "min_rows": 1}
         if consensus_free:
             censoring = {

@@ -6,7 +6,6 @@ experimenter's shortcut: it sees all sites at once. What a run reports is always
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -18,6 +17,7 @@ from ..features import FeatureMap
 from ..labels import names_of
 from ..model import neighborhood_weights
 from ..protocols.site import Site
+from ..rows import ArrayRows
 from ..selection import Selector
 from ..statistics import accumulate
 from ..system import Weights, assemble, penalty
@@ -26,16 +26,8 @@ from ..types import Array
 N_FOLDS = 5
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of one site."""
-
-    X: Array
-    y: Array
-
-
 def solve_network(
-    rows: Sequence[Rows],
+    rows: Sequence[ArrayRows],
     maps: Sequence[FeatureMap],
     neighbors: Sequence[Sequence[int]],
     alpha: float,
@@ -57,7 +49,7 @@ def solve_network(
     own, sent = {}, {}
     for j, name in enumerate(names):
         others = {names[p]: maps[p] for p in neighbors[j]}
-        own[name], sent[name] = accumulate(rows[j].X, rows[j].y, maps[j], others)
+        own[name], sent[name] = accumulate(rows[j], maps[j], others)
     ends = np.cumsum([feature_map.n_features for feature_map in maps])
     parts = [slice(end - m.n_features, end) for end, m in zip(ends, maps, strict=True)]
     solutions = []
@@ -80,14 +72,14 @@ def solve_network(
 
 
 def choose_features(
-    rows: Sequence[Rows], neighbors: Sequence[Sequence[int]], selectors: Sequence[Selector], random_state: int
+    rows: Sequence[ArrayRows], neighbors: Sequence[Sequence[int]], selectors: Sequence[Selector], random_state: int
 ) -> list[FeatureMap]:
     """Return the features that each site of an estimator with this `random_state` chooses from its rows."""
     seed = int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
     names = names_of(list(range(len(rows))))
     maps = []
     for j, selector in enumerate(selectors):
-        site = Site(names[j], tuple(names[p] for p in neighbors[j]), rows[j].X, rows[j].y, seed=seed)
+        site = Site(names[j], tuple(names[p] for p in neighbors[j]), rows[j], seed=seed)
         maps.append(selector.select(site.X, site.y, site.rng()))
     return maps
 
@@ -130,13 +122,13 @@ def cross_validate(
     random_state : int
     """
     neighbors = ring_neighbors(split)
-    sites = [Rows(split.X[split.sites == j], split.y[split.sites == j]) for j in range(split.n_sites)]
+    sites = [ArrayRows(split.X[split.sites == j], split.y[split.sites == j]) for j in range(split.n_sites)]
     folds = [folds_of(len(site.y), shuffle=shuffle, seed=random_state) for site in sites]
     errors = np.zeros(len(weights))
     for k in range(N_FOLDS):
         kept = [np.setdiff1d(np.arange(len(site.y)), fold[k]) for site, fold in zip(sites, folds, strict=True)]
-        train = [Rows(site.X[rows], site.y[rows]) for site, rows in zip(sites, kept, strict=True)]
-        held_out = [Rows(site.X[fold[k]], site.y[fold[k]]) for site, fold in zip(sites, folds, strict=True)]
+        train = [ArrayRows(site.X[rows], site.y[rows]) for site, rows in zip(sites, kept, strict=True)]
+        held_out = [ArrayRows(site.X[fold[k]], site.y[fold[k]]) for site, fold in zip(sites, folds, strict=True)]
         maps = choose_features(train, neighbors, selectors, random_state)
         solutions = solve_network(train, maps, neighbors, alpha, weights)
         for j, site in enumerate(held_out):

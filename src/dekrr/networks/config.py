@@ -36,7 +36,7 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
     columns : tuple of str
         The columns to predict from.
     file : str
-        A site's CSV or Parquet file; in network.toml each site has its own.
+        A site's CSV or Parquet file, or a folder of Parquet files; in network.toml each site has its own.
     """
 
     target: str
@@ -377,8 +377,6 @@ def _check_privacy(method: str, settings: Mapping[str, Any], mistakes: list[str]
         given = f"{features!r}" if "features" in settings else f"{features!r}, the default,"
         mistakes.append(f'settings.features is {given} and looks at rows; with privacy write features = "plain"')
     if "bounds" not in settings:
-        mistakes.append(
-            "settings.bounds is missing: with privacy give public bounds of the columns and the target"
-        )
+        mistakes.append("settings.bounds is missing: with privacy give public bounds of the columns and the target")
     if settings.get("allocation", "equal") != "equal":
         mistakes.append('settings.allocation: with privacy all sites share their features; write "equal"')

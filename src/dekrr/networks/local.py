@@ -2,18 +2,30 @@
 
 Every message is really encoded and decoded, so that its bytes are those that would travel and a procedure
 cannot reach into its neighbour's memory. An outbox addressed to anybody but a neighbour is refused.
+
+Between two exchanges sites do not depend on each other, so that they share out the processor's cores; the result is
+the same whatever their number.
 """
 
-from collections import Counter
-from collections.abc import Mapping
+import contextlib
+import multiprocessing
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+
+from threadpoolctl import ThreadpoolController
 
 from ..errors import MessageError
 from ..messages import AnyMessage, Message, decode, encode
 from ..protocols.site import Outbox, Procedure, Result
 
 Edge = tuple[Any, Any]
+_SLOW = 1e-3  # seconds of one site's step, from which threads gain more than they cost
 
 
 @dataclass
@@ -67,62 +79,66 @@ class LocalNetwork:
     ----------
     neighbors : mapping of site to its neighbours
         The graph; for instance a networkx graph.
+    n_threads : int, optional
+        How many sites may compute at the same time; one a core by default.
 
     Examples
     --------
     >>> import numpy as np
     >>> from dekrr.protocols.consensus import roll_call
     >>> from dekrr.protocols.site import Site
-    >>> rows = np.zeros((3, 1))
+    >>> from dekrr.rows import ArrayRows
+    >>> rows = ArrayRows(np.zeros((3, 1)), np.zeros(3))
     >>> network = LocalNetwork({"a": ["b"], "b": ["a", "c"], "c": ["b"]})
-    >>> sites = [Site(name, tuple(network.neighbors[name]), rows, rows[:, 0]) for name in "abc"]
+    >>> sites = [Site(name, tuple(network.neighbors[name]), rows) for name in "abc"]
     >>> rosters = network.run({site.name: roll_call(site) for site in sites})
     >>> rosters["a"].n_rows, rosters["c"].diameter
     (9, 2)
     """
 
-    def __init__(self, neighbors: Mapping[str, Any]) -> None:
+    def __init__(self, neighbors: Mapping[str, Any], n_threads: int | None = None) -> None:
         self.neighbors = {site: frozenset(neighbors[site]) for site in neighbors}
         self.traffic = Traffic()
+        self._n_threads = max(1, min(len(self.neighbors), n_threads or _free_cores()))
 
     def run(self, procedures: Mapping[str, Procedure[Result]]) -> dict[str, Result]:
         """Drive all procedures to their end and return what each returned."""
         results: dict[str, Result] = {}
         inboxes: dict[str, dict[str, AnyMessage]] | None = None
         exchange = 0
-        try:
+        with contextlib.ExitStack() as stack:
+            for procedure in procedures.values():
+                stack.callback(procedure.close)
+            advance = stack.enter_context(_sharing_out(self._n_threads))
             while len(results) < len(procedures):
+                steps = [_Step(name, procedures[name], inboxes, exchange) for name in procedures]
+                advance(steps)
                 outboxes: dict[str, Outbox] = {}
-                for name, procedure in procedures.items():
-                    try:
-                        outboxes[name] = next(procedure) if inboxes is None else procedure.send(inboxes[name])
-                    except StopIteration as stop:
-                        results[name] = stop.value
-                    except Exception as error:
-                        error.add_note(f"at site {name!r}, after exchange {exchange}")
-                        raise
+                for step in steps:
+                    if step.ended:
+                        results[step.name] = step.result
+                    else:
+                        outboxes[step.name] = step.outbox
                 if results and outboxes:
                     raise MessageError(
                         f"sites {sorted(results)} ended after {exchange} exchanges while {sorted(outboxes)} go on"
                     )
                 inboxes = self._carry(outboxes)
                 exchange += 1
-        finally:
-            for procedure in procedures.values():
-                procedure.close()
         return results
 
     def _carry(self, outboxes: Mapping[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
         inboxes: dict[str, dict[str, AnyMessage]] = {name: {} for name in outboxes}
         for sender, outbox in outboxes.items():
-            encoded: dict[int, bytes] = {}
+            carried: dict[int, tuple[int, AnyMessage]] = {}  # what is the same for all receivers is decoded once
             for receiver, message in outbox.items():
                 self._check(sender, receiver, message)
-                if id(message) not in encoded:
-                    encoded[id(message)] = encode(message)
-                data = encoded[id(message)]
-                self.traffic.count((sender, receiver), type(message).__name__, len(data))
-                inboxes[receiver][sender] = decode(data, sender)
+                if id(message) not in carried:
+                    data = encode(message)
+                    carried[id(message)] = len(data), decode(data, sender)
+                size, arrived = carried[id(message)]
+                self.traffic.count((sender, receiver), type(message).__name__, size)
+                inboxes[receiver][sender] = arrived
         return inboxes
 
     def _check(self, sender: str, receiver: str, message: Message) -> None:
@@ -131,3 +147,68 @@ class LocalNetwork:
                 f"site {sender!r} wants to send {type(message).__name__} to {receiver!r}, which is not its neighbour; "
                 f"its neighbours are {sorted(self.neighbors[sender])}"
             )
+
+
+class _Step:
+    """One site's way from an inbox to its next outbox, or to its result."""
+
+    def __init__(self, name: str, procedure: Procedure[Any], inboxes: Mapping[str, Any] | None, exchange: int) -> None:
+        self.name = name
+        self.ended = False
+        self.outbox: Outbox = {}
+        self.result: Any = None
+        self._procedure = procedure
+        self._inbox = inboxes[name] if inboxes is not None else None
+        self._exchange = exchange
+
+    def take(self) -> None:
+        try:
+            self.outbox = next(self._procedure) if self._inbox is None else self._procedure.send(self._inbox)
+        except StopIteration as stop:
+            self.ended, self.result = True, stop.value
+        except Exception as error:
+            error.add_note(f"at site {self.name!r}, after exchange {self._exchange}")
+            raise
+
+
+def _take(steps: deque[_Step]) -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            steps.popleft().take()
+
+
+@contextlib.contextmanager
+def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
+    """Give a function that takes all steps: in threads, once one has turned out to be slow.
+
+    Threads that libraries start themselves would fight these, and are put off.
+    """
+    if n_threads == 1:
+        yield lambda steps: _take(deque(steps))
+        return
+
+    def take_all(steps: list[_Step]) -> None:
+        left = deque(steps)
+        while left:
+            start = time.perf_counter()
+            left.popleft().take()
+            if time.perf_counter() - start > _SLOW:
+                others = [pool.submit(_take, left) for _ in range(n_threads - 1)]
+                _take(left)
+                for other in others:
+                    other.result()
+
+    with _controller().limit(limits=1, user_api="blas"), ThreadPoolExecutor(n_threads - 1) as pool:
+        yield take_all
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def _free_cores() -> int:
+    """Return the cores of this process; one in a child process, whose siblings have the others."""
+    if multiprocessing.parent_process() is not None:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,7 +14,6 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
-from ..data.files import read_table
 from ..errors import DataError, SettingsError
 from ..features import FeatureMap
 from ..model import Header, SiteModel
@@ -22,8 +21,9 @@ from ..privacy.guards import Ledger
 from ..privacy.vault import Vault
 from ..protocols.outcome import Outcome, members_of
 from ..protocols.site import Procedure, Site
+from ..rows import Rows, StreamedRows
 from ..selection import SELECTORS
-from ..types import Array
+from ..sources import open_source
 from . import keys
 from .config import METHODS, SiteFile
 from .journal import FileJournal
@@ -49,22 +49,16 @@ def link_of(config: SiteFile, folder: Path, *, insecure: bool) -> Link:
     return Link(config.site, config.listen, config.neighbors, found)
 
 
-def read_rows(config: SiteFile, folder: Path) -> tuple[Array, Array]:
-    """Return a site's rows and responses; all columns must be there, and be finite numbers."""
-    path = folder / config.data.file
-    table = read_table(path)
-    wanted = [*config.data.columns, config.data.target]
-    missing = [name for name in wanted if name not in table.columns]
+def open_rows(config: SiteFile, folder: Path) -> Rows:
+    """Return a site's rows, to be read in batches, after a first pass that finds mistakes in them."""
+    source = open_source(folder / config.data.file)
+    there = source.columns or []
+    missing = [name for name in (*config.data.columns, config.data.target) if name not in there]
     if missing:
-        raise DataError(f"{path} has no columns {', '.join(missing)}; it has {', '.join(map(str, table.columns))}")
-    try:
-        values = table[wanted].to_numpy(dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{path}: columns {', '.join(wanted)} must be numbers: {error}") from None
-    if not np.isfinite(values).all():
-        row, column = np.argwhere(~np.isfinite(values))[0]
-        raise DataError(f"{path}: row {row}, column {wanted[column]!r} is {values[row, column]}; fill or drop it")
-    return values[:, :-1], values[:, -1]
+        raise DataError(f"{source.name} has no columns {', '.join(missing)}; it has {', '.join(there)}")
+    rows = StreamedRows(source, config.data.columns, config.data.target, seed=config.features().seed)
+    _ = rows.survey
+    return rows
 
 
 class Node:
@@ -103,7 +97,7 @@ class Node:
             raise DataError(f"{folder / MODEL} is already there; --force replaces it")
         self.listeners: list[Listener] = []
         self._link = link_of(config, folder, insecure=insecure)
-        self._rows = read_rows(config, folder)
+        self._rows = open_rows(config, folder)
         if fresh:
             (folder / CHECKPOINT).unlink(missing_ok=True)
         self._journal = FileJournal(folder / CHECKPOINT)
@@ -116,7 +110,7 @@ class Node:
             neighbors=tuple(sorted(config.neighbors)),
             sites=frozenset(config.sites),
             terms=terms,
-            digest=_digest(terms, *self._rows),
+            digest=_digest(terms, folder / config.data.file),
             patience=config.patience,
             start_patience=config.start_patience,
         )
@@ -126,7 +120,7 @@ class Node:
 
     def run(self) -> SiteModel:
         """Take part in the run to its end; the model is written as soon as it stands."""
-        self._tell("started", {"rows": len(self._rows[1]), "neighbors": list(self.session.plan.neighbors)})
+        self._tell("started", {"rows": self._rows.n_rows, "neighbors": list(self.session.plan.neighbors)})
         try:
             outcome = self.network.run(self.session, self._after)
         except BaseException as error:
@@ -167,7 +161,7 @@ class Node:
             features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
         )
         own = feature_map if self.config.method == "dekrr" else None
-        site = Site(self.config.site, neighbors, *self._rows, seed=features.seed, feature_map=own)
+        site = Site(self.config.site, neighbors, self._rows, seed=features.seed, feature_map=own)
         site = replace(site, ledger=self._ledger, vault=self._vault)
         procedure: Procedure[Outcome] = METHODS[self.config.method].train(site, selector, self.config.method_settings())
         return procedure
@@ -211,10 +205,12 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _digest(terms: Mapping[str, str], X: Array, y: Array) -> str:
+def _digest(terms: Mapping[str, str], data: Path) -> str:
     digest = hashlib.sha256(json.dumps(terms, sort_keys=True).encode())
-    for array in (X, y):
-        digest.update(np.ascontiguousarray(array).tobytes())
+    for path in sorted(data.rglob("*")) if data.is_dir() else [data]:
+        if path.is_file():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 

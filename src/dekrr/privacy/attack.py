@@ -17,7 +17,8 @@ from ..features import FeatureMap
 from ..messages import Moments, RowFeatures, Sums, unpack_symmetric
 from ..protocols import dekrr
 from ..protocols.site import Site
-from ..protocols.tuning import Tuning
+from ..protocols.tuning import GRIDS, Tuning
+from ..rows import ArrayRows
 from ..scaling import Scaling
 from ..selection import EnergySelector, GreedySelector, Selector
 from ..types import Array
@@ -140,7 +141,7 @@ def _problem(
     sigma: float,
 ) -> Problem:
     graph = topology.build("ring", list(train), 4)
-    sites = [Site(j, tuple(graph[j]), X, y) for j, (X, y) in train.items()]
+    sites = [Site(j, tuple(graph[j]), ArrayRows(X, y)) for j, (X, y) in train.items()]
     return Problem(name, sites, spare, sigma, n_features)
 
 
@@ -203,8 +204,6 @@ def hear(
     forger : callable, optional
         How a colluder lies about its features.
     """
-    from ..estimators import GRIDS
-
     victim, _ = problem.pair(target)
     listeners = victim.neighbors[:colluders]
     selector = problem.selector()
@@ -486,7 +485,7 @@ def fewer_rows(
         raise DataError(f"site {victim.name!r} has {victim.n_rows} rows, fewer than {max(counts)}")
     order = np.random.default_rng(seed).permutation(victim.n_rows)
     for count in counts:
-        small = replace(victim, X=victim.X[order[:count]], y=victim.y[order[:count]])
+        small = replace(victim, rows=ArrayRows(victim.X[order[:count]], victim.y[order[:count]]))
         sites = [small if site is victim else site for site in problem.sites]
         shrunk = replace(problem, sites=sites)
         view = hear(shrunk, settings=UNGUARDED, colluders=colluders)

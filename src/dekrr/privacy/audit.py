@@ -23,6 +23,7 @@ from ..errors import SettingsError
 from ..messages import Coefficients, Sums, pack_symmetric, unpack_symmetric
 from ..protocols import dekrr
 from ..protocols.site import Site
+from ..rows import ArrayRows
 from ..selection import PlainSelector
 from ..system import penalty
 from ..types import Array
@@ -175,7 +176,7 @@ def everything_sent(
     selector = PlainSelector(n_features, sigma=sigma)
 
     def release(rows: tuple[Array, Array]) -> Array:
-        target = Site("target", ("other",), *rows, seed=neighbor.seed)
+        target = Site("target", ("other",), ArrayRows(*rows), seed=neighbor.seed)
         network = RecordingNetwork({"target": ["other"], "other": ["target"]})
         outcomes = network.run({site.name: dekrr.train(site, selector, settings) for site in (target, neighbor)})
         sums = {

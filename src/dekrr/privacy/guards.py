@@ -8,6 +8,7 @@ only the rows fit. `docs/privacy.md` has both attacks with their figures.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from scipy import stats
@@ -16,6 +17,7 @@ from sklearn.base import clone
 from ..errors import DataError, MessageError, SettingsError
 from ..features import FeatureMap
 from ..messages import Chosen
+from ..rows import ArrayRows
 from ..selection import LONG_WAVE, GreedySelector, Selector
 from ..statistics import ROWS_PER_BLOCK, accumulate
 from ..types import Array
@@ -66,15 +68,19 @@ def frequency_limit(selector: Selector, n_columns: int) -> float:
     such heavy tails that its limit hardly limits; `verify_features` does.
     """
     narrowest = float(selector.sigma) * float(np.min(selector.bandwidths))
-    each = _ONE_IN / n_columns
-    columns = np.arange(1, min(selector.max_columns, n_columns) + 1) if selector.max_columns else np.array([n_columns])
-    unit = {
-        "gaussian": np.max(np.sqrt(n_columns / columns) * stats.chi.isf(_ONE_IN, columns)),
-        "laplacian": np.sqrt(n_columns) * stats.cauchy.isf(each / 2),
-        "cauchy": np.sqrt(n_columns) * stats.laplace.isf(each / 2),
-    }
     shortest = LONG_WAVE if isinstance(selector, GreedySelector) and selector.linear else 0.0
-    return max(float(unit[selector.kernel]) / narrowest, shortest)
+    return max(_longest_of_unit(selector.kernel, selector.max_columns, n_columns) / narrowest, shortest)
+
+
+@cache
+def _longest_of_unit(kernel: str, max_columns: int | None, n_columns: int) -> float:
+    each = _ONE_IN / n_columns
+    if kernel == "laplacian":
+        return float(np.sqrt(n_columns) * stats.cauchy.isf(each / 2))
+    if kernel == "cauchy":
+        return float(np.sqrt(n_columns) * stats.laplace.isf(each / 2))
+    columns = np.arange(1, min(max_columns, n_columns) + 1) if max_columns else np.array([n_columns])
+    return float(np.max(np.sqrt(n_columns / columns) * stats.chi.isf(_ONE_IN, columns)))
 
 
 def check_frequencies(maps: Mapping[str, FeatureMap], limit: float) -> None:
@@ -127,29 +133,23 @@ def check_rows_of_shortlists(site: str, n_rows: int, maps: Mapping[str, FeatureM
             )
 
 
-def typical_rows(X: Array, feature_map: FeatureMap, max_leverage: float) -> np.ndarray:
-    """Return which rows have a leverage z(x)'(Z'Z)^-1 z(x) of at most `max_leverage`, shape (n_rows,).
+def typical_rows(rows: ArrayRows, feature_map: FeatureMap, max_leverage: float) -> ArrayRows:
+    """Return the rows with a leverage z(x)'(Z'Z)^-1 z(x) of at most `max_leverage`.
 
     A row of leverage 1 is alone in some direction of the features: sums with it say where it is. Rows that others hid
     behind show when those are gone, so that it is done three times; not more often, as few rows a feature would leave
     none.
     """
-    typical = np.ones(len(X), dtype=bool)
-    if max_leverage >= 1:
-        return typical
-    for _ in range(_LEVERAGE_PASSES):
-        sums, _ = accumulate(X[typical], np.zeros(int(typical.sum())), feature_map, {})
-        values, vectors = np.linalg.eigh(sums.gram)
+    for _ in range(_LEVERAGE_PASSES if max_leverage < 1 else 0):
+        gram = accumulate(rows, feature_map, {})[0].gram / rows.weight
+        values, vectors = np.linalg.eigh(gram)
         whitening = vectors / np.sqrt(np.maximum(values, _ROUNDING * values[-1]))
-        leverage = [
-            np.sum((feature_map(X[start : start + ROWS_PER_BLOCK]) @ whitening) ** 2, axis=1)
-            for start in range(0, len(X), ROWS_PER_BLOCK)
-        ]
-        atypical = typical & (np.concatenate(leverage) > max_leverage)
-        if not atypical.any() or atypical.sum() == typical.sum():
+        leverage = [np.sum((feature_map(X) @ whitening) ** 2, axis=1) for X, _ in rows.blocks(ROWS_PER_BLOCK)]
+        typical = np.concatenate(leverage) <= max_leverage
+        if typical.all() or not typical.any():
             break
-        typical &= ~atypical
-    return typical
+        rows = rows.take(typical)
+    return rows
 
 
 def site_rng(seed: int, name: str, purpose: str = "features") -> np.random.Generator:

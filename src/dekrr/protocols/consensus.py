@@ -89,8 +89,7 @@ def roll_call(site: Site) -> Procedure[Roster]:
 
 def agree_on_scaling(site: Site, roster: Roster) -> Procedure[Scaling]:
     """Find the bounds of every column and of the response over all sites, in diameter exchanges."""
-    bounds = Scaling.of(site.X, site.y)
-    lower, upper = bounds.lower, bounds.upper
+    lower, upper = site.rows.bounds.lower, site.rows.bounds.upper
     shapes = dict.fromkeys(site.neighbors, lower.shape)
     for _ in range(roster.diameter):
         inbox = expect((yield site.to_all(Bounds(lower, upper))), Bounds, lower=shapes, upper=shapes)
@@ -152,7 +151,8 @@ class Progress:
         if self._age == 0:
             self._heard = own
         else:
-            self._heard = tuple(np.max([self._heard, *neighbors], axis=0).tolist())
+            residuals, scales = zip(self._heard, *neighbors, strict=True)
+            self._heard = max(residuals), max(scales)
         if self._age == self._diameter:
             residual, scale = self._heard
             self.relative = residual / scale if scale > 0 else 0.0

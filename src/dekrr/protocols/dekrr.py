@@ -25,17 +25,18 @@ from ..messages import (
     pack_symmetric,
     unpack_symmetric,
 )
+from ..model import OWN_WEIGHT
 from ..privacy import guards
 from ..privacy.mechanism import DifferentialPrivacy, GaussianSums
+from ..rows import Rows, sampled
 from ..scaling import Scaling
 from ..selection import GreedySelector, Pool, Selector
 from ..solvers import SelfPenalty, Solver, make_solver
 from ..statistics import CrossSums, OwnSums, accumulate
 from ..system import BlockRow, Weights, assemble, penalty
-from ..types import Array
 from .consensus import Progress, Roster, agree_on_scaling, roll_call, tree_sum
 from .outcome import Outcome
-from .private import exchange_private_sums, require_private, shared_features
+from .private import exchange_private_sums, require_private, shared_features, sum_and_digest
 from .site import Inbox, Procedure, Site
 from .tuning import Tuned, Tuning, tune
 from .wire import Listener, Sender, Wire
@@ -68,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Features per site, at the same total: see `allocate`.
     min_rows : int
         The fewest rows that a site sends sums over; while tuning, the fewest in a fold, of which there are then fewer.
+    own_weight : float
+        Of a site's own model when it predicts with its neighbourhood, unless tuning chooses it.
     wire : Wire
         How coefficients travel.
     rows_per_feature : float
@@ -95,6 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     scale: str | None = "minmax"
     allocation: str = "equal"
     min_rows: int = 10
+    own_weight: float = OWN_WEIGHT
     wire: Wire = Wire()
     rows_per_feature: float = guards.ROWS_PER_FEATURE
     max_leverage: float = guards.MAX_LEVERAGE
@@ -159,8 +163,11 @@ def train(
     keep_path : bool, default=False
         Keep the coefficients of every round in the outcome.
     """
-    site.require_rows(settings.min_rows)
-    mechanism: GaussianSums | None = None
+    if settings.exchange == "features" and site.rows.streamed:
+        raise SettingsError(
+            f'exchange="features" sends features of every row, but the rows of site {site.name!r} are read in batches: '
+            'load them, or take exchange="sums"'
+        )
     if settings.privacy is not None:
         require_private(
             selector,
@@ -171,26 +178,28 @@ def train(
             allocation=settings.allocation,
             tuned=tuning is not None,
         )
-        mechanism = GaussianSums(settings.privacy, site.n_rows)
-    roster = yield from roll_call(site)
     scaling: Scaling | None = None
-    X, y = site.X, site.y
-    if settings.scale == "minmax":
-        scaling = (
-            public_scaling(settings.bounds, X.shape[1])
-            if settings.bounds is not None
-            else (yield from agree_on_scaling(site, roster))
-        )
-        X, y = scaling.rows(X), scaling.responses(y)
-    n_features = yield from allocate(site, X, y, selector, settings.allocation, roster)
-    selector = clone(selector).set_params(n_features=selector.most_features(n_features, site.n_rows))
+    if settings.scale == "minmax" and settings.bounds is not None:
+        scaling = public_scaling(settings.bounds, site.rows.n_columns)
+    mechanism: GaussianSums | None = None
     tuned: Tuned | None = None
-    if tuning is not None:
-        tuned = yield from tune(site, X, y, selector, settings, tuning, roster)
-        selector = clone(selector).set_params(sigma=tuned.sigma)
-        settings = msgspec.structs.replace(settings, alpha=tuned.alpha, consensus=tuned.consensus)
-
-    ready = yield from set_up(site, X, y, selector, roster, settings, mechanism=mechanism)
+    if asks_for_sums_alone(selector, settings, tuning):
+        roster, ready, mechanism = yield from set_up_in_one_pass(site, site.rows.scaled(scaling), selector, settings)
+    else:
+        site.require_rows(settings.min_rows)
+        roster = yield from roll_call(site)
+        if settings.scale == "minmax" and scaling is None:
+            scaling = yield from agree_on_scaling(site, roster)
+        rows = site.rows.scaled(scaling)
+        n_features = yield from allocate(site, rows, selector, settings.allocation, roster)
+        selector = clone(selector).set_params(n_features=selector.most_features(n_features, site.n_rows))
+        if tuning is not None:
+            tuned = yield from tune(site, rows.sample.X, rows.sample.y, selector, settings, tuning, roster)
+            selector = clone(selector).set_params(sigma=tuned.sigma)
+            settings = msgspec.structs.replace(
+                settings, alpha=tuned.alpha, consensus=tuned.consensus, own_weight=tuned.own_weight
+            )
+        ready = yield from set_up(site, rows, selector, roster, settings)
     alpha = settings.alpha
     if mechanism is not None:
         alpha += roster.n_sites * mechanism.ridge(ready.own_map.n_features) / roster.n_rows
@@ -201,6 +210,7 @@ def train(
     )
     zeros = np.zeros(ready.own_map.n_features)
     outcome = Outcome(roster, scaling, ready.own_map, zeros, neighbor_maps=ready.maps, tuned=tuned, ready=ready)
+    outcome.own_weight = settings.own_weight
     outcome.privacy = mechanism.spent if mechanism is not None else None
     yield from iterate(site, row, solver, settings, outcome, keep_path=keep_path)
     return outcome
@@ -208,32 +218,65 @@ def train(
 
 def set_up(
     site: Site,
-    X: Array,
-    y: Array,
+    rows: Rows,
     selector: Selector,
     roster: Roster,
     settings: Settings,
     shortlist: Pool | None = None,
-    mechanism: GaussianSums | None = None,
 ) -> Procedure[SetUp]:
-    """Choose features from scaled rows, or from a shortlist, and exchange maps and sums (lines 3 to 6).
-
-    With a mechanism features are those of the run's seed, and sums leave with its noise.
-    """
+    """Choose features from scaled rows, or from a shortlist, and exchange maps and sums (lines 3 to 6)."""
     own_map = site.feature_map
-    if mechanism is not None:
-        own_map = shared_features(selector, X.shape[1], site.seed)
-    elif own_map is None:
-        own_map = yield from choose_features(site, X, y, selector, roster, settings, shortlist)
+    if own_map is None:
+        own_map = yield from choose_features(site, rows, selector, roster, settings, shortlist)
     maps, degrees = yield from exchange_maps(site, own_map, selector, settings)
-    if mechanism is not None:
-        own, received, sent = yield from exchange_private_sums(site, X, y, own_map, maps, mechanism)
-    elif settings.exchange == "features":
-        own, received, sent = yield from exchange_rows(site, X, y, own_map, maps)
+    if settings.exchange == "features":
+        own, received, sent = yield from exchange_rows(rows, own_map, maps)
     else:
-        guards.check_rows(site.name, len(y), own_map, maps, settings.rows_per_feature)
-        own, received, sent = yield from exchange_sums(site, X, y, own_map, maps, max_maps=settings.max_maps)
+        guards.check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature)
+        own, received, sent = yield from exchange_sums(site, rows, own_map, maps, max_maps=settings.max_maps)
     return SetUp(own_map, maps, degrees, own, received, sent)
+
+
+def asks_for_sums_alone(selector: Selector, settings: Settings, tuning: Tuning | None) -> bool:
+    """Return whether a run wants nothing of its rows but their sums; all sites of a run answer alike."""
+    return not (
+        selector.uses_rows
+        or tuning is not None
+        or settings.allocation != "equal"
+        or settings.exchange != "sums"
+        or (settings.scale == "minmax" and settings.bounds is None)
+    )
+
+
+def set_up_in_one_pass(
+    site: Site, rows: Rows, selector: Selector, settings: Settings
+) -> Procedure[tuple[Roster, SetUp, GaussianSums | None]]:
+    """Exchange maps, sum over the scaled rows, which counts them too, and only then call the roll and exchange sums.
+
+    Under differential privacy features are those of the run's seed, and sums leave with the noise of a mechanism.
+    """
+    if not rows.streamed:
+        site.require_rows(settings.min_rows)
+    own_map = site.feature_map
+    if settings.privacy is not None:
+        own_map = shared_features(selector, rows.n_columns, site.seed)
+    elif own_map is None:
+        own_map = selector.select(np.empty((0, rows.n_columns)), np.empty(0), site.rng())
+    maps, degrees = yield from exchange_maps(site, own_map, selector, settings)
+    if settings.privacy is not None:
+        own, digest = sum_and_digest(rows, own_map, maps)
+        site.require_rows(settings.min_rows)
+        roster = yield from roll_call(site)
+        mechanism = GaussianSums(settings.privacy, site.n_rows)
+        own, received, sent = yield from exchange_private_sums(site, own, digest, own_map, maps, mechanism)
+        return roster, SetUp(own_map, maps, degrees, own, received, sent), mechanism
+    site.ledger.admit(maps, settings.max_maps)
+    own, sent = accumulate(rows, own_map, maps)
+    site.require_rows(settings.min_rows)
+    guards.check_rows(site.name, site.n_rows, own_map, maps, settings.rows_per_feature)
+    roster = yield from roll_call(site)
+    received = yield from trade_sums(own_map, maps, sent)
+    return roster, SetUp(own_map, maps, degrees, own, received, sent), None
 
 
 def public_scaling(bounds: tuple[tuple[float, ...], tuple[float, ...]], n_columns: int) -> Scaling:
@@ -301,8 +344,7 @@ def limit_shortlist(selector: GreedySelector, fewest_rows: int, rows_per_feature
 
 def choose_features(
     site: Site,
-    X: Array,
-    y: Array,
+    rows: Rows,
     selector: Selector,
     roster: Roster,
     settings: Settings,
@@ -311,28 +353,29 @@ def choose_features(
     """Choose features from the site's own scaled rows and, for greedy selection, from its neighbours' sums.
 
     A shortlist by the site's own rows goes to the neighbours, who answer with their sums Z'Z and Z'y over it. In
-    the final choice the rows of each of n neighbours count 1/n.
+    the final choice the rows of each of n neighbours count 1/n. Where a site has many rows, a sample stands for them.
     """
+    sample = rows.sample
     if not asks_neighbors(selector, site):
-        return selector.select(X, y, site.rng())
+        return selector.select(sample.X, sample.y, site.rng())
     if shortlist is None:
-        fewest = min(roster.rows[p] for p in site.neighbors)
-        shortlist = limit_shortlist(selector, fewest, settings.rows_per_feature).shortlisted(X, y, site.rng())
+        fewest = min(sampled(roster.rows[p]) for p in site.neighbors)
+        limited = limit_shortlist(selector, fewest, settings.rows_per_feature)
+        shortlist = limited.shortlisted(sample.X, sample.y, site.rng())
     pool, own_map = shortlist, shortlist.feature_map
     maps, _ = yield from exchange_maps(site, own_map, selector, settings)
-    guards.check_rows_of_shortlists(site.name, len(y), maps, settings.rows_per_feature)
+    guards.check_rows_of_shortlists(site.name, sample.n_rows, maps, settings.rows_per_feature)
     site.ledger.admit(maps, settings.max_maps)
     answers = {}
     for p, feature_map in maps.items():
-        typical = guards.typical_rows(X, feature_map, settings.max_leverage)
-        sums, _ = accumulate(X[typical], y[typical], feature_map, {})
+        sums, _ = accumulate(guards.typical_rows(sample, feature_map, settings.max_leverage), feature_map, {})
         answers[p] = Moments(pack_symmetric(sums.gram), sums.moment)
     size = own_map.n_features
     shapes = {"gram": dict.fromkeys(answers, (size * (size + 1) // 2,)), "moment": dict.fromkeys(answers, (size,))}
     inbox = expect((yield answers), Moments, **shapes)
-    own, _ = accumulate(X, y, own_map, {})
+    own, _ = accumulate(sample, own_map, {})
     weight = 1 / len(inbox)
-    gram, moment, n_rows = own.gram, own.moment, float(len(y))
+    gram, moment, n_rows = own.gram, own.moment, sample.n_rows * sample.weight
     for p, answer in sorted(inbox.items()):
         gram = gram + weight * unpack_symmetric(answer.gram, size)
         moment = moment + weight * answer.moment
@@ -340,7 +383,7 @@ def choose_features(
     return selector.choose_from(pool, gram, moment, n_rows)
 
 
-def allocate(site: Site, X: Array, y: Array, selector: Selector, allocation: str, roster: Roster) -> Procedure[int]:
+def allocate(site: Site, rows: Rows, selector: Selector, allocation: str, roster: Roster) -> Procedure[int]:
     """Return this site's number of features; all sites together have `selector.n_features` each on average.
 
     "sqrt" shares them out in proportion to sqrt(N_j). "gain" gives each to the site where it lowers the squared
@@ -355,7 +398,9 @@ def allocate(site: Site, X: Array, y: Array, selector: Selector, allocation: str
         return max(1, round(float(mean * roster.n_sites * roots[site.name] / sum(roots.values()))))
     if allocation != "gain" or not isinstance(selector, GreedySelector):
         raise SettingsError(f'allocation={allocation!r}: choose "equal", "sqrt" or, for greedy features, "gain"')
-    gains = np.maximum.accumulate(selector.gains(X, y, _MOST_OF_MEAN * mean, site.rng())[::-1])[::-1]
+    sample = rows.sample
+    gains = sample.weight * selector.gains(sample.X, sample.y, _MOST_OF_MEAN * mean, site.rng())
+    gains = np.maximum.accumulate(gains[::-1])[::-1]
     wanted = np.maximum(np.sum(gains[:, None] >= _THRESHOLDS * roster.n_rows, axis=0), max(1, mean // _MOST_OF_MEAN))
     total = yield from tree_sum(site, roster, wanted.astype(float))
     return max(1, round(float(np.interp(mean * roster.n_sites, total, wanted.astype(float)))))
@@ -373,8 +418,7 @@ _Exchanged = tuple[OwnSums, dict[str, CrossSums], dict[str, CrossSums]]
 
 def exchange_sums(
     site: Site,
-    X: Array,
-    y: Array,
+    rows: Rows,
     own_map: FeatureMap,
     maps: Mapping[str, FeatureMap],
     *,
@@ -382,7 +426,15 @@ def exchange_sums(
 ) -> Procedure[_Exchanged]:
     """Exchange B_jp and C_jp: sums over rows, D (D + 1) / 2 + D^2 numbers an edge and direction."""
     site.ledger.admit(maps, max_maps)
-    own, sent = accumulate(X, y, own_map, maps)
+    own, sent = accumulate(rows, own_map, maps)
+    received = yield from trade_sums(own_map, maps, sent)
+    return own, received, sent
+
+
+def trade_sums(
+    own_map: FeatureMap, maps: Mapping[str, FeatureMap], sent: Mapping[str, CrossSums]
+) -> Procedure[dict[str, CrossSums]]:
+    """Send each neighbour its sums and return theirs, which are about this site's map."""
     outbox = {p: Sums(pack_symmetric(sums.gram), np.ascontiguousarray(sums.cross)) for p, sums in sent.items()}
     size = own_map.n_features
     inbox = expect(
@@ -391,15 +443,13 @@ def exchange_sums(
         gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
         cross={p: (size, maps[p].n_features) for p in maps},
     )
-    received = {p: CrossSums(unpack_symmetric(inbox[p].gram, size), inbox[p].cross) for p in maps}
-    return own, received, sent
+    return {p: CrossSums(unpack_symmetric(inbox[p].gram, size), inbox[p].cross) for p in maps}
 
 
-def exchange_rows(
-    site: Site, X: Array, y: Array, own_map: FeatureMap, maps: Mapping[str, FeatureMap]
-) -> Procedure[_Exchanged]:
+def exchange_rows(rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap]) -> Procedure[_Exchanged]:
     """Exchange features of every row, as the paper's lines 4 to 6 do. Rows can be recovered from them."""
-    own, sent = accumulate(X, y, own_map, maps)
+    own, sent = accumulate(rows, own_map, maps)
+    X, _ = rows.arrays()
     own_features = own_map(X)
     outbox = {p: RowFeatures(own_features, feature_map(X)) for p, feature_map in maps.items()}
     inbox = expect(

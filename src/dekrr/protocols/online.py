@@ -10,37 +10,38 @@ import numpy as np
 
 from ..errors import DataError, MessageError, SettingsError
 from ..features import FeatureMap
-from ..messages import Bounds, Degree, Message, Sums, expect, pack_symmetric, unpack_symmetric
+from ..messages import Bounds, Degree, Message, expect
 from ..privacy import guards
+from ..rows import Rows
 from ..scaling import Scaling
 from ..selection import Selector
 from ..solvers import make_solver
-from ..statistics import CrossSums, accumulate
+from ..statistics import accumulate
 from ..system import assemble
-from ..types import Array
 from .consensus import roll_call
-from .dekrr import Offers, Settings, SetUp, iterate, offer_of, read_offers
+from .dekrr import Offers, Settings, SetUp, iterate, offer_of, read_offers, trade_sums
 from .outcome import Outcome
 from .site import Procedure, Site
 
 
-def go_on(site: Site, before: Outcome | None, n_new: int, selector: Selector, settings: Settings) -> Procedure[Outcome]:
+def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, settings: Settings) -> Procedure[Outcome]:
     """Bring one site's model up to date together with its neighbours.
 
     Parameters
     ----------
     site : Site
-        With all its rows, the new ones last, and its neighbours as they are now.
+        With all its rows, and its neighbours as they are now.
     before : Outcome or None
         Where it stood; None for a site that joins.
-    n_new : int
-        How many of its rows are new.
+    new : Rows
+        Those of its rows that are new; maybe none.
     selector : Selector
         For a site that joins, and to check the features of new neighbours.
     settings : Settings
     """
     if settings.privacy is not None:
         raise SettingsError("the privacy budget is spent by the first fit: a second release of sums would exceed it")
+    n_new = new.n_rows
     if 0 < n_new < settings.min_rows and site.neighbors:
         raise DataError(
             f"site {site.name!r} has {n_new} new rows, fewer than min_rows={settings.min_rows}: sums over so few would "
@@ -49,22 +50,22 @@ def go_on(site: Site, before: Outcome | None, n_new: int, selector: Selector, se
     roster = yield from roll_call(site)
     known = set(before.ready.maps) & set(site.neighbors) if before is not None and before.ready is not None else set()
     scaling = yield from _pass_on_scaling(site, before, known, settings)
-    X = scaling.rows(site.X) if scaling else site.X
-    y = scaling.responses(site.y) if scaling else site.y
+    rows, new = site.rows.scaled(scaling), new.scaled(scaling)
     if before is None:
-        own_map = selector.select(X, y, site.rng())
+        own_map = selector.select(rows.sample.X, rows.sample.y, site.rng())
         start = np.zeros(own_map.n_features)
     else:
         own_map, start = before.feature_map, before.coefficients
     maps, degrees = yield from _exchange_maps(site, own_map, before, known, selector, settings)
     _check_rows(site, own_map, maps, known, n_new, settings)
-    ready = yield from _exchange_sums(site, X, y, n_new, before, known, own_map, maps, degrees)
+    ready = yield from _exchange_sums(rows, new, before, known, own_map, maps, degrees)
     weights = ready.weights(roster, settings.alpha, settings.consensus)
     row = assemble(ready.own, ready.received, ready.sent, weights)
     solver = make_solver(
         settings.solver, settings.self_penalty, settings.consensus, row, ready.own, ready.received, weights
     )
     outcome = Outcome(roster, scaling, own_map, start, neighbor_maps=maps, ready=ready)
+    outcome.own_weight = settings.own_weight
     yield from iterate(site, row, solver, settings, outcome, keep_path=False)
     return outcome
 
@@ -80,7 +81,7 @@ def _pass_on_scaling(
     inbox = yield outbox
     if before is not None or settings.scale is None:
         return before.scaling if before is not None else None
-    shapes = dict.fromkeys(inbox, (site.X.shape[1] + 1,))
+    shapes = dict.fromkeys(inbox, (site.rows.n_columns + 1,))
     told = expect(inbox, Bounds, lower=shapes, upper=shapes)
     if not told:
         raise MessageError(f"site {site.name!r} joins, but no neighbour told it the scaling: join one site at a time")
@@ -124,10 +125,8 @@ def _check_rows(
 
 
 def _exchange_sums(
-    site: Site,
-    X: Array,
-    y: Array,
-    n_new: int,
+    rows: Rows,
+    new: Rows,
     before: Outcome | None,
     known: set[str],
     own_map: FeatureMap,
@@ -135,18 +134,14 @@ def _exchange_sums(
     degrees: dict[str, int],
 ) -> Procedure[SetUp]:
     """Exchange sums over new rows with old neighbours, and over all rows with new ones; add them up."""
-    fresh = slice(len(y) - n_new, None)
-    own, sent = accumulate(X[fresh], y[fresh], own_map, {p: maps[p] for p in known})
-    _, full = accumulate(X, y, own_map, {p: maps[p] for p in maps if p not in known})
-    changes = sent | full
-    size = own_map.n_features
-    inbox = expect(
-        (yield {p: Sums(pack_symmetric(s.gram), np.ascontiguousarray(s.cross)) for p, s in changes.items()}),
-        Sums,
-        gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
-        cross={p: (size, maps[p].n_features) for p in maps},
-    )
-    received = {p: CrossSums(unpack_symmetric(inbox[p].gram, size), inbox[p].cross) for p in maps}
+    strangers = {p: maps[p] for p in maps if p not in known}
+    if before is None:
+        own, changes = accumulate(rows, own_map, maps)
+    else:
+        own, changes = accumulate(new, own_map, {p: maps[p] for p in known})
+        if strangers:
+            changes |= accumulate(rows, own_map, strangers)[1]
+    received = yield from trade_sums(own_map, maps, changes)
     if before is not None and before.ready is not None:
         old = before.ready
         own = old.own.plus(own)

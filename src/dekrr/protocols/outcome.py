@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..features import FeatureMap
-from ..model import Member, neighborhood
+from ..model import OWN_WEIGHT, Member, neighborhood
 from ..privacy.mechanism import Spent
 from ..scaling import Scaling
 from ..types import Array
@@ -39,6 +39,8 @@ class Outcome:
         Coefficients before each round and after the last, if asked for.
     dual_path : list of ndarray
         The same of the multipliers, for methods that have them.
+    own_weight : float
+        Of the site's own model when it predicts with its neighbourhood.
     tuned : Tuned or None
         What cross-validation chose, if it was asked.
     ready : SetUp or None
@@ -59,6 +61,7 @@ class Outcome:
     objective_shares: list[float] = field(default_factory=list)
     path: list[Array] = field(default_factory=list)
     dual_path: list[Array] = field(default_factory=list)
+    own_weight: float = OWN_WEIGHT
     tuned: Tuned | None = None
     ready: "SetUp | None" = None
     privacy: Spent | None = None
@@ -68,4 +71,5 @@ def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
     """Return the models that a site predicts with: its own, or with its neighbours' ("neighborhood")."""
     own = Member(outcome.feature_map, outcome.coefficients)
     maps = outcome.neighbor_maps if prediction == "neighborhood" else {}
-    return neighborhood(own, [Member(feature_map, outcome.neighbor_coefficients[p]) for p, feature_map in maps.items()])
+    around = [Member(feature_map, outcome.neighbor_coefficients[p]) for p, feature_map in maps.items()]
+    return neighborhood(own, around, outcome.own_weight)

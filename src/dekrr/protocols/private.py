@@ -11,6 +11,7 @@ from ..features import FeatureMap
 from ..messages import Sums, expect, pack_symmetric, unpack_symmetric
 from ..privacy.guards import fingerprint
 from ..privacy.mechanism import GaussianSums, clip_responses
+from ..rows import Rows
 from ..selection import PlainSelector, Selector
 from ..statistics import CrossSums, OwnSums, accumulate
 from ..types import Array
@@ -25,7 +26,7 @@ def require_private(
     if selector.uses_rows:
         reasons.append(f'{type(selector).__name__} chooses features from rows: take features="plain"')
     elif site.feature_map is not None:
-        shared = shared_features(selector, site.X.shape[1], site.seed)
+        shared = shared_features(selector, site.rows.n_columns, site.seed)
         if fingerprint(shared) != fingerprint(site.feature_map):
             reasons.append("the site brings its own feature map: leave it out, so that all draw the same")
     if scale == "minmax" and not bounded:
@@ -48,13 +49,10 @@ def shared_features(selector: Selector, n_columns: int, seed: int) -> FeatureMap
     return plain.select(nothing, np.empty(0), np.random.default_rng(seed))
 
 
-def exchange_private_sums(
-    site: Site, X: Array, y: Array, shared: FeatureMap, maps: Mapping[str, FeatureMap], mechanism: GaussianSums
-) -> Procedure[tuple[OwnSums, dict[str, CrossSums], dict[str, CrossSums]]]:
-    """Perturb the site's sums once and exchange them: the same D (D + 1) / 2 numbers for every neighbour.
+def sum_and_digest(rows: Rows, shared: FeatureMap, maps: Mapping[str, FeatureMap]) -> tuple[OwnSums, bytes]:
+    """Return the exact sums over scaled rows, with responses clipped, and a digest of the rows; both stay at the site.
 
-    Where all sites have the same features B_pj = C_pj = Z'Z, so one perturbed matrix takes the place of every
-    block, and the blocks of the whole network still form a convex quadratic.
+    Neighbours must have the same features.
     """
     for p, feature_map in maps.items():
         if not np.array_equal(feature_map.frequencies, shared.frequencies):
@@ -63,8 +61,34 @@ def exchange_private_sums(
                 "share theirs: do all have the same seed, sigma, kernel and n_features?",
                 p,
             )
-    y = clip_responses(y)
-    own = site.vault.once(_key(X, y, shared, mechanism), lambda: mechanism.perturb(accumulate(X, y, shared, {})[0]))
+    digest = hashlib.sha256()
+
+    def clipped(X: Array, y: Array) -> tuple[Array, Array]:
+        y = clip_responses(y)
+        for part in (X, y):
+            digest.update(np.ascontiguousarray(part).data)
+        return X, y
+
+    own, _ = accumulate(rows.mapped(clipped), shared, {})
+    return own, digest.digest()
+
+
+def exchange_private_sums(
+    site: Site,
+    exact: OwnSums,
+    digest: bytes,
+    shared: FeatureMap,
+    maps: Mapping[str, FeatureMap],
+    mechanism: GaussianSums,
+) -> Procedure[tuple[OwnSums, dict[str, CrossSums], dict[str, CrossSums]]]:
+    """Perturb the site's sums once and exchange them: the same D (D + 1) / 2 numbers for every neighbour.
+
+    Where all sites have the same features B_pj = C_pj = Z'Z, so one perturbed matrix takes the place of every
+    block, and the blocks of the whole network still form a convex quadratic. What is released for the same digest
+    of rows, features and budget is released once.
+    """
+    depends_on = digest + fingerprint(shared) + repr(mechanism.spent).encode()
+    own = site.vault.once(hashlib.sha256(depends_on).digest(), lambda: mechanism.perturb(exact))
     size = shared.n_features
     message = Sums(pack_symmetric(own.gram), np.empty((0, size)))
     inbox = expect(
@@ -76,11 +100,3 @@ def exchange_private_sums(
     grams = {p: unpack_symmetric(inbox[p].gram, size) for p in maps}
     received = {p: CrossSums(gram, gram) for p, gram in grams.items()}
     return own, received, dict.fromkeys(maps, CrossSums(own.gram, own.gram))
-
-
-def _key(X: Array, y: Array, shared: FeatureMap, mechanism: GaussianSums) -> bytes:
-    """Return a digest of all that a release depends on but the noise; it stays at the site."""
-    digest = hashlib.sha256(fingerprint(shared) + repr(mechanism.spent).encode())
-    for part in (X, y):
-        digest.update(np.ascontiguousarray(part).data)
-    return digest.digest()

@@ -8,10 +8,10 @@ from ..errors import SettingsError
 from ..features import FeatureMap
 from ..messages import Features, expect
 from ..privacy import guards
+from ..rows import Rows
 from ..scaling import Scaling
 from ..selection import Selector
 from ..statistics import OwnSums, accumulate
-from ..types import Array
 from .consensus import Roster, agree_on_scaling, roll_call
 from .dekrr import read_features
 from .site import Outbox, Procedure, Site
@@ -49,21 +49,31 @@ def prepare(
     shared : FeatureMap, optional
         Features that all sites already have.
     """
+    if scale is None and (shared is not None or not selector.uses_rows):
+        shared = shared or draw_shared(selector, site)
+        sums, _ = accumulate(site.rows, shared, {})
+        site.require_rows(min_rows)
+        roster = yield from roll_call(site)
+        return Prepared(roster, None, shared, sums)
     site.require_rows(min_rows)
     roster = yield from roll_call(site)
     scaling: Scaling | None = None
-    X, y = site.X, site.y
     if scale == "minmax":
         scaling = yield from agree_on_scaling(site, roster)
-        X, y = scaling.rows(X), scaling.responses(y)
+    rows = site.rows.scaled(scaling)
     if shared is None:
-        shared = yield from share_features(site, X, y, selector, roster, selecting_site)
-    sums, _ = accumulate(X, y, shared, {})
+        shared = yield from share_features(site, rows, selector, roster, selecting_site)
+    sums, _ = accumulate(rows, shared, {})
     return Prepared(roster, scaling, shared, sums)
 
 
+def draw_shared(selector: Selector, site: Site) -> FeatureMap:
+    """Return features that do not depend on rows, drawn from the run's seed alike at all sites."""
+    return selector.select(np.empty((0, site.rows.n_columns)), np.empty(0), np.random.default_rng(site.seed))
+
+
 def share_features(
-    site: Site, X: Array, y: Array, selector: Selector, roster: Roster, selecting_site: str | None
+    site: Site, rows: Rows, selector: Selector, roster: Roster, selecting_site: str | None
 ) -> Procedure[FeatureMap]:
     """Return features that are the same everywhere.
 
@@ -71,22 +81,22 @@ def share_features(
     site from its rows and flooded over the graph, in diameter exchanges.
     """
     if not selector.uses_rows:
-        return selector.select(X, y, np.random.default_rng(site.seed))
+        return draw_shared(selector, site)
     chooser = selecting_site or max(roster.rows, key=lambda name: (roster.rows[name], name))
     if chooser not in roster.rows:
         raise SettingsError(f"selecting_site={chooser!r} is not a site; the sites are {sorted(roster.rows)}")
     mine: FeatureMap | None = None
     if site.name == chooser:
-        mine = selector.select(X, y, np.random.default_rng(site.seed))
+        mine = selector.select(rows.sample.X, rows.sample.y, np.random.default_rng(site.seed))
     told = False
-    limit = guards.frequency_limit(selector, X.shape[1])
+    limit = guards.frequency_limit(selector, rows.n_columns)
     for _ in range(roster.diameter):
         outbox: Outbox = {}
         if mine is not None and not told:
             message = Features(mine.frequencies, mine.phases, mine.amplitudes, len(site.neighbors))
             outbox, told = site.to_all(message), True
         inbox = yield outbox
-        offers = expect(inbox, Features, frequencies=dict.fromkeys(inbox, (X.shape[1], -1)))
+        offers = expect(inbox, Features, frequencies=dict.fromkeys(inbox, (rows.n_columns, -1)))
         maps = {p: read_features(p, message) for p, message in offers.items()}
         guards.check_frequencies(maps, limit)
         mine = mine or next(iter(maps.values()), None)

@@ -1,7 +1,7 @@
 """A site, and the types of what a procedure yields and receives."""
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -11,6 +11,7 @@ from ..features import FeatureMap
 from ..messages import AnyMessage, Message
 from ..privacy.guards import Ledger, site_rng
 from ..privacy.vault import Vault
+from ..rows import Rows
 from ..types import Array
 
 Outbox = Mapping[str, Message]
@@ -27,8 +28,7 @@ class Site:
     ----------
     name : str
     neighbors : tuple of str
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,)
+    rows : Rows
     seed : int, default=0
         The run's seed, the same at all sites; `rng` makes the site's own stream of it.
     feature_map : FeatureMap, optional
@@ -41,8 +41,8 @@ class Site:
 
     name: str
     neighbors: tuple[str, ...]
-    X: Array
-    y: Array
+    rows: Rows
+    _: KW_ONLY
     seed: int = 0
     feature_map: FeatureMap | None = None
     ledger: Ledger = field(default_factory=Ledger)
@@ -51,7 +51,17 @@ class Site:
     @property
     def n_rows(self) -> int:
         """How many rows the site has (N_j)."""
-        return len(self.y)
+        return self.rows.n_rows
+
+    @property
+    def X(self) -> Array:
+        """The rows as an array, where they are in memory."""
+        return self.rows.arrays()[0]
+
+    @property
+    def y(self) -> Array:
+        """The responses as an array, where they are in memory."""
+        return self.rows.arrays()[1]
 
     def rng(self, purpose: str = "features") -> np.random.Generator:
         """Return this site's random numbers: a stream that depends on seed, name and purpose only."""

@@ -3,8 +3,9 @@
 Every site divides its own rows into folds. For each bandwidth and fold, features are chosen and sums exchanged
 as in training, from the rows outside the fold; then every (alpha, consensus) is a function of those sums, and
 all of them are solved side by side, their coefficients in one message a round. A site scores on the rows it
-held out, again through sums, its own prediction and its neighbours' models, which it holds. What it gives away
-to agree on a choice is one number per candidate, summed over the spanning tree, so that all choose the same.
+held out its own prediction, with its own model's weight in it as one more thing to choose, and its neighbours'
+models, which it holds. What it gives away to agree on a choice is one number per candidate, summed over the
+spanning tree, so that all choose the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from sklearn.base import clone
 
 from ..errors import DataError
 from ..messages import Coefficients, expect
-from ..model import neighborhood_weights
+from ..rows import ArrayRows, sampled
 from ..selection import Pool, Selector
 from ..solvers import lower_end, next_weight
 from ..system import BlockRow, assemble
@@ -28,6 +29,13 @@ from .site import Procedure, Site
 if TYPE_CHECKING:
     from .dekrr import Settings, SetUp
 
+# What "auto" chooses from; docs/accuracy.md has the evidence.
+GRIDS = {
+    "sigma": (0.125, 0.25, 1.0, 4.0),
+    "alpha": (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3),
+    "consensus": (0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
+}
+OWN_WEIGHTS = (1 / 3, 1 / 2, 2 / 3, 1.0)
 _ACCURACY = 1e-3  # of the solutions that are scored, in the norm that Chebyshev's bound is about
 
 
@@ -42,7 +50,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     objective : {"own", "union", "mean"}
         Score on held-out rows a site's own prediction, its neighbours' models, or the mean of both.
     prediction : {"own", "neighborhood"}
-        How a site will predict.
+        How a site will predict; for "neighborhood" the weight of its own model is chosen too.
     """
 
     sigmas: tuple[float, ...]
@@ -53,9 +61,16 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     prediction: str = "neighborhood"
 
     @property
-    def grid(self) -> list[tuple[float, float, float]]:
-        """All candidates (sigma, alpha, consensus), in the order of their scores."""
-        return [(s, a, c) for s in self.sigmas for c in self.consensuses for a in self.alphas]
+    def own_weights(self) -> tuple[float, ...]:
+        """The weights of the own model to choose from."""
+        return OWN_WEIGHTS if self.prediction == "neighborhood" else (1.0,)
+
+    @property
+    def grid(self) -> list[tuple[float, float, float, float]]:
+        """All candidates (sigma, alpha, consensus, own weight), in the order of their scores."""
+        return [
+            (s, a, c, w) for s in self.sigmas for c in self.consensuses for a in self.alphas for w in self.own_weights
+        ]
 
     @property
     def n_maps(self) -> int:
@@ -70,7 +85,9 @@ class Tuned:
     Parameters
     ----------
     sigma, alpha, consensus : float
-    grid : list of (sigma, alpha, consensus)
+    own_weight : float
+        Of a site's own model in its prediction.
+    grid : list of (sigma, alpha, consensus, own_weight)
     errors : ndarray of shape (n_candidates,)
         Mean squared held-out error of each candidate over all sites, in scaled units of the response.
     """
@@ -78,7 +95,8 @@ class Tuned:
     sigma: float
     alpha: float
     consensus: float
-    grid: list[tuple[float, float, float]]
+    own_weight: float
+    grid: list[tuple[float, float, float, float]]
     errors: Array
 
 
@@ -97,7 +115,7 @@ def tune(
     ----------
     site : Site
     X, y : ndarray of shape (n_rows, n_columns) and (n_rows,)
-        Scaled rows and responses.
+        Scaled rows and responses: all of the site's, or a sample that stands for them.
     selector : Selector
     settings : Settings
     tuning : Tuning
@@ -112,7 +130,8 @@ def tune(
     settings = msgspec.structs.replace(
         settings, exchange="sums", rows_per_feature=settings.rows_per_feature * (tuning.folds - 1)
     )
-    fewest = min((n - -(-n // tuning.folds) for n in (roster.rows[p] for p in site.neighbors)), default=0)
+    fewest = min((n - -(-n // tuning.folds) for n in (sampled(roster.rows[p]) for p in site.neighbors)), default=0)
+    weight = site.n_rows / len(y)
     fold_of = site.rng("folds").permutation(len(y)) % tuning.folds
     errors: list[Array] = []
     for sigma in tuning.sigmas:
@@ -124,10 +143,11 @@ def tune(
         ready: list[SetUp] = []
         for fold in range(tuning.folds):
             kept = fold_of != fold
-            ready.append((yield from set_up(site, X[kept], y[kept], with_sigma, roster, settings, shortlists[fold])))
+            rows = ArrayRows(X[kept], y[kept], weight=weight)
+            ready.append((yield from set_up(site, rows, with_sigma, roster, settings, shortlists[fold])))
         held_out = [HeldOut(X[fold_of == k], y[fold_of == k], ready[k], tuning) for k in range(tuning.folds)]
         errors += yield from _score_grid(site, ready, held_out, tuning, roster)
-    total = yield from tree_sum(site, roster, np.concatenate(errors))
+    total = yield from tree_sum(site, roster, weight * np.concatenate(errors))
     best = tuning.grid[int(np.argmin(total))]
     return Tuned(*best, grid=tuning.grid, errors=total / roster.n_rows)
 
@@ -147,7 +167,7 @@ def folds_of_enough_rows(roster: Roster, folds: int, min_rows: int) -> int:
 
 
 class HeldOut:
-    """Sums over held-out rows that turn coefficients of a neighbourhood into squared errors.
+    """Rows that were held out, on which coefficients of a neighbourhood are scored.
 
     Parameters
     ----------
@@ -158,49 +178,44 @@ class HeldOut:
     """
 
     def __init__(self, X: Array, y: Array, ready: "SetUp", tuning: Tuning) -> None:
+        self._X, self._y = X, y
         self._maps = [ready.own_map, *ready.maps.values()]
-        features = np.hstack([feature_map(X) for feature_map in self._maps])
-        self._gram, self._moment = features.T @ features, features.T @ y
-        self._response_energy = float(y @ y)
         self._tuning = tuning
 
     def error(self, coefficients: Sequence[Array]) -> Array:
-        """Return the squared error of each of n candidates.
+        """Return the squared error of each of n candidates and each own weight, shape (n, n_weights).
 
         Parameters
         ----------
         coefficients : sequence of ndarray of shape (n, D_p)
             The site's own, then its neighbours'.
         """
-        n_others = len(self._maps) - 1
-        own = self._error_seen_from(0, coefficients)
-        if self._tuning.objective == "own" or not n_others:
+        predictions = np.array([m.apply(self._X, c.T) for m, c in zip(self._maps, coefficients, strict=True)])
+        own = self._error_seen_from(0, predictions)
+        neighbors = range(1, len(self._maps))
+        if self._tuning.objective == "own" or not neighbors:
             return own
-        union = np.mean([self._error_seen_from(p, coefficients) for p in range(1, n_others + 1)], axis=0)
+        union = np.mean([self._error_seen_from(p, predictions) for p in neighbors], axis=0)
         return np.asarray(union if self._tuning.objective == "union" else (own + union) / 2)
 
-    def _error_seen_from(self, place: int, coefficients: Sequence[Array]) -> Array:
+    def _error_seen_from(self, place: int, predictions: Array) -> Array:
         """Return the errors of the prediction of the site at `place`, as far as it can be known here.
 
         Place 0 is this site. A neighbour's prediction is taken from the models of all neighbours but this
         site's own, which has seen these rows' like: most sites of a network do not have it.
         """
-        others = [p for p in range(len(coefficients)) if p != place and (p or not place)]
-        if self._tuning.prediction == "own":
-            others = []
-        weights = dict(zip([place, *others], neighborhood_weights(len(others)), strict=True))
-        return self._squared_error([weights.get(p, 0.0) * c for p, c in enumerate(coefficients)])
-
-    def _squared_error(self, coefficients: Sequence[Array]) -> Array:
-        theta = np.hstack(coefficients)
-        quadratic = np.einsum("ni,ni->n", theta @ self._gram, theta)
-        return np.asarray(quadratic - 2 * theta @ self._moment + self._response_energy)
+        others = [p for p in range(len(predictions)) if p != place and (p or not place)]
+        own = self._y[:, None] - predictions[place]
+        around = self._y[:, None] - predictions[others].mean(axis=0) if others else own
+        squares = [np.einsum("nk,nk->k", a, b) for a, b in ((own, own), (own, around), (around, around))]
+        w = np.array(self._tuning.own_weights)
+        return np.asarray(np.array(squares).T @ np.array([w**2, 2 * w * (1 - w), (1 - w) ** 2]))
 
 
 def _score_grid(
     site: Site, ready: "Sequence[SetUp]", held_out: Sequence[HeldOut], tuning: Tuning, roster: Roster
 ) -> Procedure[list[Array]]:
-    """Return this site's squared errors, one array over alphas per consensus, along a path of consensus values."""
+    """Return this site's squared errors, one array over alphas and own weights per consensus, along a path of those."""
     share = 1 - 1 / tuning.folds
     shape = (len(ready), len(tuning.alphas), ready[0].own_map.n_features)
     state = np.zeros(shape)
@@ -215,7 +230,7 @@ def _score_grid(
         errors = [
             held_out[k].error([state[k], *(of_neighbors[p][k] for p in stack.neighbors)]) for k in range(len(ready))
         ]
-        scores.append(np.sum(errors, axis=0))
+        scores.append(np.sum(errors, axis=0).ravel())
     return scores
 
 

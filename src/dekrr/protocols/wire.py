@@ -54,20 +54,21 @@ class Sender:
 
     def message(self, coefficients: Array, rounds: int, progress: tuple[float, float]) -> Message:
         """Return the message of this round, and remember what it tells."""
-        moved = coefficients - self.known
-        if (
-            self._wire.censor_start
-            and np.linalg.norm(moved) < self._wire.censor_start * self._wire.censor_decay**rounds
-        ):
+        wire = self._wire
+        if wire.censor_start and self._moved(coefficients) < wire.censor_start * wire.censor_decay**rounds:
             return Unchanged(progress)
-        if self._wire.precision == "int8":
+        if wire.precision == "int8":
+            moved = coefficients - self.known
             step = float(np.abs(moved).max()) / 127 or 1.0
             steps = np.rint(moved / step).astype(np.int8)
             self.known = self.known + step * steps
             return Coefficients(steps, progress, step)
-        values = coefficients.astype(np.float32) if self._wire.precision == "single" else coefficients
-        self.known = values.astype(np.float64)
+        values = coefficients.astype(np.float32) if wire.precision == "single" else coefficients
+        self.known = values.astype(np.float64, copy=False)
         return Coefficients(values, progress)
+
+    def _moved(self, coefficients: Array) -> float:
+        return float(np.linalg.norm(coefficients - self.known))
 
 
 class Listener:

@@ -1,0 +1,406 @@
+"""Where rows can be read from in batches: files, datasets, lazy frames, and batches of one's own.
+
+A source is one of
+
+- the path of a Parquet or CSV file (also .csv.gz and .tsv), of a folder of Parquet files, or a list of paths;
+- a pyarrow dataset;
+- a Polars lazy frame;
+- a table in memory: a pandas or Polars frame, a pyarrow table, a mapping of names to columns;
+- a callable that returns an iterator of batches, or an object that can be iterated over again and again. A batch
+  is a table, or a pair of arrays X, y.
+
+pandas, pyarrow and Polars are imported only for what needs them.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import DataError
+from .types import Array
+
+BATCH_ROWS = 1 << 16
+PARQUET = (".parquet", ".pq")
+
+
+class Batch(NamedTuple):
+    """Some rows of a source.
+
+    Parameters
+    ----------
+    where : str
+        The file, or what else they are from.
+    start : int
+        How many rows come before them there.
+    table : table or pair of arrays
+    """
+
+    where: str
+    start: int
+    table: Any
+
+
+class Source(ABC):
+    """Rows that can be read again and again.
+
+    Parameters
+    ----------
+    name : str
+        What to call it in errors.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    @abstractmethod
+    def columns(self) -> list[str] | None:
+        """The names of the columns; None where they have none."""
+
+    @property
+    def n_columns(self) -> int:
+        """How many columns there are."""
+        return len(self.columns or [])
+
+    @abstractmethod
+    def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
+        """Read all rows; of the columns at least those wanted that are there."""
+
+    def batches(self, columns: Sequence[str] | int, *more: str | None) -> Iterator[Batch]:
+        """Read the columns that have these names, or all that there are."""
+        wanted = None if isinstance(columns, int) else [*columns, *(name for name in more if name is not None)]
+        yield from self.read(wanted)
+
+
+class _Files(Source):
+    def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__(str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more")
+        self._paths = paths
+        for path in paths:
+            if not path.exists():
+                raise DataError(f"{path} does not exist")
+
+    @property
+    def columns(self) -> list[str]:
+        path = self._paths[0]
+        try:
+            if path.suffix in PARQUET:
+                return _without_index(_parquet().read_schema(path))
+            return [str(name) for name in _read_csv(path, nrows=0).columns]
+        except (ValueError, OSError) as error:
+            raise DataError(f"{path} cannot be read as a table: {error}") from None
+
+    def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
+        for path in self._paths:
+            start = 0
+            tables = _parquet_tables(path, wanted) if path.suffix in PARQUET else _csv_tables(path, wanted)
+            while True:
+                try:
+                    table = next(tables, None)
+                except (ValueError, OSError) as error:
+                    raise DataError(f"{path} cannot be read as a table, after row {start}: {error}") from None
+                if table is None:
+                    break
+                yield Batch(str(path), start, table)
+                start += len(table)
+
+
+def _without_index(schema: Any) -> list[str]:
+    """Return the columns of an Arrow schema but for those that pandas wrote as a frame's index."""
+    index = (schema.pandas_metadata or {}).get("index_columns", [])
+    return [name for name in schema.names if name not in index]
+
+
+def _parquet_tables(path: Path, wanted: Sequence[str] | None) -> Iterator[Any]:
+    with _parquet().ParquetFile(path) as file:
+        yield from file.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False)
+
+
+def _csv_tables(path: Path, wanted: Sequence[str] | None) -> Iterator[Any]:
+    usecols = None if wanted is None else (lambda name: name in wanted)
+    with _read_csv(path, chunksize=BATCH_ROWS, usecols=usecols) as chunks:
+        yield from chunks
+
+
+def _read_csv(path: Path, **options: Any) -> Any:
+    try:
+        import pandas as pd
+    except ImportError:
+        raise ImportError("reading CSV files needs pandas: pip install 'dekrr[files]'") from None
+    return pd.read_csv(path, sep="\t" if ".tsv" in path.suffixes else ",", **options)
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise ImportError("reading Parquet files needs pyarrow: pip install 'dekrr[files]'") from None
+    return parquet
+
+
+class _Dataset(Source):
+    def __init__(self, dataset: Any) -> None:
+        super().__init__("the dataset")
+        self._dataset = dataset
+
+    @property
+    def columns(self) -> list[str]:
+        return _without_index(self._dataset.schema)
+
+    def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
+        names = [name for name in self.columns if wanted is None or name in wanted]
+        tables = self._dataset.to_batches(
+            columns=names, batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1, use_threads=False
+        )
+        yield from _numbered(self.name, tables)
+
+
+class _LazyFrame(Source):
+    def __init__(self, frame: Any) -> None:
+        super().__init__("the lazy frame")
+        self._frame = frame
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self._frame.collect_schema().names())
+
+    def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
+        names = [name for name in self.columns if wanted is None or name in wanted]
+        yield from _numbered(self.name, self._frame.select(names).collect_batches(chunk_size=BATCH_ROWS))
+
+
+class _Batches(Source):
+    """Batches from a function; the first batch that was read for its columns is part of the next pass."""
+
+    def __init__(self, name: str, start: Callable[[], Iterable[Any]]) -> None:
+        super().__init__(name)
+        self._start = start
+        self._opened: tuple[Any, Iterator[Any]] | None = None
+
+    @property
+    def first(self) -> Any:
+        if self._opened is None:
+            iterator = iter(self._start())
+            first = next(iterator, None)
+            if first is None:
+                raise DataError(f"{self.name} gave no batch")
+            self._opened = first, iterator
+        return self._opened[0]
+
+    @property
+    def columns(self) -> list[str] | None:
+        return column_names(self.first)
+
+    @property
+    def n_columns(self) -> int:
+        return int(np.shape(self.first[0] if _is_pair(self.first) else self.first)[-1])
+
+    def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
+        if self._opened is not None:
+            first, rest = self._opened
+            self._opened = None
+            yield from _numbered(self.name, chain([first], rest))
+        else:
+            yield from _numbered(self.name, self._start())
+
+
+class _Again:
+    """A table as its only batch, or batches that can be iterated over again."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+
+    def __call__(self) -> Iterable[Any]:
+        return self._batches
+
+
+def _numbered(where: str, tables: Iterable[Any]) -> Iterator[Batch]:
+    start = 0
+    for table in tables:
+        yield Batch(where, start, table)
+        start += len(table[1]) if _is_pair(table) else n_rows_of(table)
+
+
+def n_rows_of(table: Any) -> int:
+    """Return how many rows a table has."""
+    return len(next(iter(table.values()), ())) if isinstance(table, Mapping) else len(table)
+
+
+def open_source(given: Any, *, once: bool = False) -> Source:
+    """Return the source that a user has given; see the module's documentation.
+
+    Parameters
+    ----------
+    given : object
+    once : bool, default=False
+        Whether one pass is all that is needed, so that an iterator will do.
+    """
+    if isinstance(given, str | os.PathLike):
+        return _Files(_files_of(Path(given)))
+    if _is_paths(given):
+        return _Files([file for path in given for file in _files_of(Path(path))])
+    if hasattr(given, "collect_schema") and hasattr(given, "collect_batches"):
+        return _LazyFrame(given)
+    if hasattr(given, "get_fragments"):
+        return _Dataset(given)
+    if column_names(given) is not None:
+        return _Batches("the table", _Again([given]))
+    if callable(given):
+        return _Batches("the function of batches", given)
+    if isinstance(given, Iterable):
+        if iter(given) is given and not once:
+            raise DataError(
+                f"an iterator ({type(given).__name__}) can be read only once, and rows are passed over twice: give a "
+                "function that returns an iterator each time it is called"
+            )
+        return _Batches("the batches", _Again(given))
+    raise DataError(
+        f"rows cannot be read from an object of type {type(given).__name__}: give a path, a pyarrow dataset, a Polars "
+        "lazy frame, a function that returns an iterator of batches, or a table"
+    )
+
+
+def is_mapping(given: Any) -> bool:
+    """Return whether this maps sites to sources; some sparse arrays are mappings too."""
+    return isinstance(given, Mapping) and not hasattr(given, "shape")
+
+
+def is_source(given: Any) -> bool:
+    """Return whether this is something to read in batches rather than an array or a table of rows."""
+    if isinstance(given, str | os.PathLike | Mapping) or _is_paths(given):
+        return not hasattr(given, "shape")
+    if any(hasattr(given, name) for name in ("collect_batches", "get_fragments", "column_names")):
+        return True
+    if hasattr(given, "__array__") or hasattr(given, "shape") or column_names(given) is not None:
+        return False
+    if isinstance(given, Sequence):
+        return bool(given) and np.ndim(given[0]) == 2
+    return callable(given) or isinstance(given, Iterable)
+
+
+def _is_paths(given: Any) -> bool:
+    return isinstance(given, list | tuple) and bool(given) and all(isinstance(p, str | os.PathLike) for p in given)
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for suffix in PARQUET for file in path.rglob(f"*{suffix}"))
+    if not files:
+        raise DataError(f"the folder {path} has no Parquet file")
+    return files
+
+
+def column_names(table: Any) -> list[str] | None:
+    """Return the names of a table's columns; None for anything else."""
+    if isinstance(table, Mapping):
+        return [str(name) for name in table]
+    if hasattr(table, "schema") and hasattr(table, "column_names"):
+        return _without_index(table.schema)
+    names = getattr(table, "columns", None)
+    return None if names is None else [str(name) for name in names]
+
+
+def _is_pair(table: Any) -> bool:
+    return isinstance(table, tuple | list) and len(table) == 2 and np.ndim(table[0]) == 2
+
+
+def arrays_of(batch: Batch, columns: Sequence[str] | int, response: str | None) -> tuple[Array, Array]:
+    """Return a batch's rows and responses as finite float64 arrays.
+
+    Parameters
+    ----------
+    batch : Batch
+    columns : sequence of str, or int
+        Names, or how many there are where they have none.
+    response : str or None
+        The name of the response's column; for pairs it is not needed.
+    """
+    if _is_pair(batch.table):
+        y = _numbers(batch, np.asarray(batch.table[1]), "the response")
+        X = inputs_of(batch, columns)
+        if len(X) != len(y):
+            raise DataError(f"{batch.where}: a batch has {len(X)} rows and {len(y)} responses")
+        return X, y
+    if column_names(batch.table) is None:
+        raise DataError(
+            f"{batch.where}: a batch must be a table or a pair of arrays X, y; got {type(batch.table).__name__}"
+        )
+    if response is None:
+        raise DataError(f"{batch.where} has named columns: say which is the response, as in fit(..., y='power')")
+    return inputs_of(batch, columns), _numbers(batch, _column(batch, response), repr(response))
+
+
+def inputs_of(batch: Batch, columns: Sequence[str] | int) -> Array:
+    """Return a batch's rows alone, as a finite float64 array."""
+    n_columns = columns if isinstance(columns, int) else len(columns)
+    if column_names(batch.table) is None or isinstance(columns, int):
+        table = batch.table[0] if _is_pair(batch.table) else batch.table
+        rows = np.asarray(table)
+        if rows.ndim != 2 or rows.shape[1] != n_columns:
+            raise DataError(f"{batch.where}: expected rows of {n_columns} columns, got an array of shape {rows.shape}")
+        parts = [_numbers(batch, column, str(j)) for j, column in enumerate(rows.T)] if rows.dtype.kind == "O" else []
+        rows = np.column_stack(parts) if parts else np.asarray(rows, dtype=np.float64)
+        _require_finite(batch, rows, columns)
+        return rows
+    values = np.empty((n_rows_of(batch.table), n_columns))
+    for j, name in enumerate(columns):
+        values[:, j] = _numbers(batch, _column(batch, name), repr(name), finite=False)
+    _require_finite(batch, values, columns)
+    return values
+
+
+def labels_of(batch: Batch, column: str) -> np.ndarray:
+    """Return the site labels of a batch."""
+    return _column(batch, column)
+
+
+def _column(batch: Batch, name: str) -> np.ndarray:
+    names = column_names(batch.table) or []
+    if name not in names:
+        raise DataError(f"{batch.where} has no column {name!r}; it has {', '.join(names)}")
+    return np.asarray(batch.table[name])
+
+
+def _numbers(batch: Batch, values: np.ndarray, name: str, *, finite: bool = True) -> Array:
+    if values.dtype.kind in "OUST":
+        row = _first_word(values)
+        if row is not None:
+            raise DataError(
+                f"{batch.where}: row {batch.start + row}, column {name} is {values[row]!r}, not a number; drop or "
+                "encode the column"
+            )
+        values = values.astype(np.float64)
+    if values.dtype.kind not in "fiub":
+        raise DataError(f"{batch.where}: column {name} holds {values.dtype}, not numbers; drop or encode it")
+    numbers = np.asarray(values, dtype=np.float64)
+    if finite:
+        _require_finite(batch, numbers[:, None], [name])
+    return numbers
+
+
+def _first_word(values: np.ndarray) -> int | None:
+    """Return where the first text is that is no number, or else the first text."""
+    words = [row for row, value in enumerate(values.tolist()) if isinstance(value, str | bytes)]
+    for row in words:
+        try:
+            float(values[row])
+        except ValueError:
+            return row
+    return words[0] if words else None
+
+
+def _require_finite(batch: Batch, values: Array, columns: Sequence[str] | int) -> None:
+    if np.isfinite(values).all():
+        return
+    row, column = np.argwhere(~np.isfinite(values))[0]
+    name = column if isinstance(columns, int) else columns[column]
+    raise DataError(
+        f"{batch.where}: row {batch.start + row}, column {name} is {values[row, column]}; fill or drop NaN and "
+        "infinite values"
+    )
