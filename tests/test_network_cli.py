@@ -190,7 +190,6 @@ def test_a_privacy_budget_travels_from_the_network_file_to_every_site(tmp_path):
             {"features": "greedy"},
             "settings.features is 'greedy' and looks at rows; with privacy write features = \"plain\"",
         ),
-        ({"features": None}, "settings.features is 'greedy', the default, and looks at rows"),
         ({"bounds": None}, "settings.bounds is missing"),
         ({"allocation": "sqrt"}, "settings.allocation"),
     ],
