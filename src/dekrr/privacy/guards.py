@@ -19,13 +19,14 @@ from ..features import FeatureMap
 from ..messages import Chosen
 from ..rows import ArrayRows
 from ..selection import LONG_WAVE, GreedySelector, Selector
-from ..statistics import ROWS_PER_BLOCK, accumulate
+from ..statistics import accumulate
 from ..types import Array
 
 MAX_MAPS = 64
 ROWS_PER_FEATURE = 1.5
 MAX_LEVERAGE = 0.8
 _LEVERAGE_PASSES = 3
+_ROWS_PER_BLOCK = 2048
 _ROUNDING = 1e-12
 _ONE_IN = 1e-12  # a frequency that an honest site draws less often than this is refused
 
@@ -144,7 +145,7 @@ def typical_rows(rows: ArrayRows, feature_map: FeatureMap, max_leverage: float) 
         gram = accumulate(rows, feature_map, {})[0].gram / rows.weight
         values, vectors = np.linalg.eigh(gram)
         whitening = vectors / np.sqrt(np.maximum(values, _ROUNDING * values[-1]))
-        leverage = [np.sum((feature_map(X) @ whitening) ** 2, axis=1) for X, _ in rows.blocks(ROWS_PER_BLOCK)]
+        leverage = [np.sum((feature_map(X) @ whitening) ** 2, axis=1) for X, _ in rows.blocks(_ROWS_PER_BLOCK)]
         typical = np.concatenate(leverage) <= max_leverage
         if typical.all() or not typical.any():
             break
