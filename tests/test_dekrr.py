@@ -26,6 +26,7 @@ def run(problem, **changes):
         "scale": None,
         "min_rows": 1,
         "rows_per_feature": 0,
+        "verify_features": False,
     }
     chosen = dekrr.Settings(**{**common, **changes})
     network = LocalNetwork(problem.graph)

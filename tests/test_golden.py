@@ -79,6 +79,7 @@ def outcomes():
         max_rounds=1500,
         scale=None,
         rows_per_feature=0.0,
+        verify_features=False,
     )
     selector = PlainSelector(sigma=float(GOLDEN["sigma"]))
     return LocalNetwork(NEIGHBORS).run(

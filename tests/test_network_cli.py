@@ -235,3 +235,27 @@ def test_a_privacy_budget_travels_from_the_network_file_to_every_site(tmp_path):
     (tmp_path / "bad").mkdir()
     with pytest.raises(SettingsError, match="epsilon must be a positive number"):
         Mesh(tmp_path / "bad", 3, settings=privacy | {"privacy": {"epsilon": -1.0}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"features": "greedy"},
+            "settings.features is 'greedy' and looks at rows; with privacy write features = \"plain\"",
+        ),
+        ({"bounds": None}, "settings.bounds is missing"),
+        ({"allocation": "sqrt"}, "settings.allocation"),
+    ],
+)
+def test_settings_that_break_a_privacy_budget_are_refused_when_the_file_is_read(tmp_path, changes, words):
+    settings = {"features": "plain", "privacy": {"epsilon": 4.0}, "bounds": [[0.0] * 4, [1.0] * 4], **changes}
+    with pytest.raises(SettingsError) as caught:
+        Mesh(tmp_path, 3, settings={key: value for key, value in settings.items() if value is not None})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["dkla", "allreduce"])
+def test_other_methods_say_that_they_offer_no_differential_privacy(tmp_path, method):
+    with pytest.raises(SettingsError, match=f'only method = "dekrr" offers differential privacy, not {method}'):
+        Mesh(tmp_path, 3, method=method, settings={"privacy": {"epsilon": 4.0}})

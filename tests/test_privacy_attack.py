@@ -4,31 +4,41 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from dekrr.errors import SettingsError
 from dekrr.features import FeatureMap
 from dekrr.messages import Coefficients, RowFeatures, Sums
-from dekrr.privacy import attack
+from dekrr.privacy import attack, guards
+from dekrr.privacy.lattice import Lattice
 from dekrr.privacy.overhearing import overhear
 from dekrr.privacy.rows import recover_rows
 from dekrr.privacy.sums import (
     Membership,
-    View,
+    NullSpace,
     advantage,
-    fingerprinting_map,
     recovered,
     rows_by_matching,
     rows_in_null_space,
 )
+from dekrr.privacy.views import View, fold_blocks, of_rows, summed
 from dekrr.protocols import dekrr
+from dekrr.rows import ArrayRows
 from dekrr.selection import EnergySelector
 
+ONE_FOLD = np.ones(1, dtype=bool)
 DATA = os.environ.get("DEKRR_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="DEKRR_DATA is not set")
+
+
+def frequencies_of(n_columns, n_features, scale, seed):
+    rng = np.random.default_rng(seed)
+    return FeatureMap.unweighted(rng.normal(scale=scale, size=(n_columns, n_features)), rng.uniform(0, 7, n_features))
 
 
 @pytest.fixture(scope="module")
@@ -88,44 +98,117 @@ def test_air_quality_too():
     assert found.share(truth, 1e-6) >= 0.95
 
 
-def test_a_view_is_what_the_sums_say(coast):
-    victim, attacker = coast.pair()
-    view = attack.hear_sums(coast)
-    z_p, z_j = view.attackers_map(victim.X), view.targets_map(victim.X)
-    np.testing.assert_allclose(view.gram, z_p.T @ z_p, atol=1e-9)
-    np.testing.assert_allclose(view.cross, z_p.T @ z_j, atol=1e-9)
-    joint = view.joint_map(victim.X)
-    np.testing.assert_allclose(view.joint_gram, joint.T @ joint, atol=1e-9)
+@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_view_is_every_sum_that_neighbours_heard(coast, tuned, verify, granted):
+    """Every block is the sum over the target's own rows of the folds it says, by maps from messages alone."""
+    victim, _ = coast.pair()
+    run_settings = msgspec.structs.replace(attack.UNGUARDED, verify_features=verify)
+    view = attack.hear(coast, settings=run_settings, tuned=tuned, colluders=2, granted=granted)
+    fold_of = victim.rng("folds").permutation(victim.n_rows) % len(view.fold_sizes)
     assert view.n_rows == victim.n_rows
-    assert attacker.name in victim.neighbors
+    assert len(view.blocks) == 2 * 4 * (16 if tuned else 1)
+    for block in view.blocks:
+        rows = block.folds[fold_of]
+        assert rows.sum() == view.rows_in(block)
+        expected = summed(block.left, block.right, victim.X[rows], victim.y[rows], block.folds)
+        np.testing.assert_allclose(block.sums, expected.sums, atol=1e-7)
+
+
+def test_differences_of_folds_are_sums_over_a_fold(coast):
+    victim, _ = coast.pair()
+    view = attack.hear(coast, settings=attack.UNGUARDED, tuned=True)
+    fold_of = victim.rng("folds").permutation(victim.n_rows) % 5
+    singles = list(fold_blocks(view))
+    assert {int(np.flatnonzero(block.folds)[0]) for block in singles} == set(range(5))
+    assert len({block.label for block in singles}) > 3
+    for block in singles:
+        features = block.left(victim.X[block.folds[fold_of]])
+        np.testing.assert_allclose(block.sums, features.T @ features, atol=1e-6)
 
 
 def test_few_rows_come_back_from_sums_and_many_do_not(coast):
-    """20 + 20 features: 15 rows leave a null space of 25 dimensions, 170 rows leave none."""
+    """20 + 20 features: 15 rows leave a null space of 25 dimensions, 150 rows leave none."""
     shares = {count: found.shares[1e-6] for count, found in attack.fewer_rows(coast, [15, 150], seconds=4)}
     assert shares[15] > 0.5
     assert shares[150] == 0.0
 
 
-def test_more_features_than_rows_is_the_same_for_a_malicious_neighbour(coast):
-    victim, attacker = coast.pair()
-    small = replace(victim, rows=victim.rows.take(slice(40)))
-    problem = replace(coast, sites=[small if site is victim else site for site in coast.sites])
-    view = attack.overasking_view(problem, surplus=20)
-    begin = np.random.default_rng(0).uniform(size=(300, attacker.X.shape[1]))
-    found = rows_in_null_space(view, begin)
-    assert recovered(found, small.X, 1e-5, attacker.X) > 0.2
+def test_more_features_than_rows_leave_a_null_space():
+    rng = np.random.default_rng(0)
+    wide = FeatureMap.unweighted(rng.normal(scale=4, size=(2, 60)), rng.uniform(0, 7, 60))
+    X = rng.uniform(size=(25, 2))
+    space = NullSpace(summed(wide, wide, X, X[:, 0], ONE_FOLD))
+    found = rows_in_null_space(wide, space.directions(1e-11), rng.uniform(size=(300, 2)))
+    assert recovered(found, X, 1e-5, np.empty((0, 2))) > 0.8
+    assert not len(rows_in_null_space(wide, space.directions(1e-11)[:, :2], rng.uniform(size=(3, 2))))
+
+
+def test_a_row_that_stands_alone_shows_unless_it_is_left_out():
+    """Many rows in a corner and one far away: the directions of least weight lead to it, in sums with it."""
+    rng = np.random.default_rng(0)
+    smooth = FeatureMap.unweighted(rng.normal(size=(3, 60)), rng.uniform(0, 7, 60))
+    X = np.vstack([0.3 * rng.uniform(size=(800, 3)), [[0.8, 0.9, 0.7]]])
+    every = ArrayRows(X, X[:, 0])
+    typical = guards.typical_rows(every, smooth, guards.MAX_LEVERAGE).X
+    assert not (typical == X[-1]).all(axis=1).any()
+    assert len(typical) > 0.95 * len(X)
+    starts = rng.uniform(size=(300, 3))
+    distances = []
+    for rows in (X, typical):
+        space = NullSpace(summed(smooth, smooth, rows, rows[:, 0], ONE_FOLD))
+        found = rows_in_null_space(smooth, space.directions(1e-6), starts)
+        distances.append(np.abs(found - X[-1]).max(axis=1).min())
+    assert distances[0] < 1e-3
+    assert distances[1] > 1e-2
+    assert guards.typical_rows(every, smooth, 1.0) is every
 
 
 def test_matching_finds_rows_where_equations_exceed_unknowns():
     rng = np.random.default_rng(0)
-    maps = [fingerprinting_map(2, 12, 1.0, seed) for seed in (0, 1)]
-    X = rng.uniform(size=(4, 2))
-    z_p, z_j = maps[0](X), maps[1](X)
-    view = View(maps[0], maps[1], z_p.T @ z_p, z_p.T @ z_j, len(X), z_j.T @ z_j)
-    best = min((rows_by_matching(view, rng.uniform(size=X.shape), seconds=3) for _ in range(6)), key=lambda r: r[1])
+    maps = [frequencies_of(2, 12, 1.0, seed) for seed in (0, 1)]
+    X, y = rng.uniform(size=(4, 2)), rng.uniform(-1, 1, 4)
+    blocks = [summed(*pair, X, y, ONE_FOLD) for pair in [(maps[0], maps[0]), (*maps,), (maps[0], None)]]
+    view = View(blocks, (4,))
+    best = min(
+        (rows_by_matching(view, rng.uniform(size=X.shape), np.zeros(4), seconds=3) for _ in range(6)),
+        key=lambda result: result[1],
+    )
     assert best[1] < 1e-8
     assert recovered(best[0], X, 1e-2, known=np.empty((0, 2))) == 1.0
+
+
+def test_values_are_moved_to_known_ones():
+    known = np.array([[0.0, 0.5], [0.4, 0.9]])
+    moved = attack.snapped(np.array([[0.19, 0.71], [0.9, 0.1]]), known)
+    np.testing.assert_array_equal(moved, [[0.0, 0.9], [0.4, 0.5]])
+
+
+def test_a_lattice_gives_rows_back_without_a_start():
+    """500 rows, sums of 420 features: less than one a row."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(500, 3))
+    lattice = Lattice.within(3, (0, 2), 6, 8, limit=150.0)
+    capacities = [200, 220]
+    maps = lattice.maps(capacities)
+    assert max(np.linalg.norm(m.frequencies, axis=0).max() for m in maps) <= 150.0
+    assert all(m.n_features <= capacity for m, capacity in zip(maps, capacities, strict=True))
+    phi = lattice.moments(capacities, [m(X).T @ m(X) for m in maps])
+    found = lattice.rows(phi, len(X))
+    assert recovered(found, X, 1e-3, np.empty((0, 3))) > 0.9
+    with pytest.raises(SettingsError, match="too small"):
+        lattice.maps([200])
+
+
+def test_frequencies_of_a_neighbours_own_choice_give_rows_away_and_are_refused(coast):
+    """All guards but the proof of features allow the lattice; the proof, which is the default, does not."""
+    smaller = replace(coast, n_features=8)
+    found = attack.attack_by_lattice(smaller, fine=4, coarse=6, n_lattice_columns=2)
+    assert found.shares[1e-3] > 0.1
+    assert found.chance[1e-3] < 0.02
+    with pytest.raises(SettingsError, match="not in the pool"):
+        attack.attack_by_lattice(smaller, fine=4, coarse=6, n_lattice_columns=2, settings=attack.GUARDED)
 
 
 def test_rows_known_before_do_not_count():
@@ -133,40 +216,66 @@ def test_rows_known_before_do_not_count():
     assert recovered(X, X, 1e-3, known=X[:1]) == 0.5
 
 
-@pytest.mark.parametrize("granted", [False, True])
-def test_membership_scores_are_the_likelihood_ratio_written_out(granted):
+@pytest.mark.parametrize("n_folds", [1, 3])
+def test_membership_scores_are_the_likelihood_ratio_written_out(n_folds):
+    """With folds, of sums over all rows and over all but a fold's; a row may be in any."""
     rng = np.random.default_rng(1)
-    maps = [fingerprinting_map(2, 4, 2.0, seed) for seed in (0, 1)]
+    z_p, z_j = (frequencies_of(2, 4, 2.0, seed) for seed in (0, 1))
     X, y = rng.uniform(size=(30, 2)), rng.uniform(-1, 1, 30)
     reference_X, reference_y = rng.uniform(size=(50, 2)), rng.uniform(-1, 1, 50)
+    fold_of = np.arange(30) % n_folds
+    masks = [np.ones(n_folds, dtype=bool), *(np.arange(n_folds) != f for f in range(n_folds - 1))]
+    blocks = [
+        summed(left, right, X[mask[fold_of]], y[mask[fold_of]], mask)
+        for mask in masks
+        for left, right in ((z_p, z_p), (z_p, z_j), (z_j, None))
+    ]
 
-    def phi(rows, responses):
-        z_p, z_j = maps[0](rows), maps[1](rows)
-        blocks = [z_p[:, :, None] * z_p[:, None], z_p[:, :, None] * z_j[:, None]]
-        if granted:
-            blocks += [z_j[:, :, None] * z_j[:, None], (responses[:, None] * z_j)[:, :, None]]
-        return np.hstack([block.reshape(len(rows), -1) for block in blocks])
+    def phi(rows, responses, fold):
+        parts = []
+        for block in blocks:
+            left, right = of_rows(block, rows, responses)
+            ref_left, ref_right = of_rows(block, reference_X, reference_y)
+            energy = np.mean(np.sum(ref_left**2, axis=1) * np.sum(ref_right**2, axis=1))
+            products = (left[:, :, None] * right[:, None]).reshape(len(rows), -1) / np.sqrt(energy)
+            parts.append(products * block.folds[fold])
+        return np.hstack(parts)
 
-    z_p, z_j = maps[0](X), maps[1](X)
-    own = {"targets_gram": z_j.T @ z_j, "moment": z_j.T @ y} if granted else {}
-    view = View(maps[0], maps[1], z_p.T @ z_p, z_p.T @ z_j, len(X), **own)
+    sizes = np.bincount(fold_of)
     test_X, test_y = rng.uniform(size=(5, 2)), rng.uniform(-1, 1, 5)
-    scores = Membership(view, reference_X, reference_y, ridge=0.01).scores(test_X, test_y)
-
-    reference = phi(reference_X, reference_y)
-    mean = reference.mean(axis=0)
-    spread = (reference - mean).T @ (reference - mean)
+    total = sum(phi(X[fold_of == f], y[fold_of == f], f).sum(axis=0) for f in range(n_folds))
+    references = [phi(reference_X, reference_y, f) for f in range(n_folds)]
+    excess = total - sum(n * r.mean(axis=0) for n, r in zip(sizes, references, strict=True))
+    spread = sum(n * np.cov(r.T, bias=True) for n, r in zip(sizes, references, strict=True))
     inverse = np.linalg.inv(spread + 0.01 * np.trace(spread) * np.eye(len(spread)))
-    centred = phi(test_X, test_y) - mean
-    shift = phi(X, y).mean(axis=0) - mean
-    expected = centred @ inverse @ shift - np.einsum("ni,ij,nj->n", centred, inverse, centred) / (2 * len(X))
-    np.testing.assert_allclose(scores, expected, rtol=1e-6)
+    ratios = []
+    for f in range(n_folds):
+        moved = phi(test_X, test_y, f) - references[f].mean(axis=0)
+        ratios.append(moved @ inverse @ excess - np.einsum("ni,ij,nj->n", moved, inverse, moved) / 2)
+    expected = np.log(np.sum(np.exp(ratios) * (sizes / 30)[:, None], axis=0))
+    scores = Membership(View(blocks, tuple(sizes)), reference_X, reference_y, ridge=0.01).scores(test_X, test_y)
+    np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_high_frequencies_make_membership_plain(coast):
-    honest = attack.infer(coast, attack.hear_sums(coast), guesses=1).membership.area
-    malicious = attack.infer(coast, attack.malicious_view(coast), guesses=1).membership.area
-    assert malicious > max(honest, 0.65)
+def test_members_of_few_rows_are_told_from_others(coast):
+    victim, _ = coast.pair()
+    small = replace(victim, rows=victim.rows.take(slice(40)))
+    problem = replace(coast, sites=[small if site is victim else site for site in coast.sites])
+    few = attack.infer(problem, attack.hear(problem, settings=attack.UNGUARDED), guesses=0).membership
+    many = attack.infer(coast, attack.hear(coast, settings=attack.UNGUARDED), guesses=0).membership
+    assert few.area > max(many.area, 0.75)
+
+
+def test_liars_keep_to_what_verification_allows(coast):
+    smaller = replace(coast, n_features=8)
+    view = attack.hear(smaller, forger=attack.fingerprinting(smaller), colluders=2, granted=False)
+    honest = attack.hear(smaller, colluders=2, granted=False)
+    assert view.n_sums > honest.n_sums
+    shortlist = view.blocks[0].left
+    assert shortlist.n_features == smaller.longest_shortlist(smaller.pair()[1])
+    drawn = smaller.selector().draw_pool(shortlist.n_columns, smaller.pair()[1].rng()).frequencies
+    assert np.linalg.norm(shortlist.frequencies, axis=0).max() == np.linalg.norm(drawn, axis=0).max()
+    assert 0.4 < attack.infer(smaller, view, guesses=0).membership.area <= 1.0
 
 
 def test_advantage_of_guessing_is_none():
@@ -188,9 +297,12 @@ def test_command_prints_shares_and_draws(tmp_path):
 def test_command_attacks_sums_too(tmp_path, monkeypatch):
     from dekrr.cli.app import app
 
-    monkeypatch.setenv("COLUMNS", "160")
-    result = CliRunner().invoke(app, ["attack", "-D", "10", "--seconds", "2", "--out", str(tmp_path)])
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ["-D", "10", "--effort", "2", "--colluders", "2", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["attack", *options])
     assert result.exit_code == 0, result.output
-    features, sums = [line for line in result.output.splitlines() if "made-up coast" in line]
+    features, sums, *members = [line for line in result.output.splitlines() if "│ made-up coast" in line]
     assert features.count("100.0%") == 2
-    assert sums.count(" 0.0%") == 2
+    assert sums.count(" 0.0%, 0.0%") == 2
+    assert len(members) == 3
+    assert "tuned" in members[-1]

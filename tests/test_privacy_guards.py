@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.estimators import GRIDS
 from dekrr.features import FeatureMap
-from dekrr.messages import Chosen, Features, Moments, decode, encode
+from dekrr.messages import Chosen, Features, Moments, Sums, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import guards
 from dekrr.privacy.overhearing import RecordingNetwork
@@ -158,7 +159,7 @@ class Malicious:
 
 
 def attack_with(feature_map, selector=None, **changes):
-    run_settings = dekrr.Settings(scale=None, **changes)
+    run_settings = dekrr.Settings(scale=None, **{"verify_features": False, **changes})
     selector = selector or GreedySelector(6, sigma=0.5)
     first, *others = sites()
     procedures = {site.name: dekrr.train(site, selector, run_settings) for site in others}
@@ -171,6 +172,24 @@ def test_a_neighbour_after_single_rows_is_refused():
     high = FeatureMap.unweighted(rng.normal(scale=100, size=(2, 6)), np.zeros(6))
     with pytest.raises(MessageError, match="'a' sent a frequency of length"):
         attack_with(high)
+
+
+def test_by_default_frequencies_have_to_be_proved():
+    """Frequencies of a neighbour's own choice, however short, can be laid out so that sums give rows away."""
+    short = FeatureMap.unweighted(np.full((2, 6), 0.1), np.zeros(6))
+
+    class Unproved(Malicious):
+        def _forge(self, message):
+            return (
+                Features(short.frequencies, short.phases, short.amplitudes, 2) if type(message) is Chosen else message
+            )
+
+    first, *others = sites()
+    selector = GreedySelector(6, sigma=0.5)
+    procedures = {site.name: dekrr.train(site, selector, dekrr.Settings(scale=None)) for site in others}
+    procedures["a"] = Unproved(short).train(first, selector, dekrr.Settings(scale=None))
+    with pytest.raises(MessageError, match="'a' sent Features where Chosen is due"):
+        LocalNetwork(RING).run(procedures)
 
 
 def test_a_neighbour_that_asks_for_more_features_than_rows_is_refused():
@@ -195,7 +214,9 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
     few, *others = sites(n_rows=90)
     few = replace(few, rows=few.rows.take(slice(n_rows)))
     selector = GreedySelector(6, sigma=0.5, mapping=mapping, shortlist=8.0)
-    run_settings = dekrr.Settings(scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature)
+    run_settings = dekrr.Settings(
+        scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature, verify_features=False
+    )
     network = RecordingNetwork(RING)
     procedures = {s.name: dekrr.train(s, selector, run_settings, tuning) for s in (few, *others)}
     if n_rows // (2 if tuned else 1) < 12 * rows_per_feature:
@@ -204,8 +225,8 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
         return
     network.run(procedures)
     lengths = [m.frequencies.shape[1] for m in network.record.between("b", "a", Features)]
-    assert 6 < lengths[-2] <= n_rows / rows_per_feature
-    assert all(length <= n_rows / rows_per_feature for length in lengths)
+    assert 6 <= lengths[-2] <= n_rows / (2 * rows_per_feature)
+    assert all(length <= n_rows / (2 * rows_per_feature) for length in lengths)
     assert len(network.record.between("a", "b", Moments)) == (5 if tuned else 1)
 
 
@@ -220,6 +241,28 @@ def test_rows_of_a_fold_count_where_folds_are_tuned():
                 LocalNetwork(RING).run(procedures)
         else:
             LocalNetwork(RING).run(procedures)
+
+
+@pytest.mark.parametrize(("n_rows", "folds"), [(50, 5), (49, 4), (20, 2), (19, None)])
+def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
+    """With the guards on there are as many folds as have min_rows rows at the smallest site, and two at least."""
+    tuning = Tuning(sigmas=(0.5,), alphas=(1e-3, 1e-2), consensuses=(1.0,), folds=5)
+    run_settings = dekrr.Settings(scale=None, rows_per_feature=0.1, max_rounds=2, tol=0.0)
+    few, *others = sites(n_rows=60)
+    few = replace(few, rows=few.rows.take(slice(n_rows)))
+    network = RecordingNetwork(RING)
+    procedures = {s.name: dekrr.train(s, EnergySelector(4), run_settings, tuning) for s in (few, *others)}
+    if folds is None:
+        with pytest.raises(DataError, match="'a' has 19 rows, too few for two folds of min_rows=10"):
+            network.run(procedures)
+        assert not network.record.between("a", "b", Sums)
+        return
+    network.run(procedures)
+    assert len(network.record.between("a", "b", Sums)) == folds + 1
+    off = msgspec.structs.replace(run_settings, rows_per_feature=0.0)
+    network = RecordingNetwork(RING)
+    network.run({s.name: dekrr.train(s, EnergySelector(4), off, tuning) for s in (few, *others)})
+    assert len(network.record.between("a", "b", Sums)) == 6
 
 
 def test_maps_of_tuning_are_counted_and_allowed():

@@ -29,6 +29,7 @@ from .labels import factorise, names_of
 from .metrics import relative, rse
 from .model import Header, KernelModel, SiteModel
 from .networks.local import LocalNetwork, Traffic
+from .privacy.guards import MAX_LEVERAGE
 from .privacy.mechanism import DifferentialPrivacy
 from .protocols import allreduce, dekrr, dkla
 from .protocols.online import go_on
@@ -472,7 +473,8 @@ class DeKRRRegressor(_NetworkRegressor):
         since it last did.
     rows_per_feature : float, default=0.0
         The fewest rows that a site must have, for each feature of its own and of a neighbour, to send it sums.
-        Here all rows are in one process anyway; 1.5, what a deployment starts from, tells whether it would refuse.
+        Here all rows are in one process anyway; 1.5, what a deployment starts from, tells whether it would refuse,
+        and has rows that stand alone left out of sums of shortlists, as there.
     verify_features : bool, default=False
         Sites prove that their features come from the agreed pool, by its seed and the chosen indices.
     bounds : pair of array-like of shape (n_columns + 1,), optional
@@ -620,6 +622,7 @@ class DeKRRRegressor(_NetworkRegressor):
             precision=self.precision,
             wire=Wire(precision=self.wire_precision, censor_start=self.censor_start, censor_decay=self.censor_decay),
             rows_per_feature=self.rows_per_feature,
+            max_leverage=MAX_LEVERAGE if self.rows_per_feature else 1.0,
             verify_features=self.verify_features,
             bounds=_as_bounds(self.bounds),
             privacy=self.privacy,

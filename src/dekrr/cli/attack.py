@@ -1,5 +1,7 @@
 """`dekrr attack`: a neighbour after the rows, against the paper's exchange and against the default one."""
 
+from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,10 +9,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..errors import DataError
 from ..privacy import attack as attacks
+from ..privacy.views import View
 from ..types import Array
 
 
@@ -24,19 +28,27 @@ def attack(
         list[int] | None, typer.Option("--n-features", "-D", min=1, help="Features per site; repeat it for several.")
     ] = None,
     sigma: Annotated[list[float] | None, typer.Option(help="Bandwidth; repeat it for several.")] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Time for each attack on rows.")] = 60.0,
+    effort: Annotated[float, typer.Option(min=1, help="CPU seconds for each attack on rows.")] = 60.0,
     sums: Annotated[bool, typer.Option("--sums/--no-sums", help="Attack the default exchange too.")] = True,
+    features: Annotated[bool, typer.Option("--features/--no-features", help="Attack the paper's exchange.")] = True,
+    colluders: Annotated[
+        int, typer.Option(min=1, max=4, help="Neighbours that pool what they received in the default exchange.")
+    ] = 4,
+    tuned: Annotated[
+        bool, typer.Option("--tuned/--no-tuned", help="Let them hear the tuning too, where the guards allow it.")
+    ] = True,
     own_rows: Annotated[
         bool, typer.Option("--own-rows/--no-own-rows", help="Let the attacker start from its own rows.")
     ] = True,
     out: Annotated[Path, typer.Option(help="The folder for the picture.")] = Path("attack"),
     seed: Annotated[int, typer.Option(help="Seed of a split that is not the authors'.")] = 0,
 ) -> None:
-    """Play a neighbour that wants the rows, and print what it gets.
+    """Play neighbours that want the rows, and print what they get.
 
-    Against exchange="features" (the paper's) it solves for the rows. Against the default exchange it is given more
-    than its messages hold: the target's own sums, which it would have to work out from coefficients, and rows of
-    the target's kind as a reference. Without data sets it attacks a made-up one.
+    Against exchange="features" (the paper's) one neighbour solves for the rows. Against the default exchange they use
+    all sums of a whole run under a deployment's guards, and are given more than their messages hold: the target's own
+    sums, which they would have to work out from coefficients, and rows of the target's kind as a reference. Without
+    data sets they attack a made-up one.
     """
     console = Console()
     names: list[str | None] = [*data] if data else [None]
@@ -46,36 +58,64 @@ def attack(
         attacks.read_problem(name, data_dir, size, width, seed) for name, size, width in product(names, sizes, widths)
     ]
     pictures = []
-    from_features, from_sums = _features_table(), _sums_table()
+    from_features, from_sums, inferred = _features_table(), _rows_table(), _inference_table()
+    notes: list[str] = []
     with Progress(
-        SpinnerColumn(),
         TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f} of {task.total:.0f} CPU seconds"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
     ) as progress:
         for problem in problems:
-            task = progress.add_task(f"{problem.name}, features")
-            recovery, truth = attacks.attack_features(problem, seconds=seconds, own_rows=own_rows)
-            shares = [recovery.share(truth, tolerance) for tolerance in attacks.TOLERANCES]
-            from_features.add_row(
-                *_named(problem), *(f"{share:.1%}" for share in shares), f"{recovery.seconds:.1f}", str(recovery.starts)
-            )
-            pictures.append((problem, recovery.rows, truth))
+            if features:
+                task = progress.add_task(f"{problem.name}, features", total=effort)
+                report = partial(_report, progress, task)
+                recovery, truth = attacks.attack_features(problem, seconds=effort, own_rows=own_rows, report=report)
+                shares = [f"{recovery.share(truth, tolerance):.1%}" for tolerance in attacks.TOLERANCES]
+                from_features.add_row(*_named(problem), *shares, f"{recovery.seconds:.1f}", str(recovery.starts))
+                pictures.append((problem, recovery.rows, truth))
+                progress.remove_task(task)
             if sums:
-                progress.update(task, description=f"{problem.name}, sums")
-                _attack_sums(problem, seconds, from_sums)
-            progress.remove_task(task)
-    console.print(from_features)
+                task = progress.add_task(f"{problem.name}, sums", total=effort)
+                report = partial(_report, progress, task)
+                view, heard = _hear(problem, colluders, tuned, notes)
+                _attack_rows(problem, view, heard, colluders, effort, seed, report, from_sums)
+                progress.update(task, description=f"{problem.name}, members")
+                _infer(problem, view, heard, colluders, inferred)
+                progress.remove_task(task)
+    if features:
+        console.print(from_features)
     if sums:
         console.print(from_sums)
+        console.print(inferred)
         console.print(
+            "to 1e-3, to 1e-6: of the rows, and of rows that are not in the sums, which is chance.\n"
+            "sums: numbers that the neighbours have.  misfit: of the best matching; near 0 it found other rows.\n"
             "AUC: how often a member scores above a row that is none; 50 % is guessing.\n"
             "column: median error of a guessed column of a known member, in the unit box.\n"
             "imputed: the same from the other columns, without sums.\n"
-            "malicious: AUC for frequencies ten times too high; the guards refuse them, and were off."
+            "liars: AUC for the longest frequencies of their pools, as many as the guards allow.",
+            *notes,
+            sep="\n",
         )
-    console.print(f"picture: {_draw(pictures, out)}")
+    if pictures:
+        console.print(f"picture: {_draw(pictures, out)}")
+
+
+def _report(progress: Progress, task: TaskID, seconds: float) -> None:
+    progress.update(task, completed=seconds)
+
+
+def _hear(problem: attacks.Problem, colluders: int, tuned: bool, notes: list[str]) -> tuple[View, str]:
+    """Return what the neighbours hear, with the tuning if that is wanted and not refused, and what that was."""
+    if tuned:
+        try:
+            return attacks.hear(problem, tuned=True, colluders=colluders), "tuned"
+        except DataError as refusal:
+            notes.append(f"{problem.name}: tuning is refused, so that they hear the training alone: {refusal}")
+    return attacks.hear(problem, colluders=colluders), "trained"
 
 
 def _named(problem: attacks.Problem) -> tuple[str, str, str, str]:
@@ -89,25 +129,75 @@ def _features_table() -> Table:
     return table
 
 
-def _sums_table() -> Table:
-    table = Table(title="the default exchange: sums and coefficients")
-    for heading in ("data", "rows", "D", "sigma", "to 1e-3", "to 1e-6", "AUC", "column", "imputed", "malicious"):
+def _rows_table() -> Table:
+    table = Table(title="rows from the default exchange")
+    for heading in ("data", "rows", "D", "sigma", "run", "neighbours", "sums", "to 1e-3", "to 1e-6", *_EFFORT):
         table.add_column(heading, justify="left" if heading == "data" else "right")
     return table
 
 
-def _attack_sums(problem: attacks.Problem, seconds: float, table: Table) -> None:
-    found = attacks.attack_sums(problem, seconds=seconds)
-    honest = attacks.infer(problem, attacks.hear_sums(problem))
-    malicious = attacks.infer(problem, attacks.malicious_view(problem), guesses=1)
+_EFFORT = ("misfit", "CPU seconds", "starts")
+
+
+def _inference_table() -> Table:
+    table = Table(title="members of the default exchange")
+    headings = ("data", "rows", "D", "sigma", "run", "neighbours", "AUC", "advantage", "caught at 1 %", "column")
+    for heading in (*headings, "imputed", "liars"):
+        table.add_column(heading, justify="left" if heading == "data" else "right")
+    return table
+
+
+def _attack_rows(
+    problem: attacks.Problem,
+    view: View,
+    heard: str,
+    colluders: int,
+    effort: float,
+    seed: int,
+    report: attacks.Report,
+    table: Table,
+) -> None:
+    victim, _ = problem.pair()
+    known = [problem.site(name) for name in victim.neighbors[:colluders]]
+    X, y = np.vstack([site.X for site in known]), np.concatenate([site.y for site in known])
+    spare = problem.spare[victim.name][0]
+    found = attacks.rows_from_sums(view, victim, X, y, spare, seconds=effort, seed=seed, report=report)
     table.add_row(
         *_named(problem),
-        *(f"{found.shares[tolerance]:.1%}" for tolerance in attacks.TOLERANCES),
-        f"{honest.membership.area:.1%}",
-        f"{honest.column_error:.3f}",
-        f"{honest.imputed_error:.3f}",
-        f"{malicious.membership.area:.1%}",
+        heard,
+        str(colluders),
+        f"{view.n_sums:,}",
+        *(f"{found.shares[tolerance]:.1%}, {found.chance[tolerance]:.1%}" for tolerance in attacks.TOLERANCES),
+        f"{found.misfit:.0e}",
+        f"{found.seconds:.0f}",
+        f"{found.starts:,}",
     )
+
+
+def _infer(problem: attacks.Problem, view: View, heard: str, colluders: int, table: Table) -> None:
+    lies = attacks.hear(problem, forger=attacks.fingerprinting(problem), colluders=colluders, granted=False)
+    liars = attacks.infer(problem, lies, guesses=0)
+    for whose, what, count in _views(problem, view, heard, colluders):
+        curious = attacks.infer(problem, whose, guesses=20)
+        table.add_row(
+            *_named(problem),
+            what,
+            str(count),
+            f"{curious.membership.area:.1%}",
+            f"{curious.membership.advantage:.2f}",
+            f"{curious.membership.caught:.1%}",
+            f"{curious.column_error:.3f}",
+            f"{curious.imputed_error:.3f}",
+            f"{liars.membership.area:.1%}" if count == colluders else "",
+        )
+
+
+def _views(problem: attacks.Problem, view: View, heard: str, colluders: int) -> Iterator[tuple[View, str, int]]:
+    """Yield views of growing numbers of neighbours after training, then the whole one with the tuning."""
+    for count in sorted({1, min(2, colluders), colluders}):
+        yield attacks.hear(problem, colluders=count), "trained", count
+    if heard == "tuned":
+        yield view, heard, colluders
 
 
 def _draw(pictures: list[tuple[attacks.Problem, Array, Array]], out: Path) -> Path:

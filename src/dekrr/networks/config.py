@@ -412,6 +412,9 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
     kinds = (FeatureSettings, own, TuningSettings) if method == "dekrr" else (FeatureSettings, own)
     known = list(dict.fromkeys(field.name for kind in kinds for field in msgspec.structs.fields(kind)))
     unknown = sorted(set(settings) - set(known))
+    if "privacy" in settings:
+        _check_privacy(method, settings, mistakes)
+        unknown = [key for key in unknown if key != "privacy"]
     mistakes += [f"settings.{key} is not known to {method}{_suggestion(key, known)}" for key in unknown]
     if method == "dekrr":
         settings = _check_grids(settings, mistakes)
@@ -440,3 +443,18 @@ def _check_grids(settings: Mapping[str, Any], mistakes: list[str]) -> dict[str, 
     if tuned and settings.get("privacy") is not None:
         mistakes.append(f"settings.privacy: give {', '.join(tuned)} as one number each; the budget pays for no tuning")
     return checked
+
+
+def _check_privacy(method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:
+    """Find what `protocols.private.require_private` would refuse when the run starts."""
+    if method != "dekrr":
+        mistakes.append(f'settings.privacy: only method = "dekrr" offers differential privacy, not {method}')
+        return
+    features = settings.get("features", FeatureSettings().features)
+    if features != "plain":
+        given = f"{features!r}" if "features" in settings else f"{features!r}, the default,"
+        mistakes.append(f'settings.features is {given} and looks at rows; with privacy write features = "plain"')
+    if "bounds" not in settings:
+        mistakes.append("settings.bounds is missing: with privacy give public bounds of the columns and the target")
+    if settings.get("allocation", "equal") != "equal":
+        mistakes.append('settings.allocation: with privacy all sites share their features; write "equal"')

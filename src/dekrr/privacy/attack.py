@@ -1,39 +1,50 @@
 """The attacks as experiments: one neighbour of a DeKRR run against another, with figures to print."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 
+import msgspec
 import numpy as np
+from sklearn.base import clone
 
 from .. import topology
 from ..data import by_response, halves, load, make_sites
 from ..errors import DataError
 from ..features import FeatureMap
-from ..messages import RowFeatures
+from ..messages import Moments, RowFeatures, Sums, unpack_symmetric
 from ..protocols import dekrr
 from ..protocols.site import Site
+from ..protocols.tuning import GRIDS, Tuning
 from ..rows import ArrayRows
 from ..scaling import Scaling
-from ..selection import EnergySelector, GreedySelector, PlainSelector, Selector
+from ..selection import EnergySelector, GreedySelector, Selector
 from ..types import Array
-from .overhearing import overhear
+from .guards import Ledger, frequency_limit, longest_shortlist
+from .lattice import Lattice
+from .overhearing import Forger, overhear
 from .rows import Recovery, recover_rows, stack
 from .sums import (
     Advantage,
     Membership,
-    View,
+    NullSpace,
     advantage,
-    fingerprinting_map,
     recovered,
     rows_by_matching,
     rows_in_null_space,
-    view_of,
 )
+from .views import View, fold_blocks, view_of
 
+Report = Callable[[float], None]
 TOLERANCES = (1e-3, 1e-6)
+_MOST_SPACES = 16
+_RANDOM_STARTS = 0.3
+RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+UNGUARDED = dekrr.Settings(scale=None, rows_per_feature=0, max_leverage=1, min_rows=1, verify_features=False)
+# What a deployment starts from. One round is enough: what further rounds show of a site's own sums is granted.
+GUARDED = dekrr.Settings(scale=None)
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,15 @@ class Problem:
         victim = self.site(target) if target is not None else self.sites[0]
         return victim, self.site(victim.neighbors[0])
 
+    def selector(self) -> Selector:
+        """Return the default selector, for this problem's features and bandwidth."""
+        return GreedySelector(self.n_features, sigma=self.sigma)
+
+    def longest_shortlist(self, site: Site) -> int:
+        """Return the most features of a shortlist that all neighbours of a site answer."""
+        fewest = min(self.site(name).n_rows for name in site.neighbors)
+        return int(longest_shortlist(fewest, GUARDED.rows_per_feature))
+
 
 def read_problem(
     name: str | None, directory: Path | None, n_features: int | None, sigma: float | None, seed: int
@@ -91,7 +111,6 @@ def read_problem(
     return _divided(name, X, y, sites, n_features or 60, sigma or 0.25, seed)
 
 
-_NARROWEST = 1e-6  # a bandwidth that allows any frequency
 _FEATURES = {"houses": 60, "airquality": 70, "energy": 90}
 
 
@@ -127,7 +146,12 @@ def _problem(
 
 
 def attack_features(
-    problem: Problem, target: str | None = None, *, seconds: float = 60.0, own_rows: bool = True
+    problem: Problem,
+    target: str | None = None,
+    *,
+    seconds: float = 60.0,
+    own_rows: bool = True,
+    report: Report = lambda seconds: None,
 ) -> tuple[Recovery, Array]:
     """Recover a neighbour's rows from the paper's exchange; return what was found, and the rows.
 
@@ -136,8 +160,11 @@ def attack_features(
     problem : Problem
     target : str, optional
     seconds : float, default=60
+        Of CPU time.
     own_rows : bool, default=True
         Whether the attacker may start from its own rows.
+    report : callable
+        Told the CPU seconds spent, every so often.
     """
     victim, attacker = problem.pair(target)
     selector = EnergySelector(problem.n_features, sigma=problem.sigma)
@@ -147,48 +174,53 @@ def attack_features(
     maps = stack(outcomes[victim.name].feature_map, outcomes[attacker.name].feature_map)
     features = np.hstack([rows.own, rows.receivers])
     known = attacker.X if own_rows else None
-    return recover_rows(maps, features, known=known, seconds=seconds), victim.X
+    return recover_rows(maps, features, known=known, seconds=seconds, report=report), victim.X
 
 
-def hear_sums(
+def hear(
     problem: Problem,
     target: str | None = None,
     *,
+    settings: dekrr.Settings = GUARDED,
+    tuned: bool = False,
+    colluders: int = 1,
     granted: bool = True,
-    attackers_map: FeatureMap | None = None,
-    selector: Selector | None = None,
+    forger: Callable[[Site], Forger] | None = None,
 ) -> View:
-    """Return what a neighbour knows after a run with the default exchange.
+    """Return what neighbours know together after a whole run with the default exchange.
 
     Parameters
     ----------
     problem : Problem
     target : str, optional
+    settings : Settings
+        A deployment's defaults, or `UNGUARDED`.
+    tuned : bool, default=False
+        Have bandwidths tuned first, from the estimators' grid.
+    colluders : int, default=1
+        How many neighbours of the target pool what they received.
     granted : bool, default=True
         Give the attacker the target's own sums, which it would have to work out from coefficients.
-    attackers_map : FeatureMap, optional
-        What a malicious attacker sends for its features; the guards that would refuse it are off.
-    selector : Selector, optional
-        Greedy by default.
+    forger : callable, optional
+        How a colluder lies about its features.
     """
-    victim, attacker = problem.pair(target)
-    sites = problem.sites
-    if attackers_map is not None:
-        chosen = {site.name: site.feature_map for site in sites} | {attacker.name: attackers_map}
-        sites = [_with_map(site, chosen[site.name], problem) for site in sites]
-        selector = PlainSelector(problem.n_features, sigma=_NARROWEST)
-    selector = selector or GreedySelector(problem.n_features, sigma=problem.sigma)
-    settings = dekrr.Settings(scale=None, rows_per_feature=0, min_rows=1)
-    record, outcomes = overhear(sites, selector, settings)
-    return view_of(record, attacker.name, problem.site(victim.name), outcomes, granted=granted)
-
-
-def _with_map(site: Site, feature_map: FeatureMap | None, problem: Problem) -> Site:
-    """Return the site with a map of its own, so that the run's selector only says which frequencies are too long."""
-    if feature_map is None:
-        selector = GreedySelector(problem.n_features, sigma=problem.sigma)
-        feature_map = selector.select(site.X, site.y, site.rng())
-    return replace(site, feature_map=feature_map)
+    victim, _ = problem.pair(target)
+    listeners = victim.neighbors[:colluders]
+    selector = problem.selector()
+    # Alpha and consensus change coefficients alone, and what those show is granted.
+    tuning = Tuning(sigmas=GRIDS["sigma"], alphas=(1e-6,), consensuses=(1.0,)) if tuned else None
+    record, outcomes = overhear(
+        [replace(site, ledger=Ledger()) for site in problem.sites],
+        selector,
+        msgspec.structs.replace(settings, max_rounds=1, tol=0.0),
+        tuning,
+        only=(victim.name, *listeners),
+        forgers={name: forger(problem.site(name)) for name in listeners} if forger is not None else None,
+    )
+    chosen = outcomes[victim.name].tuned
+    if chosen is not None:
+        selector = clone(selector).set_params(sigma=chosen.sigma)
+    return view_of(record, listeners, victim, selector, tuning, granted=granted)
 
 
 @dataclass(frozen=True)
@@ -199,68 +231,121 @@ class RowsFromSums:
     ----------
     shares : dict of tolerance to float
         Shares of rows recovered, not counting rows that the attacker already had.
+    chance : dict of tolerance to float
+        The same of rows that were not in the sums: what is met by chance.
     starts : int
     misfit : float
         What the best matching left of the sums' squared norm; near 0 it found other rows with the same sums.
     seconds : float
+        Of CPU time.
     """
 
     shares: dict[float, float]
+    chance: dict[float, float]
     starts: int
     misfit: float
     seconds: float
 
 
-def attack_sums(problem: Problem, target: str | None = None, *, seconds: float = 60.0, seed: int = 0) -> RowsFromSums:
-    """Try to recover rows from sums, with own sums granted, by both methods; half of the time each."""
-    victim, attacker = problem.pair(target)
-    return rows_from_sums(hear_sums(problem, target), victim, attacker.X, seconds=seconds, seed=seed)
-
-
 def rows_from_sums(
-    view: View, victim: Site, known: Array, *, seconds: float = 60.0, starts: int = 100_000, seed: int = 0
+    view: View,
+    victim: Site,
+    known: Array,
+    known_y: Array,
+    spare: Array,
+    *,
+    seconds: float = 60.0,
+    seed: int = 0,
+    report: Report = lambda seconds: None,
 ) -> RowsFromSums:
     """Try to recover rows from a view, starting from the attacker's own rows and from random ones.
+
+    Half of the time goes to null spaces, of all that the neighbours heard and of sums over single folds, those with
+    the fewest rows a feature first; the other half to matching. What either finds is also tried with every value
+    moved to the nearest one that the attacker has in that column, as many columns have but so many values.
 
     Parameters
     ----------
     view : View
     victim : Site
         For counting hits only.
-    known : ndarray of shape (n_known, n_columns)
+    known, known_y : ndarray of shapes (n_known, n_columns) and (n_known,)
+        The attackers' own rows.
+    spare : ndarray of shape (n_spare, n_columns)
+        Rows like the target's that were not in the sums, for counting what is met by chance.
     seconds : float, default=60
-    starts : int
-        The most starts of the null-space method.
+        Of CPU time.
     seed : int
+    report : callable
+        Told the CPU seconds spent, every so often.
     """
     rng = np.random.default_rng(seed)
-    begun = time.perf_counter()
-    n_columns = known.shape[1]
-    random = rng.uniform(size=(max(starts - len(known), starts // 2), n_columns))
-    begin = np.vstack([rng.permutation(known), random])[:starts]
-    depths = [(1e-11, 0), (1e-8, 0), (1e-5, 0), *((0.0, times * n_columns) for times in (2, 3, 4))]
-    candidates = [
-        rows_in_null_space(view, begin, relative=relative, least=least, seconds=seconds / 2 / len(depths))
-        for relative, least in depths
-    ]
-    n_starts, misfit = sum(map(len, candidates)), np.inf
-    for kind in cycle(("known", "random")):
-        left = seconds - (time.perf_counter() - begun)
+    begun = time.process_time()
+    candidates: list[Array] = []
+    n_starts, misfit = 0, np.inf
+
+    def spent() -> float:
+        passed = time.process_time() - begun
+        report(min(passed, seconds))
+        return passed
+
+    for found in _null_space_rows(view, known, rng):
+        candidates.append(found)
+        n_starts += len(found)
+        if spent() > seconds / 2:
+            break
+    for kind, part in cycle(product(("known", "random"), (view, _trained(view)))):
+        left = seconds - spent()
         if left <= 0 and np.isfinite(misfit):
             break
-        drawn = known[rng.integers(len(known), size=view.n_rows)]
-        drawn = (
-            rng.uniform(size=drawn.shape)
-            if kind == "random"
-            else np.clip(drawn + rng.normal(scale=0.02, size=drawn.shape), 0, 1)
-        )
-        matched, remaining = rows_by_matching(view, drawn, seconds=max(left, 1.0))
+        drawn = rng.integers(len(known), size=view.n_rows)
+        X, y = known[drawn], known_y[drawn]
+        X = rng.uniform(size=X.shape) if kind == "random" else np.clip(X + rng.normal(scale=0.02, size=X.shape), 0, 1)
+        matched, remaining = rows_by_matching(part, X, y, seconds=max(left / 2, 1.0), report=spent)
         candidates.append(matched)
         misfit = min(misfit, remaining)
         n_starts += 1
-    found = np.vstack(candidates)
-    shares = {tolerance: recovered(found, victim.X, tolerance, known) for tolerance in TOLERANCES}
-    return RowsFromSums(shares, n_starts, misfit, time.perf_counter() - begun)
+    every = np.vstack(candidates) if candidates else np.empty((0, known.shape[1]))
+    every = np.vstack([every, snapped(every, known)])
+    shares, chance = (
+        {tolerance: recovered(every, truth, tolerance, known) for tolerance in TOLERANCES}
+        for truth in (victim.X, spare)
+    )
+    return RowsFromSums(shares, chance, n_starts, misfit, time.process_time() - begun)
+
+
+def _trained(view: View) -> View:
+    """Return what the first of the neighbours heard after tuning: fewer sums, which take less time to match."""
+    whole = [block for block in view.blocks if block.folds.all()]
+    first = whole[0].label.split(",")[0]
+    return View([block for block in whole if block.label.split(",")[0] == first], view.fold_sizes)
+
+
+def _null_space_rows(view: View, known: Array, rng: np.random.Generator, batch: int = 200) -> Iterator[Array]:
+    """Yield the ends of starts in the null spaces of Gram matrices, the most promising first, over and over."""
+    grams = [block for block in (*view.blocks, *fold_blocks(view)) if block.is_gram]
+    grams.sort(key=lambda block: view.rows_in(block) / block.left.n_features)
+    spaces = [NullSpace(block) for block in grams[:_MOST_SPACES]]
+    n_columns = known.shape[1]
+    depths = [(1e-11, 0), (1e-8, 0), (1e-5, 0), *((0.0, times * n_columns) for times in (2, 3, 4))]
+    rows = cycle(np.array_split(rng.permutation(known), max(len(known) // batch, 1)))
+    while True:
+        for relative, least in depths:
+            for space in spaces:
+                begin = rng.uniform(size=(batch, n_columns)) if rng.uniform() < _RANDOM_STARTS else next(rows)
+                found = rows_in_null_space(space.feature_map, space.directions(relative, least), begin)
+                if len(found):
+                    yield found
+
+
+def snapped(candidates: Array, known: Array) -> Array:
+    """Return candidates with every value moved to the nearest that is known in its column."""
+    columns = []
+    for values, column in zip(candidates.T, known.T, strict=True):
+        grid = np.unique(column)
+        middles = (grid[1:] + grid[:-1]) / 2
+        columns.append(grid[np.searchsorted(middles, values)])
+    return np.column_stack(columns)
 
 
 @dataclass(frozen=True)
@@ -277,14 +362,15 @@ class Inference:
     """
 
     membership: Advantage
-    column_error: float
-    imputed_error: float
+    column_error: float = np.nan
+    imputed_error: float = np.nan
 
 
 def infer(problem: Problem, view: View, target: str | None = None, *, guesses: int = 60, seed: int = 0) -> Inference:
     """Test members against spare rows of the same site, and guess columns of members.
 
-    Four fifths of the target's spare rows are the attacker's reference: more than a real one is likely to have.
+    Four fifths of the target's spare rows are the attacker's reference: more than a real one is likely to have. Its
+    model's ridge is the one of `RIDGES` that tells members best, which a real one does not know.
     """
     from sklearn.ensemble import RandomForestRegressor
 
@@ -294,8 +380,14 @@ def infer(problem: Problem, view: View, target: str | None = None, *, guesses: i
     order = rng.permutation(len(spare_y))
     cut = 4 * len(order) // 5
     reference, others = order[:cut], order[cut:]
-    test = Membership(view, spare_X[reference], spare_y[reference])
-    membership = advantage(test.scores(victim.X, victim.y), test.scores(spare_X[others], spare_y[others]))
+
+    def tested(ridge: float) -> tuple[Membership, Advantage]:
+        test = Membership(view, spare_X[reference], spare_y[reference], ridge)
+        return test, advantage(test.scores(victim.X, victim.y), test.scores(spare_X[others], spare_y[others]))
+
+    test, membership = max((tested(ridge) for ridge in RIDGES), key=lambda result: result[1].area)
+    if not guesses:
+        return Inference(membership)
     members = rng.permutation(victim.n_rows)[:guesses]
     X, y = victim.X[members], victim.y[members]
     errors, imputed = [], []
@@ -310,30 +402,84 @@ def infer(problem: Problem, view: View, target: str | None = None, *, guesses: i
     return Inference(membership, float(np.mean(errors)), float(np.mean(imputed)))
 
 
-def malicious_view(problem: Problem, target: str | None = None, *, factor: float = 10.0) -> View:
-    """Return the view of a neighbour that sends frequencies `factor` times too high, with the guards off."""
+def fingerprinting(problem: Problem, target: str | None = None) -> Callable[[Site], Forger]:
+    """Return the liar that verification allows: the longest frequencies of its pool, as many as the target answers.
+
+    Features of high frequencies are unrelated for any two rows that differ, so that sums become fingerprints.
+    """
     victim, _ = problem.pair(target)
-    scale = factor / problem.sigma
-    return hear_sums(
-        problem,
-        target,
-        granted=False,
-        attackers_map=fingerprinting_map(victim.X.shape[1], problem.n_features, scale),
+    selector = problem.selector()
+
+    def forger(site: Site) -> Forger:
+        most = problem.longest_shortlist(site)
+        pool = selector.draw_pool(victim.X.shape[1], site.rng())
+        order = np.argsort(-np.linalg.norm(pool.frequencies, axis=0))
+
+        def forge(asked: int) -> FeatureMap:
+            return pool.keep(order[: most if asked == 0 else 2 * most - problem.n_features])
+
+        return forge
+
+    return forger
+
+
+def attack_by_lattice(
+    problem: Problem,
+    target: str | None = None,
+    *,
+    fine: int,
+    coarse: int,
+    n_lattice_columns: int = 3,
+    settings: dekrr.Settings | None = None,
+) -> RowsFromSums:
+    """Recover rows by frequencies of a neighbour's own choice; see `lattice`.
+
+    It keeps to every guard but the proof of features, which has to be off.
+
+    Parameters
+    ----------
+    problem : Problem
+    target : str, optional
+    fine, coarse : int
+        Of the lattice.
+    n_lattice_columns : int
+        How many columns it extends over: those in which the attacker's own rows vary most.
+    settings : Settings, optional
+        A deployment's defaults but for the proof.
+    """
+    victim, attacker = problem.pair(target)
+    n_columns = victim.X.shape[1]
+    columns = np.argsort(-attacker.X.std(axis=0))[:n_lattice_columns].tolist()
+    limit = frequency_limit(problem.selector(), n_columns)
+    lattice = Lattice.within(n_columns, columns, fine, coarse, limit)
+    most = problem.longest_shortlist(attacker)
+    capacities = [most, 2 * most - problem.n_features]
+    maps = lattice.maps(capacities)
+    settings = settings or msgspec.structs.replace(GUARDED, verify_features=False)
+    begun = time.process_time()
+    record, _ = overhear(
+        problem.sites,
+        problem.selector(),
+        msgspec.structs.replace(settings, max_rounds=1, tol=0.0),
+        only=(victim.name, attacker.name),
+        forgers={attacker.name: maps.__getitem__},
     )
-
-
-def overasking_view(problem: Problem, target: str | None = None, *, surplus: int = 50) -> View:
-    """Return the view of a neighbour that asks for more features than the target has rows, with the guards off."""
-    victim, _ = problem.pair(target)
-    size = victim.n_rows + victim.X.shape[1] + surplus
-    wide = fingerprinting_map(victim.X.shape[1], size, 1 / problem.sigma)
-    return hear_sums(problem, target, granted=False, attackers_map=wide)
+    (moments,), (sums,) = (record.between(victim.name, attacker.name, kind) for kind in (Moments, Sums))
+    packed = moments.gram, sums.gram
+    grams = [unpack_symmetric(gram, m.n_features) for gram, m in zip(packed, maps, strict=True)]
+    phi = lattice.moments(capacities, grams)
+    found = np.vstack([lattice.rows(phi, victim.n_rows, relative) for relative in (1e-9, 1e-11, 1e-13)])
+    shares, chance = (
+        {tolerance: recovered(found, truth, tolerance, attacker.X) for tolerance in TOLERANCES}
+        for truth in (victim.X, problem.spare[victim.name][0])
+    )
+    return RowsFromSums(shares, chance, 0, np.nan, time.process_time() - begun)
 
 
 def fewer_rows(
-    problem: Problem, counts: list[int], *, seconds: float = 20.0, seed: int = 0
+    problem: Problem, counts: list[int], *, seconds: float = 20.0, colluders: int = 1, seed: int = 0
 ) -> Iterator[tuple[int, RowsFromSums]]:
-    """Yield the rows recovered from sums where the target has no more than so many rows."""
+    """Yield the rows recovered from sums where the target has no more than so many rows, with the guards off."""
     victim, attacker = problem.pair()
     if max(counts) > victim.n_rows:
         raise DataError(f"site {victim.name!r} has {victim.n_rows} rows, fewer than {max(counts)}")
@@ -342,4 +488,6 @@ def fewer_rows(
         small = replace(victim, rows=ArrayRows(victim.X[order[:count]], victim.y[order[:count]]))
         sites = [small if site is victim else site for site in problem.sites]
         shrunk = replace(problem, sites=sites)
-        yield count, rows_from_sums(hear_sums(shrunk), small, attacker.X, seconds=seconds, starts=2000, seed=seed)
+        view = hear(shrunk, settings=UNGUARDED, colluders=colluders)
+        spare = problem.spare[victim.name][0]
+        yield count, rows_from_sums(view, small, attacker.X, attacker.y, spare, seconds=seconds, seed=seed)

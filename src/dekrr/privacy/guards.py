@@ -17,11 +17,17 @@ from sklearn.base import clone
 from ..errors import DataError, MessageError, SettingsError
 from ..features import FeatureMap
 from ..messages import Chosen
+from ..rows import ArrayRows
 from ..selection import LONG_WAVE, GreedySelector, Selector
+from ..statistics import accumulate
 from ..types import Array
 
 MAX_MAPS = 64
 ROWS_PER_FEATURE = 1.5
+MAX_LEVERAGE = 0.8
+_LEVERAGE_PASSES = 3
+_ROWS_PER_BLOCK = 2048
+_ROUNDING = 1e-12
 _ONE_IN = 1e-12  # a frequency that an honest site draws less often than this is refused
 
 
@@ -109,20 +115,42 @@ def check_rows(
             )
 
 
-def most_features(n_rows: int, rows_per_feature: float) -> float:
-    """Return how many features a site of `n_rows` rows sends sums of."""
-    return np.floor(n_rows / rows_per_feature) if rows_per_feature else np.inf
+def longest_shortlist(n_rows: int, rows_per_feature: float) -> float:
+    """Return how many features of a shortlist a site of `n_rows` rows sends sums of.
+
+    As many as a neighbour of equally many features may have, half of what it may ask for together with the site's own.
+    """
+    return np.floor(n_rows / (2 * rows_per_feature)) if rows_per_feature else np.inf
 
 
 def check_rows_of_shortlists(site: str, n_rows: int, maps: Mapping[str, FeatureMap], rows_per_feature: float) -> None:
     """Refuse sums of a shortlist of more features than the site's rows can hide among; see `check_rows`."""
     for neighbor, feature_map in maps.items():
-        if feature_map.n_features > most_features(n_rows, rows_per_feature):
+        if feature_map.n_features > longest_shortlist(n_rows, rows_per_feature):
             raise DataError(
                 f"site {site!r} has {n_rows} rows, too few for sums of the {feature_map.n_features} features that site "
-                f"{neighbor!r} has on its shortlist: from less than {rows_per_feature:g} rows a feature rows can be "
-                "computed. Use fewer features, join the site to another, or lower rows_per_feature"
+                f"{neighbor!r} has on its shortlist: from less than {2 * rows_per_feature:g} rows a feature rows that "
+                "stand alone can be computed. Use fewer features, join the site to another, or lower rows_per_feature"
             )
+
+
+def typical_rows(rows: ArrayRows, feature_map: FeatureMap, max_leverage: float) -> ArrayRows:
+    """Return the rows with a leverage z(x)'(Z'Z)^-1 z(x) of at most `max_leverage`.
+
+    A row of leverage 1 is alone in some direction of the features: sums with it say where it is. Rows that others hid
+    behind show when those are gone, so that it is done three times; not more often, as few rows a feature would leave
+    none.
+    """
+    for _ in range(_LEVERAGE_PASSES if max_leverage < 1 else 0):
+        gram = accumulate(rows, feature_map, {})[0].gram / rows.weight
+        values, vectors = np.linalg.eigh(gram)
+        whitening = vectors / np.sqrt(np.maximum(values, _ROUNDING * values[-1]))
+        leverage = [np.sum((feature_map(X) @ whitening) ** 2, axis=1) for X, _ in rows.blocks(_ROWS_PER_BLOCK)]
+        typical = np.concatenate(leverage) <= max_leverage
+        if typical.all() or not typical.any():
+            break
+        rows = rows.take(typical)
+    return rows
 
 
 def site_rng(seed: int, name: str, purpose: str = "features") -> np.random.Generator:

@@ -1,15 +1,20 @@
-"""What one site hears in a run: the attacker's view, taken from the messages themselves."""
+"""What sites hear in a run: the attacker's view, taken from the messages themselves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..messages import AnyMessage
+import numpy as np
+
+from ..features import FeatureMap
+from ..messages import AnyMessage, Chosen, Coefficients, Features, Message, Moments, Sums
 from ..networks.local import LocalNetwork
 from ..protocols import dekrr
 from ..protocols.outcome import Outcome
-from ..protocols.site import Outbox, Site
+from ..protocols.site import Outbox, Procedure, Site
+from ..protocols.tuning import Tuning
 from ..selection import Selector
+from .guards import prove
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Heard:
 
 @dataclass
 class Record:
-    """All messages of a run, in order."""
+    """Messages of a run, in order."""
 
     heard: list[Heard] = field(default_factory=list)
 
@@ -38,28 +43,107 @@ class Record:
 
 
 class RecordingNetwork(LocalNetwork):
-    """A local network that keeps every message it carries.
+    """A local network that keeps the messages it carries.
 
     Parameters
     ----------
     neighbors : mapping of site to its neighbours
+    only : collection of site, optional
+        Keep messages that two of these send each other, and all messages by default.
     """
 
-    def __init__(self, neighbors: Mapping[str, Any]) -> None:
+    def __init__(self, neighbors: Mapping[str, Any], only: Collection[str] | None = None) -> None:
         super().__init__(neighbors)
         self.record = Record()
+        self._only = only
         self._exchange = 0
 
     def _carry(self, outboxes: Mapping[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
         inboxes = super()._carry(outboxes)
         for receiver, inbox in inboxes.items():
-            self.record.heard += [Heard(self._exchange, sender, receiver, m) for sender, m in inbox.items()]
+            for sender, message in inbox.items():
+                if self._only is None or (sender in self._only and receiver in self._only):
+                    self.record.heard.append(Heard(self._exchange, sender, receiver, message))
         self._exchange += 1
         return inboxes
 
 
-def overhear(sites: Sequence[Site], selector: Selector, settings: dekrr.Settings) -> tuple[Record, dict[str, Outcome]]:
-    """Train DeKRR on `sites` and return all its messages with what each site ended with."""
-    network = RecordingNetwork({site.name: site.neighbors for site in sites})
-    outcomes = network.run({site.name: dekrr.train(site, selector, settings) for site in sites})
+Forger = Callable[[int], FeatureMap]
+
+
+def overhear(
+    sites: Sequence[Site],
+    selector: Selector,
+    settings: dekrr.Settings,
+    tuning: Tuning | None = None,
+    *,
+    only: Collection[str] | None = None,
+    forgers: Mapping[str, Forger] | None = None,
+) -> tuple[Record, dict[str, Outcome]]:
+    """Train DeKRR on `sites` and return its messages with what each site ended with.
+
+    Parameters
+    ----------
+    sites : sequence of Site
+    selector : Selector
+    settings : Settings
+    tuning : Tuning, optional
+    only : collection of site, optional
+        Keep only messages that these send each other.
+    forgers : mapping of site to callable, optional
+        Sites that lie about their features: ``forger(i)`` is the map they send when maps are due for the (i + 1)th
+        time.
+    """
+    network = RecordingNetwork({site.name: site.neighbors for site in sites}, only)
+    procedures = {site.name: dekrr.train(site, selector, settings, tuning) for site in sites}
+    for name, forger in (forgers or {}).items():
+        site = next(site for site in sites if site.name == name)
+        procedures[name] = _forged(procedures[name], site, selector, forger)
+    outcomes = network.run(procedures)
     return network.record, outcomes
+
+
+def _forged(procedure: Procedure[Outcome], site: Site, selector: Selector, forger: Forger) -> Procedure[Outcome]:
+    """Follow a procedure but send forged maps; answers about them do not reach the procedure."""
+    outbox = next(procedure)
+    asked = size = forged_size = 0
+    while True:
+        offers = [message for message in outbox.values() if isinstance(message, Features | Chosen)]
+        if offers:
+            size, forged = _size(offers[0]), forger(asked)
+            outbox, asked = dict.fromkeys(outbox, _offer(forged, offers[0], site, selector)), asked + 1
+            forged_size = forged.n_features
+        inbox = yield {p: _resized(message, forged_size) for p, message in outbox.items()}
+        try:
+            outbox = procedure.send({p: _emptied(message, size) for p, message in inbox.items()})
+        except StopIteration as stop:
+            outcome: Outcome = stop.value
+            return outcome
+
+
+def _size(offer: Features | Chosen) -> int:
+    return int(offer.frequencies.shape[1]) if isinstance(offer, Features) else len(offer.indices)
+
+
+def _offer(forged: FeatureMap, honest: Features | Chosen, site: Site, selector: Selector) -> Message:
+    if isinstance(honest, Chosen):
+        return prove(selector, forged, site.seed, site.name, honest.n_neighbors)
+    return Features(forged.frequencies, forged.phases, forged.amplitudes, honest.n_neighbors)
+
+
+def _resized(message: Message, size: int) -> Message:
+    """Return what an honest site sends, in the shape that fits the forged map."""
+    if isinstance(message, Sums):
+        return Sums(message.gram, np.zeros((message.cross.shape[0], size)))
+    if isinstance(message, Coefficients) and message.values.ndim == 1:
+        return Coefficients(np.zeros(size), message.progress)
+    return message
+
+
+def _emptied(message: AnyMessage, size: int) -> AnyMessage:
+    """Return sums of the shape that an honest site expects, with nothing in them."""
+    if isinstance(message, Moments):
+        return Moments(np.zeros(size * (size + 1) // 2), np.zeros(size))
+    if isinstance(message, Sums):
+        return Sums(np.zeros(size * (size + 1) // 2), np.zeros((size, message.cross.shape[1])))
+    return message

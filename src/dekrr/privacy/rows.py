@@ -12,7 +12,7 @@ features, which estimates the kernel.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,7 @@ class Recovery:
     residuals : ndarray of shape (n_rows,)
         Its mean squared residual; what the attacker can see.
     seconds : float
+        Of CPU time.
     starts : int
         Starts tried, over all rows.
     """
@@ -73,6 +74,7 @@ def recover_rows(
     starts: int = 20,
     sweeps: int = 200,
     random_state: int = 0,
+    report: Callable[[float], None] = lambda seconds: None,
 ) -> Recovery:
     """Recover rows in the unit box from their features.
 
@@ -84,13 +86,15 @@ def recover_rows(
     known : ndarray of shape (n_known, n_columns), optional
         Rows of the attacker's own, to start from.
     seconds : float, default=60
-        After which no further sweep starts.
+        Of CPU time, after which no further sweep starts.
     starts : int, default=20
         Starts per row and sweep; a quarter of it where they are random, because one recovered row is worth many.
     sweeps : int, default=200
     random_state : int, default=0
+    report : callable
+        Told the CPU seconds spent after every sweep.
     """
-    begun = time.perf_counter()
+    begun = time.process_time()
     rng = np.random.default_rng(random_state)
     used = feature_map.amplitudes != 0
     frequencies, phases = feature_map.frequencies[:, used], feature_map.phases[used]
@@ -100,7 +104,7 @@ def recover_rows(
     tried = 0
     for kind in _start_kinds(sweeps, known is not None):
         todo = np.flatnonzero(residuals >= _SOLVED)
-        if not todo.size or time.perf_counter() - begun > seconds:
+        if not todo.size or time.process_time() - begun > seconds:
             break
         found = residuals < _SOLVED
         pool = known if kind == "known" else rows[found]
@@ -121,7 +125,8 @@ def recover_rows(
         picked = ends.reshape(len(todo), each, -1)[np.arange(len(todo)), best]
         rows[todo[better]] = picked[better]
         residuals[todo[better]] = losses.min(axis=1)[better]
-    return Recovery(rows, residuals, time.perf_counter() - begun, tried)
+        report(time.process_time() - begun)
+    return Recovery(rows, residuals, time.process_time() - begun, tried)
 
 
 def _start_kinds(sweeps: int, has_known: bool) -> Iterator[str]:

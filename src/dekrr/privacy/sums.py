@@ -1,93 +1,30 @@
-"""What a neighbour can make of sums: the same attacker against the default exchange.
+"""What neighbours can make of sums: the same attacker against the default exchange.
 
-Site p receives, over the rows of its neighbour j, B = Z_pj'Z_pj and C = Z_pj'Z_jj once, and j's
-coefficients in every round. Coefficients depend on j's rows through A = Z_jj'Z_jj, m = Z_jj'y_j and the C that j
-sent to third sites. A `View` with ``granted=True`` is that of an attacker who is *given* A and m, exactly, instead of
-working out from coefficients what they show of them.
+`views` has what a neighbour, or several, hear in a whole run. From that:
 
 - `rows_in_null_space`: where the rows are fewer than the features, only the rows' features (and little else)
-  lie in the range of the sums; solve for x as `rows.recover_rows` does.
-- `rows_by_matching`: least squares over all rows at once, so that their sums match.
-- `membership_scores`: was a known row among them? The likelihood ratio of a normal model for the sums.
-- `guess_column`: a known row but for one column; take the value with the best membership score.
+  lie in the range of the sums; solve for x as `rows.recover_rows` does. `views.fold_blocks` has the sums over
+  single folds that differences give.
+- `rows_by_matching`: least squares over all rows at once, so that all their sums match.
+- `Membership`: was a known row among them? The likelihood ratio of a normal model for all sums.
+- `Membership.guess_column`: a known row but for one column; take the value with the best score.
 """
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
+from scipy.spatial import KDTree
+from scipy.special import logsumexp
 
 from ..features import FeatureMap
-from ..messages import Sums, unpack_symmetric
-from ..protocols.outcome import Outcome
-from ..protocols.site import Site
-from ..statistics import accumulate
 from ..types import Array
-from .overhearing import Record
 from .rows import stack
-
-
-@dataclass(frozen=True)
-class View:
-    """What the attacker knows about the target's rows.
-
-    Parameters
-    ----------
-    attackers_map, targets_map : FeatureMap
-        z_p and z_j.
-    gram, cross : ndarray
-        B of shape (D_p, D_p) and C of shape (D_p, D_j).
-    targets_gram, moment : ndarray or None
-        A of shape (D_j, D_j) and m of shape (D_j,), where granted.
-    n_rows : int
-    """
-
-    attackers_map: FeatureMap
-    targets_map: FeatureMap
-    gram: Array
-    cross: Array
-    n_rows: int
-    targets_gram: Array | None = None
-    moment: Array | None = None
-
-    @property
-    def joint_map(self) -> FeatureMap:
-        """The attacker's features, then the target's."""
-        return stack(self.attackers_map, self.targets_map)
-
-    @property
-    def joint_gram(self) -> Array:
-        """[[B, C], [C', A]], for the attacker to whom A was granted; B alone for the other."""
-        if self.targets_gram is None:
-            return self.gram
-        return np.block([[self.gram, self.cross], [self.cross.T, self.targets_gram]])
-
-    @property
-    def gram_map(self) -> FeatureMap:
-        """The map whose sums of products `joint_gram` are."""
-        return self.attackers_map if self.targets_gram is None else self.joint_map
-
-
-def view_of(record: Record, attacker: str, target: Site, outcomes: dict[str, Outcome], *, granted: bool) -> View:
-    """Return what `attacker` heard of `target`, from the messages of a run.
-
-    `target` itself is used for A and m only, and only if they are granted.
-    """
-    attackers_map, targets_map = outcomes[attacker].feature_map, outcomes[target.name].feature_map
-    (sums,) = record.between(target.name, attacker, Sums)
-    view = View(
-        attackers_map,
-        targets_map,
-        unpack_symmetric(sums.gram, attackers_map.n_features),
-        np.asarray(sums.cross),
-        outcomes[attacker].roster.rows[target.name],
-    )
-    if not granted:
-        return view
-    own, _ = accumulate(target.rows, targets_map, {})
-    return View(attackers_map, targets_map, view.gram, view.cross, view.n_rows, own.gram, own.moment)
+from .views import Block, View, of_rows
 
 
 def recovered(candidates: Array, truth: Array, tolerance: float, known: Array) -> float:
@@ -99,42 +36,47 @@ def recovered(candidates: Array, truth: Array, tolerance: float, known: Array) -
 
 def _nearest(rows: Array, others: Array) -> Array:
     """Return each row's largest difference over columns to the other that is nearest in that sense."""
-    return np.array([np.min(np.abs(others - row).max(axis=1), initial=np.inf) for row in rows])
+    if not len(others):
+        return np.full(len(rows), np.inf)
+    distances, _ = KDTree(others).query(rows, p=np.inf)
+    return np.asarray(distances)
 
 
-def rows_in_null_space(
-    view: View, begin: Array, *, relative: float = 1e-11, least: int = 0, batch: int = 200, seconds: float = np.inf
-) -> Array:
-    """Return points of the unit box whose features lie in the range of the sums, from each start.
-
-    Minimises |Q'u(x)|^2, where Q spans the eigenvectors of the joint Gram matrix with eigenvalues below
-    `relative` times the largest, and `least` of the smallest at any rate.
+class NullSpace:
+    """The directions of a Gram matrix with no weight, or with the least.
 
     Parameters
     ----------
-    view : View
-    begin : ndarray of shape (n_starts, n_columns)
-    relative : float
-    least : int
-    batch : int
-        Starts at a time.
-    seconds : float
-        After which no further batch starts.
+    block : Block
+        Z'Z of one map.
     """
-    values, vectors = np.linalg.eigh(view.joint_gram)
-    n_null = max(int((values < relative * values[-1]).sum()), least)
-    if n_null <= begin.shape[1]:
+
+    def __init__(self, block: Block) -> None:
+        self.feature_map = block.left
+        self._values, self._vectors = np.linalg.eigh(block.sums)
+
+    def directions(self, relative: float, least: int = 0) -> Array:
+        """Return the eigenvectors with eigenvalues below `relative` times the largest, at least `least` of them."""
+        n_null = max(int((self._values < relative * self._values[-1]).sum()), least)
+        return np.asarray(self._vectors[:, :n_null])
+
+
+def rows_in_null_space(feature_map: FeatureMap, null: Array, begin: Array, steps: int = 50) -> Array:
+    """Return points of the unit box whose features have nothing in the null space, from each start.
+
+    Minimises |Q'u(x)|^2 over x by Levenberg-Marquardt.
+
+    Parameters
+    ----------
+    feature_map : FeatureMap
+        u.
+    null : ndarray of shape (n_features, n_null)
+        Q; with no more directions than columns nothing is determined, and nothing returned.
+    begin : ndarray of shape (n_starts, n_columns)
+    steps : int
+    """
+    if null.shape[1] <= begin.shape[1]:
         return np.empty((0, begin.shape[1]))
-    ends = []
-    until = time.perf_counter() + seconds
-    for start in range(0, len(begin), batch):
-        if time.perf_counter() > until:
-            break
-        ends.append(_to_null_space(view.gram_map, vectors[:, :n_null], begin[start : start + batch]))
-    return np.vstack(ends)
-
-
-def _to_null_space(feature_map: FeatureMap, null: Array, begin: Array, steps: int = 50) -> Array:
     frequencies = feature_map.frequencies
     weighted = null * feature_map.amplitudes[:, None]
     diagonal = np.arange(len(frequencies))
@@ -143,6 +85,7 @@ def _to_null_space(feature_map: FeatureMap, null: Array, begin: Array, steps: in
     residuals = np.cos(angles) @ weighted
     losses = np.sum(residuals**2, axis=1)
     damping = np.full(len(X), 0.1 * np.mean(frequencies**2) * np.sum(weighted**2))
+    lowest = 1e-13 * damping
     for _ in range(steps):
         slopes = -np.sin(angles)
         jacobian = (slopes[:, None, :] * frequencies) @ weighted
@@ -156,69 +99,101 @@ def _to_null_space(feature_map: FeatureMap, null: Array, begin: Array, steps: in
         better = new_losses < losses
         X[better], angles[better], residuals[better] = moved[better], new_angles[better], new_residuals[better]
         losses[better] = new_losses[better]
-        damping *= np.where(better, 0.2, 4.0)
-        damping = np.minimum(damping, 1e12)
+        damping = np.clip(damping * np.where(better, 0.2, 4.0), lowest, 1e12)
     return X
 
 
-def rows_by_matching(view: View, begin: Array, *, seconds: float = 60.0, steps: int = 100_000) -> tuple[Array, float]:
-    """Return rows whose sums come closest to the ones received, and the relative misfit that is left.
+def rows_by_matching(
+    view: View,
+    begin: Array,
+    begin_y: Array,
+    *,
+    seconds: float = 60.0,
+    steps: int = 100_000,
+    report: Callable[[], object] = lambda: None,
+) -> tuple[Array, float]:
+    """Return rows whose sums come closest to all that were received, and the mean relative misfit that is left.
 
-    Minimises |U(X)'U(X) - S|^2 over all rows X in the unit box by L-BFGS-B, where S has the blocks that the
-    attacker knows.
+    Minimises the mean over blocks of |Z_left'Z_right - S|^2 / |S|^2 over all rows X in the unit box and all responses
+    in [-1, 1] by L-BFGS-B.
 
     Parameters
     ----------
     view : View
-    begin : ndarray of shape (n_rows, n_columns)
+    begin, begin_y : ndarray of shapes (n_rows, n_columns) and (n_rows,)
     seconds : float, default=60
+        Of CPU time.
     steps : int
+    report : callable
+        Called in every step.
     """
-    joint = view.joint_map
-    n_own = view.attackers_map.n_features
-    size = joint.n_features
-    target = np.zeros((size, size))
-    target[:n_own, :n_own], target[:n_own, n_own:], target[n_own:, :n_own] = view.gram, view.cross, view.cross.T
-    heard = np.ones((size, size))
-    if view.targets_gram is None:
-        heard[n_own:, n_own:] = 0
-    else:
-        target[n_own:, n_own:] = view.targets_gram
-    scale = float(np.sum(target**2))
-    until = time.perf_counter() + seconds
+    maps = list({id(m): m for b in view.blocks for m in (b.left, b.right) if m is not None}.values())
+    joint = stack(*maps)
+    ends = np.cumsum([feature_map.n_features for feature_map in maps])
+    place = {id(m): slice(end - m.n_features, end) for m, end in zip(maps, ends, strict=True)}
+    fold_of = view.fold_of_rows()
+    parts = [_Part(b, b.folds[fold_of], place, len(view.blocks)) for b in view.blocks]
+    until = time.process_time() + seconds
+    size = begin.size
 
     def misfit(flat: Array) -> tuple[float, Array]:
-        X = flat.reshape(begin.shape)
+        X, y = flat[:size].reshape(begin.shape), flat[size:]
         angles = X @ joint.frequencies + joint.phases
         features = np.cos(angles) * joint.amplitudes
-        difference = (features.T @ features - target) * heard
-        slope = features @ difference
+        slope, slope_y = np.zeros_like(features), np.zeros_like(y)
+        loss = sum(part.add(features, y, slope, slope_y) for part in parts)
         slope *= -np.sin(angles) * joint.amplitudes
-        return float(np.sum(difference**2)) / scale, (4 / scale * slope @ joint.frequencies.T).ravel()
+        return loss, np.concatenate([(slope @ joint.frequencies.T).ravel(), slope_y])
 
     def stop(_: Array) -> None:
-        if time.perf_counter() > until:
+        report()
+        if time.process_time() > until:
             raise StopIteration
 
     result: Any = minimize(  # type: ignore[call-overload]
         misfit,
-        begin.ravel(),
+        np.concatenate([begin.ravel(), begin_y]),
         jac=True,
         method="L-BFGS-B",
-        bounds=[(0.0, 1.0)] * begin.size,
+        bounds=[(0.0, 1.0)] * size + [(-1.0, 1.0)] * len(begin_y),
         callback=stop,
         options={"maxiter": steps, "maxfun": steps, "ftol": 0.0, "gtol": 0.0, "maxcor": 20},
     )
-    return np.asarray(result.x).reshape(begin.shape), float(result.fun)
+    return np.asarray(result.x[:size]).reshape(begin.shape), float(result.fun)
+
+
+class _Part:
+    """A block's part of the misfit of `rows_by_matching`."""
+
+    def __init__(self, block: Block, rows: np.ndarray, place: dict[int, slice], n_blocks: int) -> None:
+        self._rows = slice(None) if rows.all() else rows
+        self._left = place[id(block.left)]
+        self._right = place[id(block.right)] if block.right is not None else None
+        self._sums = block.sums
+        self._weight = 1 / (n_blocks * max(float(np.sum(block.sums**2)), 1e-300))
+
+    def add(self, features: Array, y: Array, slope: Array, slope_y: Array) -> float:
+        """Add the gradient by features and responses to the slopes; return the loss."""
+        left = features[self._rows, self._left]
+        right = y[self._rows, None] if self._right is None else features[self._rows, self._right]
+        difference = left.T @ right - self._sums
+        slope[self._rows, self._left] += 2 * self._weight * right @ difference.T
+        by_right = 2 * self._weight * left @ difference
+        if self._right is None:
+            slope_y[self._rows] += by_right[:, 0]
+        else:
+            slope[self._rows, self._right] += by_right
+        return self._weight * float(np.sum(difference**2))
 
 
 class Membership:
-    """The likelihood ratio of "this row is among them" in a normal model for the sums.
+    """The likelihood ratio of "this row is among them" in a normal model for all sums together.
 
-    The sums are a sum of phi(x, y) = (z_p z_p', z_p z_j', z_j z_j', y z_j) over rows, as far as the attacker
-    has its blocks. With the mean mu and covariance S of phi over rows like the target's, the log-likelihood ratio of
-    N mean(phi) with and without the row is phi'S^-1 (mean(phi) - mu) - phi'S^-1 phi / (2N), phi centred. phi has
-    thousands of entries, so that S is the reference rows' with a ridge, by inner products alone.
+    A row in fold f adds phi_f(x, y), its products in every block that has fold f, to what the attacker knows. With
+    the means and the covariance S of the sum s by reference rows, the log-likelihood ratio is
+    v'S^-1 (s - E s) - v'S^-1 v / 2, v = phi_f(x, y) - E phi_f; a row may be in any fold, so that the ratios of the
+    folds are averaged. phi has thousands of entries, so that S is the reference rows' with a ridge, by inner products
+    alone. Each block counts by its mean energy.
 
     Parameters
     ----------
@@ -226,69 +201,49 @@ class Membership:
     X, y : ndarray of shapes (n_reference, n_columns) and (n_reference,)
         Rows like the target's that the attacker has.
     ridge : float, default=1e-4
-        In units of the mean variance.
+        In units of the total variance.
     """
 
     def __init__(self, view: View, X: Array, y: Array, ridge: float = 1e-4) -> None:
-        self._view = view
-        self._reference = self._features(X, y)
-        kernel = self._products(self._reference, self._reference)
-        self._row_means, self._mean = kernel.mean(axis=0), float(kernel.mean())
-        centred = kernel - self._row_means - self._row_means[:, None] + self._mean
-        self._ridge = ridge * float(np.trace(centred))
-        inverse = np.linalg.inv(centred + self._ridge * np.eye(len(y)))
-        self._inverse = (inverse + inverse.T) / 2
-        self._sums_mean = float(np.mean(self._with_sums(self._reference)))
-        self._reference_sums = self._centre_sums(self._reference, self._row_means)
+        masks = {block.folds.tobytes(): block.folds for block in view.blocks}
+        sources = [_Source([b for b in view.blocks if b.folds.tobytes() == m], X, y, view) for m in masks]
+        self._sources, self._has = sources, np.array(list(masks.values()))
+        sizes = np.asarray(view.fold_sizes, dtype=float)
+        self._shares = sizes / sizes.sum()
+        self._roots = np.sqrt(sizes / len(y))
+        folds = range(len(sizes))
+        kernels = [source.products(X, y) for source in sources]
+        gram = np.block([[self._weigh(f, g, kernels) for g in folds] for f in folds])
+        self._ridge = ridge * float(np.trace(gram))
+        gram[np.diag_indices(len(gram))] += self._ridge
+        self._factor = cho_factor(gram, overwrite_a=True)
+        with_sums = [source.with_sums(X, y) for source in sources]
+        self._solved_sums = cho_solve(
+            self._factor, np.concatenate([self._roots[f] * self._over(f, with_sums) for f in folds])
+        )
 
-    def _features(self, X: Array, y: Array) -> tuple[Array, Array, Array]:
-        return self._view.attackers_map(X), self._view.targets_map(X), y
+    def _over(self, fold: int, values: Sequence[Array]) -> Array:
+        """Add up what the sources say that have a fold."""
+        return np.asarray(sum(value for value, has in zip(values, self._has[:, fold], strict=True) if has))
 
-    def _products(self, left: tuple[Array, Array, Array], right: tuple[Array, Array, Array]) -> Array:
-        """Return the inner products of phi of two sets of rows."""
-        attackers, targets = left[0] @ right[0].T, left[1] @ right[1].T
-        products = attackers**2 + attackers * targets
-        if self._view.targets_gram is not None:
-            products += targets**2
-        if self._view.moment is not None:
-            products += targets * np.outer(left[2], right[2])
-        return np.asarray(products)
-
-    def _with_sums(self, rows: tuple[Array, Array, Array]) -> Array:
-        """Return the inner products of phi with the mean of phi over the target's rows."""
-        view = self._view
-        total = np.einsum("ni,ij,nj->n", rows[0], view.gram, rows[0], optimize=True)
-        total += np.einsum("ni,ij,nj->n", rows[0], view.cross, rows[1], optimize=True)
-        if view.targets_gram is not None:
-            total += np.einsum("ni,ij,nj->n", rows[1], view.targets_gram, rows[1], optimize=True)
-        if view.moment is not None:
-            total += rows[2] * (rows[1] @ view.moment)
-        return np.asarray(total / view.n_rows)
-
-    def _centre_sums(self, rows: tuple[Array, Array, Array], with_mean: Array) -> Array:
-        """Return <phi - mu, mean(phi) - mu>, given <phi, mu>."""
-        return np.asarray(self._with_sums(rows) - self._sums_mean - with_mean + self._mean)
+    def _weigh(self, fold: int, other: int, kernels: Sequence[Array]) -> Array:
+        both = self._has[:, fold] & self._has[:, other]
+        total = sum((kernel for kernel, has in zip(kernels, both, strict=True) if has), np.zeros_like(kernels[0]))
+        return np.asarray(self._roots[fold] * self._roots[other] * total)
 
     def scores(self, X: Array, y: Array) -> Array:
         """Return the log-likelihood ratios of rows, shape (n_rows,); higher is likelier a member."""
-        rows = self._features(X, y)
-        cross = self._products(rows, self._reference)
-        with_mean = cross.mean(axis=1)
-        centred = cross - with_mean[:, None] - self._row_means + self._mean
-        own = self._own_products(rows) - 2 * with_mean + self._mean
-        solved = centred @ self._inverse
-        shift = self._centre_sums(rows, with_mean) - solved @ self._reference_sums
-        energy = own - np.sum(solved * centred, axis=1)
-        return np.asarray((shift - energy / (2 * self._view.n_rows)) / self._ridge)
-
-    def _own_products(self, rows: tuple[Array, Array, Array]) -> Array:
-        attackers, targets = np.sum(rows[0] ** 2, axis=1), np.sum(rows[1] ** 2, axis=1)
-        total = attackers**2 + attackers * targets
-        if self._view.targets_gram is not None:
-            total += targets**2
-        if self._view.moment is not None:
-            total += targets * rows[2] ** 2
-        return np.asarray(total)
+        cross = [source.products(X, y) for source in self._sources]
+        with_sums = [source.with_sums(X, y) for source in self._sources]
+        energies = [source.energies(X, y) for source in self._sources]
+        ratios = []
+        folds = range(len(self._shares))
+        for fold in folds:
+            to_reference = np.hstack([self._weigh(fold, g, cross) / self._roots[fold] for g in folds])
+            shift = self._over(fold, with_sums) - to_reference @ self._solved_sums
+            explained = np.sum(to_reference * cho_solve(self._factor, to_reference.T).T, axis=1)
+            ratios.append((shift - (self._over(fold, energies) - explained) / 2) / self._ridge)
+        return np.asarray(logsumexp(ratios, axis=0, b=self._shares[:, None]))
 
     def guess_column(self, X: Array, y: Array, column: int, values: Array) -> Array:
         """Return, for each row with one column unknown, the value of it that scores best.
@@ -301,12 +256,52 @@ class Membership:
         column : int
         values : ndarray of shape (n_values,)
         """
-        scores = []
-        for value in values:
-            trial = X.copy()
-            trial[:, column] = value
-            scores.append(self.scores(trial, y))
-        return np.asarray(values[np.argmax(scores, axis=0)])
+        trials = np.repeat(X, len(values), axis=0)
+        trials[:, column] = np.tile(values, len(X))
+        scores = self.scores(trials, np.repeat(y, len(values))).reshape(len(X), -1)
+        return np.asarray(values[np.argmax(scores, axis=1)])
+
+
+class _Source:
+    """Blocks over the same folds, centred by the reference rows' means."""
+
+    def __init__(self, blocks: list[Block], X: Array, y: Array, view: View) -> None:
+        self._blocks = blocks
+        self._reference = [of_rows(block, X, y) for block in blocks]
+        self._means = [left.T @ right / len(y) for left, right in self._reference]
+        energies = [np.mean(np.sum(left**2, axis=1) * np.sum(right**2, axis=1)) for left, right in self._reference]
+        self._weights = [1 / energy for energy in energies]
+        self._excess = [b.sums - view.rows_in(b) * mean for b, mean in zip(blocks, self._means, strict=True)]
+
+    def products(self, X: Array, y: Array) -> Array:
+        """Return the inner products of centred phi of rows with that of the reference rows."""
+        total = 0.0
+        for block, (left, right), mean, weight in zip(
+            self._blocks, self._reference, self._means, self._weights, strict=True
+        ):
+            z_left, z_right = of_rows(block, X, y)
+            kernel = (z_left @ left.T) * (z_right @ right.T)
+            kernel -= np.sum((z_left @ mean) * z_right, axis=1)[:, None]
+            kernel -= np.sum((left @ mean) * right, axis=1) - np.sum(mean**2)
+            total = total + weight * kernel
+        return np.asarray(total)
+
+    def with_sums(self, X: Array, y: Array) -> Array:
+        """Return the inner products of centred phi of rows with the sums' excess over what they should be."""
+        total = 0.0
+        for block, mean, excess, weight in zip(self._blocks, self._means, self._excess, self._weights, strict=True):
+            left, right = of_rows(block, X, y)
+            total = total + weight * (np.sum((left @ excess) * right, axis=1) - np.sum(mean * excess))
+        return np.asarray(total)
+
+    def energies(self, X: Array, y: Array) -> Array:
+        """Return the squared norms of centred phi of rows."""
+        total = 0.0
+        for block, mean, weight in zip(self._blocks, self._means, self._weights, strict=True):
+            left, right = of_rows(block, X, y)
+            energy = np.sum(left**2, axis=1) * np.sum(right**2, axis=1)
+            total = total + weight * (energy - 2 * np.sum((left @ mean) * right, axis=1) + np.sum(mean**2))
+        return np.asarray(total)
 
 
 @dataclass(frozen=True)
@@ -347,21 +342,3 @@ def advantage(members: Array, others: Array) -> Advantage:
         float(roc_auc_score(truth, scores)),
         float(np.max(true[false <= 0.01], initial=0.0)),
     )
-
-
-def fingerprinting_map(n_columns: int, n_features: int, scale: float, seed: int = 0) -> FeatureMap:
-    """Return the map of a malicious neighbour: frequencies so high that sums become fingerprints of rows.
-
-    Products of such features are nearly uncorrelated for any two rows that differ at all, so that the
-    D (D + 1) / 2 sums of products tell single rows apart.
-
-    Parameters
-    ----------
-    n_columns, n_features : int
-    scale : float
-        Standard deviation of a frequency.
-    seed : int
-    """
-    rng = np.random.default_rng(seed)
-    frequencies = rng.normal(scale=scale, size=(n_columns, n_features))
-    return FeatureMap.unweighted(frequencies, rng.uniform(0, 2 * np.pi, n_features))

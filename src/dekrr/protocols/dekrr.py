@@ -69,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allocation : {"equal", "sqrt", "gain"}
         Features per site, at the same total: see `allocate`.
     min_rows : int
-        The fewest rows that a site sends sums over.
+        The fewest rows that a site sends sums over; while tuning, the fewest in a fold, of which there are then fewer.
     own_weight : float
         Of a site's own model when it predicts with its neighbourhood, unless tuning chooses it.
     precision : {"double", "mixed"}
@@ -78,7 +78,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         How coefficients travel.
     rows_per_feature : float
         The fewest rows that a site must have to send a neighbour sums: for each feature of its own and of the
-        neighbour, and for each of a neighbour's shortlist. Sites shorten their shortlists to what neighbours allow.
+        neighbour, and twice as many for each of a neighbour's shortlist. Sites shorten their shortlists to what
+        neighbours allow.
+    max_leverage : float
+        Rows of a higher leverage are left out of sums of shortlists; 1 keeps all.
     max_maps : int
         The most feature maps, shortlists among them, that a neighbour may ask sums for in a run.
     verify_features : bool
@@ -102,8 +105,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = "double"
     wire: Wire = Wire()
     rows_per_feature: float = guards.ROWS_PER_FEATURE
+    max_leverage: float = guards.MAX_LEVERAGE
     max_maps: int = guards.MAX_MAPS
-    verify_features: bool = False
+    verify_features: bool = True
     bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     privacy: DifferentialPrivacy | None = None
 
@@ -340,7 +344,7 @@ def asks_neighbors(selector: Selector, site: Site) -> TypeGuard[GreedySelector]:
 def limit_shortlist(selector: GreedySelector, fewest_rows: int, rows_per_feature: float) -> GreedySelector:
     """Return the selector with a shortlist that a neighbour of `fewest_rows` rows still sends sums of."""
     width = 2 if selector.mapping == "cossin" else 1
-    longest = guards.most_features(fewest_rows, rows_per_feature) // width * width / selector.n_features
+    longest = guards.longest_shortlist(fewest_rows, rows_per_feature) // width * width / selector.n_features
     limited: GreedySelector = clone(selector).set_params(shortlist=max(1.0, min(selector.shortlist, longest)))
     return limited
 
@@ -375,7 +379,7 @@ def choose_features(
     site.ledger.admit(maps, settings.max_maps)
     answers = {}
     for p, feature_map in maps.items():
-        sums, _ = accumulate(sample, feature_map, {})
+        sums, _ = accumulate(guards.typical_rows(sample, feature_map, settings.max_leverage), feature_map, {})
         answers[p] = Moments(pack_symmetric(sums.gram), sums.moment)
     size = own_map.n_features
     shapes = {"gram": dict.fromkeys(answers, (size * (size + 1) // 2,)), "moment": dict.fromkeys(answers, (size,))}

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from sklearn.base import clone
 
-from ..errors import SettingsError
+from ..errors import DataError, SettingsError
 from ..messages import Coefficients, expect
 from ..rows import ArrayRows, sampled
 from ..selection import Pool, Selector
@@ -143,6 +143,8 @@ def tune(
     """
     from .dekrr import asks_neighbors, limit_shortlist, set_up
 
+    if settings.rows_per_feature:
+        tuning = msgspec.structs.replace(tuning, folds=folds_of_enough_rows(roster, tuning.folds, settings.min_rows))
     # What is sent for two folds has nearly the same features, so that its difference tells sums over one fold's rows:
     # the guard is about those, a (folds - 1)th of the rows in a sum.
     settings = msgspec.structs.replace(
@@ -168,6 +170,20 @@ def tune(
     total = yield from tree_sum(site, roster, weight * np.concatenate(errors))
     best = tuning.grid[int(np.argmin(total))]
     return Tuned(*best, grid=tuning.grid, errors=total / roster.n_rows)
+
+
+def folds_of_enough_rows(roster: Roster, folds: int, min_rows: int) -> int:
+    """Return the most folds, up to `folds`, of at least `min_rows` rows at every site: what differences sum over."""
+    site, fewest = min(roster.rows.items(), key=lambda entry: (entry[1], entry[0]))
+    if roster.n_sites == 1 or fewest >= folds * min_rows:
+        return folds
+    if fewest < 2 * min_rows:
+        raise DataError(
+            f"site {site!r} has {fewest} rows, too few for two folds of min_rows={min_rows}: tuning would send sums "
+            "that differ by fewer rows. Give sigma, alpha and consensus as numbers, join the site to another, or "
+            "lower min_rows"
+        )
+    return fewest // min_rows
 
 
 class HeldOut:

@@ -1,0 +1,163 @@
+"""Rows from sums, for a neighbour that may choose its frequencies: the reason why features have to be proved.
+
+Sums of products of cosines and sines of frequencies f and g are values of phi(w) = sum_n exp(i w'x_n) at f + g and
+f - g. Put one part of the frequencies on a fine lattice A and the other on a coarse one B: |A| + |B| frequencies then
+tell phi on a lattice of |A| |B| points, all differences of a lattice G that has more points than there are rows. The
+matrix T[g, h] = phi(h - g) = V^H V, V[n, g] = exp(i g'x_n), has the rank of the rows; and for a shift by s,
+T_s[g, h] = phi(h - g + s) = V^H diag(exp(i s'x_n)) V. With T = E diag(l) E^H, all the matrices
+l^-1/2 E^H T_s E l^-1/2 have the same eigenvectors, one a row, and the eigenvalues exp(i s'x_n): a shift along each
+column tells the rows, without a single start. (The matrix pencil, or ESPRIT, of spectral estimation: Roy and Kailath,
+IEEE Transactions on Acoustics, Speech, and Signal Processing 37(7), 1989.)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from ..errors import SettingsError
+from ..features import FeatureMap, paired
+from ..types import Array
+
+_Place = tuple[tuple[int, ...], int]  # a point of the lattice, and the column it is shifted along, or -1
+_WITHIN = 1 - 1e-9
+_SHIFT = 6.0  # below 2 pi, so that a column's values in [0, 1] are told apart
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Frequencies on a fine and a coarse lattice over some columns, and shifts of the fine one along the others.
+
+    Parameters
+    ----------
+    n_columns : int
+    columns : tuple of int
+        The columns that the lattices extend over.
+    fine, coarse : int
+        Points of A and B along each of them; `fine` is even. G has fine * coarse / 2.
+    step : float
+        Between two points, at most 6.
+    """
+
+    n_columns: int
+    columns: tuple[int, ...]
+    fine: int
+    coarse: int
+    step: float
+
+    @classmethod
+    def within(cls, n_columns: int, columns: Sequence[int], fine: int, coarse: int, limit: float) -> "Lattice":
+        """Return the lattice of the widest step with no frequency longer than `limit`."""
+        longest = np.sqrt(len(columns)) * max(fine * (coarse - 1) / 2, fine / 2)
+        shifted = np.sqrt(max(limit**2 - _SHIFT**2, 0.0)) / (np.sqrt(len(columns)) * fine / 2)
+        return cls(
+            n_columns, tuple(columns), fine, coarse, float(min(_SHIFT, _WITHIN * limit / longest, _WITHIN * shifted))
+        )
+
+    @property
+    def side(self) -> int:
+        """Points of G along each column of the lattice."""
+        return self.fine * self.coarse // 2
+
+    @property
+    def _fine_points(self) -> list[tuple[int, ...]]:
+        return list(product(range(1 - self.fine // 2, self.fine // 2 + 1), repeat=len(self.columns)))
+
+    @property
+    def _coarse_points(self) -> list[tuple[int, ...]]:
+        """Return one of every two opposite points of B; the other is its conjugate."""
+        levels = [self.fine * (2 * i + 1 - self.coarse) // 2 for i in range(self.coarse)]
+        return [point for point in product(levels, repeat=len(self.columns)) if point >= tuple(-p for p in point)]
+
+    @property
+    def _shifts(self) -> list[int]:
+        return [-1, *(c for c in range(self.n_columns) if c not in self.columns)]
+
+    def _frequencies(self, places: Sequence[_Place]) -> Array:
+        frequencies = np.zeros((self.n_columns, len(places)))
+        for i, (point, shift) in enumerate(places):
+            frequencies[list(self.columns), i] = self.step * np.array(point)
+            if shift >= 0:
+                frequencies[shift, i] = _SHIFT
+        return frequencies
+
+    def places(self, capacities: Sequence[int]) -> list[list[_Place]]:
+        """Return the frequencies of each map: B, and as many copies of A as its number of features allows."""
+        coarse = [(point, -1) for point in self._coarse_points]
+        left = self._shifts
+        asked = []
+        for capacity in capacities:
+            n_copies = (capacity // 2 - len(coarse)) // len(self._fine_points)
+            taken, left = left[: max(n_copies, 0)], left[max(n_copies, 0) :]
+            asked.append(coarse + [(point, shift) for shift in taken for point in self._fine_points])
+        if left:
+            raise SettingsError(f"maps of {list(capacities)} features are too small for this lattice")
+        return asked
+
+    def maps(self, capacities: Sequence[int]) -> list[FeatureMap]:
+        """Return maps of at most so many features each, cosines and sines of `places`."""
+        every = [paired(self._frequencies(places)) for places in self.places(capacities)]
+        return [FeatureMap(m.frequencies, m.phases, np.ones(m.n_features)) for m in every]
+
+    def moments(self, capacities: Sequence[int], grams: Sequence[Array]) -> dict[_Place, complex]:
+        """Return phi from Z'Z of each map."""
+        phi: dict[_Place, complex] = {}
+        n_coarse = len(self._coarse_points)
+        for places, gram in zip(self.places(capacities), grams, strict=True):
+            size = len(places)
+            parts = gram[:size, :size], gram[size:, size:], gram[size:, :size], gram[:size, size:]
+            cos_cos, sin_sin, sin_cos, cos_sin = (part[n_coarse:, :n_coarse] for part in parts)
+            plus = cos_cos - sin_sin + 1j * (sin_cos + cos_sin)
+            minus = cos_cos + sin_sin + 1j * (sin_cos - cos_sin)
+            for i, (point, shift) in enumerate(places[n_coarse:]):
+                for j, (other, _) in enumerate(places[:n_coarse]):
+                    phi[tuple(a + b for a, b in zip(point, other, strict=True)), shift] = plus[i, j]
+                    phi[tuple(a - b for a, b in zip(point, other, strict=True)), shift] = minus[i, j]
+        return phi
+
+    def rows(self, phi: dict[_Place, complex], n_rows: int, relative: float = 1e-11, seed: int = 0) -> Array:
+        """Return rows, shape (n_found, n_columns), in no order.
+
+        Parameters
+        ----------
+        phi : dict
+            From `moments`.
+        n_rows : int
+        relative : float
+            Directions of T with less weight than this times the largest are noise.
+        seed : int
+        """
+        table = self._table(phi)
+        values, vectors = np.linalg.eigh(self._toeplitz(table[-1], None))
+        kept = np.flatnonzero(values > relative * values[-1])[-n_rows:]
+        whitening = vectors[:, kept] / np.sqrt(values[kept])
+        pencils = []
+        for column in range(self.n_columns):
+            axis = self.columns.index(column) if column in self.columns else None
+            shifted = self._toeplitz(table[-1 if axis is not None else column], axis)
+            pencils.append(whitening.conj().T @ shifted @ whitening)
+        mix = np.random.default_rng(seed).normal(size=len(pencils))
+        _, eigenvectors = np.linalg.eig(sum(weight * pencil for weight, pencil in zip(mix, pencils, strict=True)))
+        inverse = np.linalg.inv(eigenvectors)
+        turns = np.array([np.einsum("ij,jk,ki->i", inverse, pencil, eigenvectors, optimize=True) for pencil in pencils])
+        steps = np.array([self.step if column in self.columns else _SHIFT for column in range(self.n_columns)])
+        angles = np.angle(turns)
+        lowest = -(2 * np.pi - steps[:, None]) / 2  # what is outside the unit box is nearest to its nearer end
+        return np.asarray((np.where(angles < lowest, angles + 2 * np.pi, angles) / steps[:, None]).T)
+
+    def _table(self, phi: dict[_Place, complex]) -> dict[int, np.ndarray]:
+        """Return phi on the lattice from -(side - 1) to side, by shift."""
+        shape = (2 * self.side,) * len(self.columns)
+        tables = {shift: np.zeros(shape, dtype=complex) for shift in self._shifts}
+        for (point, shift), value in phi.items():
+            tables[shift][tuple(p + self.side - 1 for p in point)] = value
+        return tables
+
+    def _toeplitz(self, table: np.ndarray, axis: int | None) -> np.ndarray:
+        """Return phi(h - g), or phi(h - g + step along an axis), for all g, h of G."""
+        grid = np.array(list(product(range(self.side), repeat=len(self.columns))))
+        difference = grid[None] - grid[:, None] + self.side - 1
+        if axis is not None:
+            difference[:, :, axis] += 1
+        return np.asarray(table[tuple(np.moveaxis(difference, 2, 0))])

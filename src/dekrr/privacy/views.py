@@ -1,0 +1,263 @@
+"""What neighbours hear of a site in a whole run, as a list of sums over its rows.
+
+In a run a neighbour p of site j receives, over j's rows, Z'Z and Z'y of the shortlist it sent (`Moments`), then
+B = Z_pj'Z_pj and C = Z_pj'Z_jj of its choice (`Sums`), and j's coefficients in every round; where settings are tuned,
+all of it for every bandwidth over all rows but a fold's besides. Coefficients depend on j's rows through A = Z_jj'Z_jj,
+m = Z_jj'y_j and the C that j sent to third sites. An attacker to whom A and m are *granted* is given them, exactly,
+instead of working out from coefficients what they show of them.
+
+All of this is a list of `Block`: sums over some folds' rows of products of two features, or of a feature and y. A
+`View` may pool what several neighbours received.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.base import clone
+
+from ..features import FeatureMap
+from ..messages import Chosen, Features, Moments, Sums, unpack_symmetric
+from ..protocols.dekrr import read_features
+from ..protocols.site import Site
+from ..protocols.tuning import Tuning
+from ..selection import Selector
+from ..types import Array
+from .guards import redraw
+from .overhearing import Record
+from .rows import stack
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Sums over the rows of some folds: of z_left(x) z_right(x)', or of z_left(x) y.
+
+    Parameters
+    ----------
+    left : FeatureMap
+    right : FeatureMap or None
+        None stands for the response.
+    sums : ndarray of shape (D_left, D_right) or (D_left, 1)
+    folds : ndarray of bool, shape (n_folds,)
+        Whose rows are in the sums.
+    label : str
+        What it is about; blocks of one label differ in their folds, and the features chosen without these.
+    """
+
+    left: FeatureMap
+    right: FeatureMap | None
+    sums: Array
+    folds: np.ndarray
+    label: str = ""
+
+    @property
+    def is_gram(self) -> bool:
+        """Whether it is Z'Z of one map."""
+        return self.right is self.left
+
+
+@dataclass(frozen=True)
+class View:
+    """What the attacker knows about the target's rows.
+
+    Parameters
+    ----------
+    blocks : list of Block
+    fold_sizes : tuple of int
+        How many rows each fold has; one fold where nothing was tuned.
+    """
+
+    blocks: list[Block]
+    fold_sizes: tuple[int, ...]
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows the target has."""
+        return sum(self.fold_sizes)
+
+    @property
+    def n_sums(self) -> int:
+        """How many different numbers the attacker has."""
+        return sum(len(b.sums) * (len(b.sums) + 1) // 2 if b.is_gram else b.sums.size for b in self.blocks)
+
+    def rows_in(self, block: Block) -> int:
+        """Return how many rows a block sums over."""
+        return int(np.asarray(self.fold_sizes)[block.folds].sum())
+
+    def fold_of_rows(self) -> np.ndarray:
+        """Return a fold for every row, shape (n_rows,); rows are in no order, so any that fits the sizes will do."""
+        return np.repeat(np.arange(len(self.fold_sizes)), self.fold_sizes)
+
+
+def of_rows(block: Block, X: Array, y: Array) -> tuple[Array, Array]:
+    """Return both factors of a block for rows, shapes (n_rows, D_left) and (n_rows, D_right)."""
+    left = block.left(X)
+    return left, left if block.is_gram else y[:, None] if block.right is None else block.right(X)
+
+
+def summed(left: FeatureMap, right: FeatureMap | None, X: Array, y: Array, folds: np.ndarray, label: str = "") -> Block:
+    """Return the block of given rows, which the folds' are."""
+    empty = Block(left, right, np.empty(0), folds, label)
+    z_left, z_right = of_rows(empty, X, y)
+    return Block(left, right, z_left.T @ z_right, folds, label)
+
+
+def fold_blocks(view: View) -> Iterator[Block]:
+    """Yield sums over single folds: what sums over all rows and over all but a fold's differ by.
+
+    Sums over all rows come from the training after the tuning, or from adding up the sums without each fold. In both
+    cases only of features that were chosen each time.
+    """
+    grams = [block for block in view.blocks if block.is_gram]
+    wholes = [block for block in grams if block.folds.all()]
+    partial = [block for block in grams if not block.folds.all()]
+    for label in dict.fromkeys(block.label for block in partial):
+        wholes += _added_up([block for block in partial if block.label == label], len(view.fold_sizes))
+    for whole in wholes:
+        for part in partial:
+            first, second = _common(whole.left, part.left)
+            if len(first) > whole.left.n_columns:
+                left = _taken(whole.left, first)
+                rest = _unit(whole)[np.ix_(first, first)] - _unit(part)[np.ix_(second, second)]
+                yield Block(left, left, rest, whole.folds & ~part.folds, f"{part.label}, a fold")
+
+
+def _added_up(parts: list[Block], n_folds: int) -> list[Block]:
+    if len(parts) != n_folds:
+        return []
+    places = np.arange(parts[0].left.n_features)
+    for part in parts[1:]:
+        places = np.intersect1d(places, _common(parts[0].left, part.left)[0])
+    if not places.size:
+        return []
+    left = _taken(parts[0].left, places)
+    total = np.zeros((len(places), len(places)))
+    for part in parts:
+        _, chosen = _common(left, part.left)
+        total += _unit(part)[np.ix_(chosen, chosen)]
+    return [Block(left, left, total / (n_folds - 1), np.ones(n_folds, dtype=bool), parts[0].label)]
+
+
+def _unit(block: Block) -> Array:
+    """Return Z'Z as if all amplitudes were 1."""
+    scale = np.where(block.left.amplitudes == 0, 1.0, block.left.amplitudes)
+    return np.asarray(block.sums / np.outer(scale, scale))
+
+
+def _taken(feature_map: FeatureMap, places: np.ndarray) -> FeatureMap:
+    return FeatureMap(feature_map.frequencies[:, places], feature_map.phases[places], np.ones(len(places)))
+
+
+def _common(left: FeatureMap, right: FeatureMap) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of the features that two maps share, in each; amplitudes do not count."""
+
+    def keys(feature_map: FeatureMap) -> dict[bytes, int]:
+        columns = np.ascontiguousarray(np.vstack([feature_map.frequencies, feature_map.phases]).T)
+        return {column.tobytes(): i for i, column in enumerate(columns) if feature_map.amplitudes[i] != 0}
+
+    first, second = keys(left), keys(right)
+    pairs = [(i, second[key]) for key, i in first.items() if key in second]
+    places = np.array(pairs, dtype=int).reshape(-1, 2)
+    return places[:, 0], places[:, 1]
+
+
+def view_of(
+    record: Record,
+    listeners: Sequence[str],
+    target: Site,
+    selector: Selector,
+    tuning: Tuning | None = None,
+    *,
+    granted: bool,
+) -> View:
+    """Return what `listeners` heard of `target` together, from the messages of a run.
+
+    Parameters
+    ----------
+    record : Record
+    listeners : sequence of str
+        Neighbours of the target that pool what they received.
+    target : Site
+        Its rows are used for A and m only, and only if they are granted.
+    selector : Selector
+        The run's, with the bandwidth that the training had.
+    tuning : Tuning, optional
+        The run's.
+    granted : bool
+    """
+    n_folds = tuning.folds if tuning is not None else 1
+    fold_of = target.rng("folds").permutation(target.n_rows) % n_folds
+    blocks: list[Block] = []
+    for listener in listeners:
+        for phase in _phases(record, listener, target, selector, tuning):
+            blocks += _blocks_of(phase, target, fold_of, granted=granted)
+    return View(blocks, tuple(np.bincount(fold_of, minlength=n_folds).tolist()))
+
+
+@dataclass
+class _Phase:
+    """One choice of features and what was said about it: for a bandwidth and a fold, or for training."""
+
+    label: str
+    folds: np.ndarray
+    shortlist: FeatureMap | None = None
+    moments: Moments | None = None
+    attackers_map: FeatureMap | None = None
+    targets_map: FeatureMap | None = None
+    sums: Sums | None = None
+
+
+def _phases(record: Record, listener: str, target: Site, selector: Selector, tuning: Tuning | None) -> Iterator[_Phase]:
+    """Read a neighbour's conversation with the target, phase by phase: each ends with sums."""
+    plan = [(sigma, fold) for sigma in tuning.sigmas for fold in range(tuning.folds)] if tuning is not None else []
+    n_folds = tuning.folds if tuning is not None else 1
+    plan.append((selector.sigma, -1))
+    steps = iter(plan)
+    offers: dict[str, FeatureMap] = {}
+    phase: _Phase | None = None
+    for entry in record.heard:
+        if {entry.sender, entry.receiver} != {listener, target.name}:
+            continue
+        if phase is None:
+            sigma, fold = next(steps)
+            phase = _Phase(f"{listener}, sigma {sigma:g}", np.arange(n_folds) != fold)
+        message = entry.message
+        if isinstance(message, Features):
+            offers[entry.sender] = read_features(entry.sender, message)
+        elif isinstance(message, Chosen):
+            drawing = clone(selector).set_params(sigma=sigma)
+            offers[entry.sender] = redraw(drawing, message, target.seed, entry.sender, target.X.shape[1])
+        elif isinstance(message, Moments) and entry.receiver == listener:
+            phase.shortlist, phase.moments = offers[listener], message
+        elif isinstance(message, Sums) and entry.receiver == listener:
+            phase.attackers_map, phase.targets_map, phase.sums = offers[listener], offers[target.name], message
+            yield phase
+            phase = None
+            if fold == -1:
+                return
+
+
+def _blocks_of(phase: _Phase, target: Site, fold_of: np.ndarray, *, granted: bool) -> list[Block]:
+    blocks = []
+    folds, label = phase.folds, phase.label
+    if phase.shortlist is not None and phase.moments is not None:
+        size = phase.shortlist.n_features
+        gram = unpack_symmetric(phase.moments.gram, size)
+        blocks.append(Block(phase.shortlist, phase.shortlist, gram, folds, f"{label}, shortlist"))
+        blocks.append(Block(phase.shortlist, None, phase.moments.moment[:, None], folds, f"{label}, shortlist and y"))
+    own, theirs, sums = phase.attackers_map, phase.targets_map, phase.sums
+    assert own is not None
+    assert theirs is not None
+    assert sums is not None
+    gram, cross = unpack_symmetric(sums.gram, own.n_features), np.asarray(sums.cross)
+    if not granted:
+        blocks.append(Block(own, own, gram, folds, f"{label}, choice"))
+        blocks.append(Block(own, theirs, cross, folds, f"{label}, both"))
+        return blocks
+    kept = folds[fold_of]
+    features, y = theirs(target.X[kept]), target.y[kept]
+    joint = stack(own, theirs)
+    every = np.block([[gram, cross], [cross.T, features.T @ features]])
+    blocks.append(Block(joint, joint, every, folds, f"{label}, both"))
+    blocks.append(Block(theirs, None, (y @ features)[:, None], folds, f"{label}, target's and y"))
+    return blocks
