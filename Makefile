@@ -4,7 +4,7 @@ BIN := .venv/bin
 # No xdist on one core; otherwise one worker a core, with one BLAS thread each.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup demo test test-slow soak lint clean
+.PHONY: setup demo test test-slow soak lint bench bench-compare clean
 
 setup: .venv/.installed
 
@@ -30,6 +30,12 @@ test-slow: setup
 SEEDS ?= 5000
 soak: setup
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/soak.py $(SEEDS) --workers $(WORKERS)
+
+bench: setup
+	$(BIN)/dekrr bench --out benchmarks/results/speed.json
+
+bench-compare: setup
+	$(BIN)/dekrr bench --compare benchmarks/results/speed.json
 
 clean:
 	rm -rf .venv demo

@@ -10,6 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from ..errors import DekrrError
 from .attack import attack
+from .bench import bench
 from .data import data
 from .demo import demo
 from .models import fit, predict
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(attack)
+app.command()(bench)
 app.command()(demo)
 app.command()(fit)
 app.command()(predict)

@@ -1,0 +1,77 @@
+"""`dekrr bench`: how fast this machine fits, as ratios within one run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import DataError, SettingsError
+from ..experiments.speed import FIGURES, Figure, machine
+
+_NOISE = 1.25  # a ratio that is worse by less than this is not called slower
+
+
+class Bench(msgspec.Struct, frozen=True):
+    """The figures of one run, and the machine they are from."""
+
+    machine: dict[str, object]
+    figures: list[Figure]
+
+
+def bench(
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"One of {', '.join(FIGURES)}; give it again for more.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(envvar="DEKRR_DATA", help="Where the data sets are; made rows of their shape if not.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller problems: a taste, in about half a minute.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Keep the figures in this JSON file.")] = None,
+    compare: Annotated[Path | None, typer.Option(help="Compare with the figures in this JSON file.")] = None,
+) -> None:
+    """Time fits against the paper's algorithm in plain numpy, scikit-learn, and the processor's floor."""
+    unknown = [name for name in only or () if name not in FIGURES]
+    if unknown:
+        raise SettingsError(f"unknown figures {', '.join(unknown)}; choose from {', '.join(FIGURES)}")
+    before = {figure.name: figure for figure in read(compare).figures} if compare else {}
+    console = Console()
+    about = machine()
+    console.print(", ".join(f"{key} {value}" for key, value in about.items()))
+    table = Table("figure", "ratio", "seconds", *(["before"] if compare else []))
+    figures: list[Figure] = []
+    for name in only or FIGURES:
+        with Console(stderr=True).status(f"timing {name}"):
+            for figure in FIGURES[name](data_dir, quick=quick):
+                figures.append(figure)
+                table.add_row(*_row(figure), *([_change(figure, before.get(figure.name))] if compare else []))
+    console.print(table)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(Bench(about, figures))))
+        console.print(f"figures: {out}")
+
+
+def read(path: Path) -> Bench:
+    """Return the figures in a file that `dekrr bench --out` wrote."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Bench)
+    except FileNotFoundError:
+        raise DataError(f"{path} is not there; dekrr bench --out {path} writes it") from None
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{path} has no figures of dekrr bench: {error}") from None
+
+
+def _row(figure: Figure) -> tuple[str, str, str]:
+    seconds = ", ".join(f"{name} {value:.3g}" for name, value in figure.seconds.items())
+    return figure.name, f"{figure.ratio:.3g}", seconds
+
+
+def _change(figure: Figure, before: Figure | None) -> str:
+    if before is None:
+        return "-"
+    worse = before.ratio / figure.ratio if figure.better == "higher" else figure.ratio / before.ratio
+    word = " slower" if worse > _NOISE else " faster" if worse < 1 / _NOISE else ""
+    return f"{before.ratio:.3g}{word}"

@@ -1,0 +1,326 @@
+"""How fast a fit is, as ratios within one run: to peers, and to the floor that the processor sets.
+
+The floor of a fit is the time of what cannot be left out, at the best rate measured in the same run on the same
+cores: each cosine once, the products of rows with frequencies, and the products of features that make up the sums,
+in double precision. Choosing, messages, solving and everything else are on top of it.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import networkx as nx
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from ..cosines import compiled, wave_blocks
+from ..data.files import read_table
+from ..data.partitions import by_response
+from ..errors import DataError
+from ..estimators import DeKRRRegressor
+from ..selection import GreedySelector
+from ..types import Array
+from .peers import paper_port, pooled_peers
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure: a ratio within one run, and what it is made of.
+
+    Parameters
+    ----------
+    name : str
+    ratio : float
+        How many times; the text says of what to what.
+    text : str
+    seconds : dict of str to float
+        What was timed.
+    better : {"higher", "lower"}
+    settings : dict
+    """
+
+    name: str
+    ratio: float
+    text: str
+    seconds: dict[str, float]
+    better: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Scaled rows with sites, and the settings of a fit on them."""
+
+    name: str
+    X: Array
+    y: Array
+    sites: np.ndarray
+    n_features: int
+    sigma: float
+    alpha: float = 1e-6
+    made: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return what a figure is about."""
+        return {
+            "data": f"made, of the shape of {self.name}" if self.made else self.name,
+            "rows": len(self.y),
+            "columns": self.X.shape[1],
+            "sites": int(self.sites.max()) + 1,
+            "n_features": self.n_features,
+            "sigma": self.sigma,
+            "alpha": self.alpha,
+        }
+
+    def fit(self, features: str, **changes: Any) -> Callable[[], Any]:
+        """Return a function that fits with settings given, on a ring with four neighbours at consensus 1."""
+        settings: dict[str, Any] = {
+            "n_features": self.n_features,
+            "features": features,
+            "sigma": self.sigma,
+            "alpha": self.alpha,
+            "consensus": 1.0,
+            "tol": 1e-6,
+            "scale": None,
+            "random_state": 0,
+        }
+        return lambda: DeKRRRegressor(**settings | changes).fit(self.X, self.y, sites=self.sites)
+
+
+_SHAPES = {  # rows, columns, features, sigma
+    "houses": (10_320, 8, 60, 0.25),
+    "tomshardware": (14_090, 96, 150, 4.0),
+    "household_power": (2_049_280, 9, 200, 0.5),
+}
+
+
+def problem(name: str, directory: Path | None, n_rows: int | None = None) -> Problem:
+    """Return a data set's rows, scaled and divided over ten sites; rows of the same shape where it is not there."""
+    size, n_columns, n_features, sigma = _SHAPES[name]
+    try:
+        if directory is None:
+            raise DataError("no directory")
+        table = read_table(Path(directory) / f"{name}.parquet")
+    except (DataError, OSError):
+        rng = np.random.default_rng(0)
+        X = rng.uniform(size=(n_rows or size, n_columns))
+        y = np.sin(6 * X @ rng.normal(size=n_columns) / np.sqrt(n_columns))
+        return Problem(name, X, y, np.arange(len(y)) * 10 // len(y), n_features, sigma, made=True)
+    y = table["y"].to_numpy(np.float64)[:n_rows]
+    X = table.drop(columns="y").to_numpy(np.float64)[:n_rows]
+    y = 2 * (y - y.min()) / np.ptp(y) - 1
+    X = (X - X.min(axis=0)) / np.where(np.ptp(X, axis=0) > 0, np.ptp(X, axis=0), 1)
+    if name == "household_power":
+        return Problem(name, X, y, np.arange(len(y)) * 10 // len(y), n_features, sigma)
+    train = np.random.default_rng(0).permutation(len(y))[: len(y) // 2]
+    return Problem(name, X[train], y[train], by_response(y[train], 10, mix=0.2, random_state=0), n_features, sigma)
+
+
+def best_seconds(run: Callable[[], Any], repeats: int = 3) -> float:
+    """Return the least seconds of some runs."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the cores do at best, all together, in operations a second.
+
+    Parameters
+    ----------
+    cosines : float
+        Cosines, with their phase and amplitude, of angles that are there.
+    products : float
+        Multiplications with an addition, in double precision.
+    """
+
+    cosines: float
+    products: float
+
+    @classmethod
+    def measured(cls, n_threads: int) -> "Rates":
+        """Measure both, with as many threads as sites have."""
+        rng = np.random.default_rng(0)
+        size = 1 << 15
+        angles = [rng.uniform(size=(size // 256, 256)) for _ in range(n_threads)]
+        phases, amplitudes = np.zeros(256), np.ones(256)
+        loops = compiled()
+
+        def cosines(block: Array) -> None:
+            if loops is not None:
+                for _ in range(200):
+                    loops["d"](block, phases, amplitudes)
+                return
+            for _ in range(200):
+                np.cos(block, out=block)
+
+        matrices = [rng.uniform(size=(1024, 1024)) for _ in range(n_threads)]
+
+        def products(matrix: Array) -> None:
+            for _ in range(3):
+                matrix.T @ (matrix + 1)
+
+        with threadpool_limits(1, "blas"), ThreadPoolExecutor(n_threads) as pool:
+            cosine_seconds = best_seconds(lambda: list(pool.map(cosines, angles)), 5)
+            product_seconds = best_seconds(lambda: list(pool.map(products, matrices)), 5)
+        return cls(200 * size * n_threads / cosine_seconds, 3 * 1024.0**3 * n_threads / product_seconds)
+
+    def floor(self, problem: Problem, candidates: int = 0, sample: int | None = None) -> float:
+        """Return the seconds of what a fit cannot leave out.
+
+        With D features at each of a site's four neighbours and its own, every row takes 5 D cosines, 5 D d
+        multiplications for their angles, D (D + 1) / 2 + 4 D^2 for products with the own features and 4 D (D + 1) / 2
+        for the neighbours' own; every row that features are chosen by takes one cosine and d multiplications a
+        candidate besides.
+        """
+        size, n_columns, n_rows = problem.n_features, problem.X.shape[1], len(problem.y)
+        cosines = n_rows * 5.0 * size
+        products = n_rows * (5.0 * size * n_columns + 5 * size * (size + 1) / 2 + 4 * size**2)
+        chosen_by = n_rows if sample is None else min(n_rows, sample)
+        cosines += chosen_by * candidates
+        products += chosen_by * candidates * n_columns
+        return float(cosines / self.cosines + products / self.products)
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on: processor, cores, versions."""
+    packages = ("dekrr", "numpy", "scipy", "scikit-learn", "numba")
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = version(package)
+        except ModuleNotFoundError:
+            versions[package] = "not installed"
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return {"processor": model, "cores": _n_cores(), "python": platform.python_version(), **versions}
+
+
+def _n_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def split_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
+    """Time a fit with energy features on Houses and Tom's against the paper's port, the floor, and scikit-learn."""
+    for name in ("houses", "tomshardware")[: 1 if quick else 2]:
+        given = problem(name, directory)
+        fit = given.fit("energy")
+        fit()
+        seconds = {
+            "fit": best_seconds(fit, 7),
+            "port": best_seconds(
+                lambda given=given: paper_port(  # type: ignore[misc]
+                    given.X, given.y, given.sites, given.n_features, sigma=given.sigma, alpha=given.alpha
+                )
+            ),
+            "floor": Rates.measured(_n_cores()).floor(given, candidates=20 * given.n_features),
+        }
+        settings = given.settings | {"features": "energy", "consensus": 1.0, "tol": 1e-6, "solver": "chebyshev"}
+        yield _ratio(f"{name}: port / fit", "port", "fit", seconds, "higher", settings)
+        yield _ratio(f"{name}: fit / floor", "fit", "floor", seconds, "lower", settings)
+        pooled = pooled_peers(given.X, given.y, given.n_features, sigma=given.sigma, alpha=given.alpha)
+        for peer, run in pooled.items():
+            timed = {"fit": seconds["fit"], peer: best_seconds(run, 1 if peer == "KernelRidge" else 3)}
+            yield _ratio(f"{name}: {peer} / fit", peer, "fit", timed, "higher", settings)
+
+
+def large_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
+    """Time fits on two million rows of household power against the floor and against scikit-learn."""
+    given = problem("household_power", directory, 200_000 if quick else None)
+    rates = Rates.measured(_n_cores())
+    pooled = pooled_peers(given.X, given.y, given.n_features, sigma=given.sigma, alpha=given.alpha)
+    peer = "RBFSampler + Ridge"
+    peer_seconds = best_seconds(pooled[peer], 1)
+    for features, precision in (("plain", "double"), ("plain", "mixed"), ("greedy", "double")):
+        fit = given.fit(features, precision=precision)
+        candidates = 20 * given.n_features if features == "greedy" else 0
+        seconds = {
+            "fit": best_seconds(fit, 3 if quick else 1),
+            "floor": rates.floor(given, candidates, sample=10 * 5000),
+            peer: peer_seconds,
+        }
+        settings = given.settings | {"features": features, "precision": precision, "consensus": 1.0, "tol": 1e-6}
+        name = f"household_power, {features}, {precision}"
+        yield _ratio(f"{name}: fit / floor", "fit", "floor", seconds, "lower", settings)
+        yield _ratio(f"{name}: {peer} / fit", peer, "fit", seconds, "higher", settings)
+
+
+def greedy_choice(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
+    """Time the choice of 150 of 3000 candidates at one site, on one core, against evaluating the candidates."""
+    for n_rows in (1400, 100_000)[: 1 if quick else 2]:
+        rng = np.random.default_rng(0)
+        X = rng.uniform(size=(n_rows, 96))
+        y = np.sin(X @ rng.normal(size=96))
+        selector = GreedySelector(150, sigma=4.0)
+        pool = selector.draw_pool(96, rng).feature_map
+        rows = X[: min(n_rows, 5000)]
+        parts = (pool.frequencies, pool.phases, pool.amplitudes)
+
+        def evaluate(rows: Array = rows, parts: Any = parts) -> None:
+            for _ in wave_blocks(rows, *parts):
+                pass
+
+        def choose(X: Array = X, y: Array = y, selector: GreedySelector = selector) -> None:
+            selector.select(X, y, np.random.default_rng(0))
+
+        with threadpool_limits(1, "blas"):
+            choose()
+            seconds = {"choice": best_seconds(choose, 5), "candidates once": best_seconds(evaluate, 5)}
+        settings = {"rows": n_rows, "columns": 96, "candidates": pool.n_features, "n_features": 150, "cores": 1}
+        name = f"greedy, {n_rows} rows: choice / candidates once"
+        yield _ratio(name, "choice", "candidates once", seconds, "lower", settings)
+
+
+def many_sites(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
+    """Time fits on random 4-regular graphs of more and more sites, per site, against ten sites."""
+    per_site: dict[int, float] = {}
+    for n_sites in (10, 32, 100) if quick else (10, 32, 100, 320, 1000):
+        seconds = best_seconds(_network_fit(n_sites, 100), 1)
+        per_site[n_sites] = seconds / n_sites
+        timed = {"fit": seconds, "a site": per_site[n_sites], "a site of ten": per_site[10]}
+        settings = {"sites": n_sites, "neighbors": 4, "n_features": 100, "rows a site": 200, "features": "plain"}
+        yield _ratio(f"{n_sites} sites: a site / a site of ten", "a site", "a site of ten", timed, "lower", settings)
+    if not quick:
+        timed = {
+            "D = 1000": best_seconds(_network_fit(100, 1000), 1),
+            "D = 100": best_seconds(_network_fit(100, 100), 1),
+        }
+        settings = {"sites": 100, "neighbors": 4, "n_features": 1000, "rows a site": 200, "features": "plain"}
+        yield _ratio("100 sites: D = 1000 / D = 100", "D = 1000", "D = 100", timed, "lower", settings)
+
+
+def _network_fit(n_sites: int, n_features: int) -> Callable[[], Any]:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(200 * n_sites, 8))
+    y, sites = np.sin(3 * X.sum(axis=1)), np.repeat(np.arange(n_sites), 200)
+    given = Problem("made", X, y, sites, n_features, sigma=0.5, made=True)
+    return given.fit("plain", topology=nx.random_regular_graph(4, n_sites, seed=0))
+
+
+def _ratio(name: str, above: str, below: str, seconds: Mapping[str, float], better: str, settings: Any) -> Figure:
+    ratio = seconds[above] / seconds[below]
+    text = f"{above} takes {ratio:.3g} times as long as {below}"
+    return Figure(name=name, ratio=ratio, text=text, seconds=dict(seconds), better=better, settings=dict(settings))
+
+
+FIGURES: dict[str, Callable[..., Iterator[Figure]]] = {
+    "split": split_fit,
+    "large": large_fit,
+    "greedy": greedy_choice,
+    "sites": many_sites,
+}
