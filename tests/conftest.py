@@ -7,10 +7,15 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from dekrr.features import FeatureMap
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
+
+
+settings.register_profile("untimed", deadline=None)  # no test asserts a time
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -275,7 +275,7 @@ def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
     for seed, refused in ((0, False), (1, True)):
         rng = np.random.default_rng(seed)
         maps = {p: FeatureMap.unweighted(rng.normal(size=(2, 3)), np.zeros(3)) for p in site.neighbors}
-        procedure = dekrr.exchange_sums(site, site.rows, maps["b"], maps, max_maps=run_settings.max_maps)
+        procedure = dekrr.exchange_sums(site, site.rows, maps["b"], maps, run_settings)
         if refused:
             with pytest.raises(MessageError, match="max_maps=1"):
                 next(procedure)

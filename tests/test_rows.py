@@ -209,7 +209,7 @@ def test_sums_over_batches_are_sums_over_rows(batched, block, sample_rows):
     maps = [FeatureMap.unweighted(np.random.default_rng(k).normal(size=(2, 3 + k)), np.arange(3.0 + k)) for k in (0, 1)]
     scaling = Scaling(np.full(3, -5.0), np.full(3, 5.0))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dekrr.statistics.ROWS_PER_BLOCK", block)
+        patch.setattr("dekrr.statistics.rows_per_block", lambda width: block)
         patch.setattr(rows_module, "SAMPLE_ROWS", sample_rows)
         own, cross = accumulate(streamed.scaled(scaling), maps[0], {"b": maps[1]})
         surveyed = Survey(2, seed=3)

@@ -54,7 +54,7 @@ def test_fewer_bytes_at_the_same_error():
     settings = {"n_features": 40, "sigma": 0.5, "alpha": 1e-4, "consensus": 1.0, "tol": 0.0, "max_rounds": 30}
     sent, errors = {}, {}
     for precision in PRECISIONS:
-        fitted = DeKRRRegressor(**settings, precision=precision, random_state=0).fit(X, y, sites=sites)
+        fitted = DeKRRRegressor(**settings, wire_precision=precision, random_state=0).fit(X, y, sites=sites)
         sent[precision] = fitted.traffic_.bytes_by_kind["Coefficients"]
         errors[precision] = fitted.rse(X, y, sites=sites)
     assert sent["single"] < 0.65 * sent["double"]

@@ -35,10 +35,12 @@ from .protocols.online import go_on
 from .protocols.outcome import Outcome, members_of
 from .protocols.site import Procedure, Site
 from .protocols.tuning import GRIDS, Tuning
-from .protocols.wire import PRECISIONS, Wire
+from .protocols.wire import PRECISIONS as WIRE_PRECISIONS
+from .protocols.wire import Wire
 from .rows import ArrayRows, ChainedRows, Rows, StreamedRows, split_by_site
 from .selection import MAPPINGS, SELECTORS, Selector
 from .sources import Source, arrays_of, inputs_of, is_mapping, is_source, labels_of, open_source
+from .statistics import PRECISIONS
 from .types import Array
 
 # A constructor that only stores its keywords, as scikit-learn wants it.
@@ -460,7 +462,10 @@ class DeKRRRegressor(_NetworkRegressor):
         where they lower the squared error most (for greedy features; from a third to three times the mean).
     exchange : {"sums", "features"}, default="sums"
         "features" sends features of every row, as the paper does. It gives rows away; for comparison only.
-    precision : {"double", "single", "int8"}, default="double"
+    precision : {"double", "mixed"}, default="double"
+        Of sums over rows. "mixed" has features and their products in single precision and adds blocks of rows up in
+        double: about twice as fast for many rows, with sums right to 1e-5; for alpha of 1e-7 and more.
+    wire_precision : {"double", "single", "int8"}, default="double"
         Of coefficients on the wire: 8 bytes each, 4, or 1, with what rounding leaves out made up for later.
     censor_start, censor_decay : float, default=0.0 and 0.8
         In round k a site does not send coefficients that have moved by less than censor_start * censor_decay**k
@@ -544,6 +549,7 @@ class DeKRRRegressor(_NetworkRegressor):
     allocation: str = "equal"
     exchange: str = "sums"
     precision: str = "double"
+    wire_precision: str = "double"
     censor_start: float = 0.0
     censor_decay: float = 0.8
     rows_per_feature: float = 0.0
@@ -566,6 +572,7 @@ class DeKRRRegressor(_NetworkRegressor):
         "allocation": [StrOptions({"equal", "sqrt", "gain"})],
         "exchange": [StrOptions({"sums", "features"})],
         "precision": [StrOptions(set(PRECISIONS))],
+        "wire_precision": [StrOptions(set(WIRE_PRECISIONS))],
         "censor_start": [_NOT_NEGATIVE],
         "censor_decay": [Interval(Real, 0, 1, closed="both")],
         "rows_per_feature": [_NOT_NEGATIVE],
@@ -610,7 +617,8 @@ class DeKRRRegressor(_NetworkRegressor):
             scale=self.scale,
             allocation=self.allocation,
             min_rows=self.min_rows,
-            wire=Wire(precision=self.precision, censor_start=self.censor_start, censor_decay=self.censor_decay),
+            precision=self.precision,
+            wire=Wire(precision=self.wire_precision, censor_start=self.censor_start, censor_decay=self.censor_decay),
             rows_per_feature=self.rows_per_feature,
             verify_features=self.verify_features,
             bounds=_as_bounds(self.bounds),

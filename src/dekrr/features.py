@@ -56,13 +56,19 @@ class FeatureMap:
         return int(self.frequencies.shape[0])
 
     @cached_property
-    def _in_turns(self) -> tuple[Array, Array]:
-        return self.frequencies / (2 * np.pi), self.phases / (2 * np.pi)
+    def _double(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Frequencies and phases in turns, and amplitudes."""
+        return self.frequencies / (2 * np.pi), self.phases / (2 * np.pi), self.amplitudes
 
-    def __call__(self, X: Array) -> Array:
-        """Return the features of rows `X`, shape (n_rows, n_features)."""
-        features = np.empty((len(X), self.n_features))
-        for _ in self._blocks(X, features):
+    @cached_property
+    def _single(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        frequencies, phases, amplitudes = (part.astype(np.float32) for part in self._double)
+        return frequencies, phases, amplitudes
+
+    def __call__(self, X: Array, *, single: bool = False) -> Array:
+        """Return the features of rows `X`, shape (n_rows, n_features); in single precision if asked."""
+        features = np.empty((len(X), self.n_features), dtype=np.float32 if single else np.float64)
+        for _ in self._blocks(X, features, single=single):
             pass
         return features
 
@@ -76,14 +82,13 @@ class FeatureMap:
         An angle of up to t turns, a sum over columns, is off by (n_columns + 2) t roundings at most; so is the sum
         over rows by some more roundings of the features themselves.
         """
-        turns, phases = self._in_turns
-        parts = [part.astype(np.float32) for part in (turns, phases, self.amplitudes)]
         rough = np.zeros(self.n_features)
-        for rows, block in wave_blocks(X.astype(np.float32), *parts):
+        for rows, block in self._blocks(X, single=True):
             rough += y[rows].astype(np.float32) @ block
-        most_turns = np.abs(X).max(axis=0, initial=0.0) @ np.abs(turns) + np.abs(phases)
+        turns, phases, amplitudes = map(np.abs, self._double)
+        most_turns = np.abs(X).max(axis=0, initial=0.0) @ turns + phases
         roundings = 2 * np.pi * (self.n_columns + 2) * most_turns + 64
-        return rough, np.finfo(np.float32).eps * np.abs(self.amplitudes) * np.abs(y).sum() * roundings
+        return rough, np.finfo(np.float32).eps * amplitudes * np.abs(y).sum() * roundings
 
     def apply(self, X: Array, coefficients: Array) -> Array:
         """Return Z coefficients, without ever holding the features Z of all rows.
@@ -102,10 +107,14 @@ class FeatureMap:
             values[rows] = block @ coefficients
         return values
 
-    def _blocks(self, X: Array, out: Array | None = None) -> Iterator[tuple[slice, Array]]:
+    def _blocks(
+        self, X: Array, out: Array | None = None, *, single: bool = False
+    ) -> Iterator[tuple[slice, np.ndarray]]:
         if X.ndim != 2 or X.shape[1] != self.n_columns:
             raise DataError(f"expected rows of {self.n_columns} columns, got an array of shape {X.shape}")
-        return wave_blocks(X, *self._in_turns, self.amplitudes, out)
+        if single:
+            return wave_blocks(X.astype(np.float32), *self._single, out)
+        return wave_blocks(X, *self._double, out)
 
 
 def paired(frequencies: Array) -> FeatureMap:

@@ -55,7 +55,13 @@ class _Factor:
     """The Cholesky factor of a matrix; in a round, scipy's checks would take longer than the solve."""
 
     def __init__(self, matrix: Array) -> None:
-        self._factor, self._lower = cho_factor(matrix)
+        try:
+            self._factor, self._lower = cho_factor(matrix)
+        except np.linalg.LinAlgError:
+            raise SettingsError(
+                "a site's system is not positive definite: alpha is too small for features that depend on each other "
+                'this much, or for the errors of precision="mixed"; raise alpha'
+            ) from None
 
     def solve(self, right_side: Array) -> Array:
         """Return matrix^-1 right_side, shape (D_j,)."""

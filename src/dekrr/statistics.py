@@ -14,7 +14,8 @@ from .features import FeatureMap
 from .rows import Rows
 from .types import Array
 
-ROWS_PER_BLOCK = 2048
+PRECISIONS = ("double", "mixed")
+_BYTES_PER_BLOCK = 1 << 22  # of features: half of what two cores have of a third-level cache
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,14 @@ class CrossSums:
         return CrossSums(weight * self.gram, weight * self.cross)
 
 
-def accumulate(rows: Rows, own: FeatureMap, others: Mapping[str, FeatureMap]) -> tuple[OwnSums, dict[str, CrossSums]]:
+def rows_per_block(bytes_per_row: int) -> int:
+    """Return how many rows of features are summed over at a time: few enough for the cache, enough for a product."""
+    return max(256, _BYTES_PER_BLOCK // bytes_per_row)
+
+
+def accumulate(
+    rows: Rows, own: FeatureMap, others: Mapping[str, FeatureMap], precision: str = "double"
+) -> tuple[OwnSums, dict[str, CrossSums]]:
     """Return a site's own sums and those for each neighbour, in one pass over its rows.
 
     Parameters
@@ -76,6 +84,9 @@ def accumulate(rows: Rows, own: FeatureMap, others: Mapping[str, FeatureMap]) ->
     rows : Rows
     own : FeatureMap
     others : mapping of neighbour to FeatureMap
+    precision : {"double", "mixed"}, default="double"
+        "mixed" has the features and the products of a block of rows in single precision, and adds blocks up in double:
+        about twice as fast, and right to 1e-5 of a sum's largest entry.
     """
     maps = [own, *others.values()]
     ends = np.cumsum([feature_map.n_features for feature_map in maps])
@@ -89,11 +100,12 @@ def accumulate(rows: Rows, own: FeatureMap, others: Mapping[str, FeatureMap]) ->
     grams = [np.zeros((m.n_features, m.n_features)) for m in maps[1:]]
     moment = np.zeros(own.n_features)
     response_energy = 0.0
-    for X, y in rows.blocks(ROWS_PER_BLOCK):
-        features = joint(X)
+    single = precision == "mixed"
+    for X, y in rows.blocks(rows_per_block(joint.n_features * (4 if single else 8))):
+        features = joint(X, single=single)
         own_features = features[:, slices[0]]
         with_own += own_features.T @ features
-        moment += y @ own_features
+        moment += y.astype(features.dtype, copy=False) @ own_features
         response_energy += float(y @ y)
         for gram, part in zip(grams, slices[1:], strict=True):
             gram += features[:, part].T @ features[:, part]

@@ -71,6 +71,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         The fewest rows that a site sends sums over.
     own_weight : float
         Of a site's own model when it predicts with its neighbourhood, unless tuning chooses it.
+    precision : {"double", "mixed"}
+        Of sums over rows; see `accumulate`.
     wire : Wire
         How coefficients travel.
     rows_per_feature : float
@@ -96,6 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allocation: str = "equal"
     min_rows: int = 10
     own_weight: float = OWN_WEIGHT
+    precision: str = "double"
     wire: Wire = Wire()
     rows_per_feature: float = guards.ROWS_PER_FEATURE
     max_maps: int = guards.MAX_MAPS
@@ -229,7 +232,7 @@ def set_up(
         own, received, sent = yield from exchange_rows(rows, own_map, maps)
     else:
         guards.check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature)
-        own, received, sent = yield from exchange_sums(site, rows, own_map, maps, max_maps=settings.max_maps)
+        own, received, sent = yield from exchange_sums(site, rows, own_map, maps, settings)
     return SetUp(own_map, maps, degrees, own, received, sent)
 
 
@@ -267,7 +270,7 @@ def set_up_in_one_pass(
         own, received, sent = yield from exchange_private_sums(site, own, digest, own_map, maps, mechanism)
         return roster, SetUp(own_map, maps, degrees, own, received, sent), mechanism
     site.ledger.admit(maps, settings.max_maps)
-    own, sent = accumulate(rows, own_map, maps)
+    own, sent = accumulate(rows, own_map, maps, settings.precision)
     site.require_rows(settings.min_rows)
     guards.check_rows(site.name, site.n_rows, own_map, maps, settings.rows_per_feature)
     roster = yield from roll_call(site)
@@ -417,12 +420,11 @@ def exchange_sums(
     rows: Rows,
     own_map: FeatureMap,
     maps: Mapping[str, FeatureMap],
-    *,
-    max_maps: int = guards.MAX_MAPS,
+    settings: Settings,
 ) -> Procedure[_Exchanged]:
     """Exchange B_jp and C_jp: sums over rows, D (D + 1) / 2 + D^2 numbers an edge and direction."""
-    site.ledger.admit(maps, max_maps)
-    own, sent = accumulate(rows, own_map, maps)
+    site.ledger.admit(maps, settings.max_maps)
+    own, sent = accumulate(rows, own_map, maps, settings.precision)
     received = yield from trade_sums(own_map, maps, sent)
     return own, received, sent
 
