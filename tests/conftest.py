@@ -13,7 +13,6 @@ from dekrr.features import FeatureMap
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 
-
 settings.register_profile("untimed", deadline=None)  # no test asserts a time
 settings.load_profile("untimed")
 
