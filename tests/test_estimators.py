@@ -184,7 +184,7 @@ def test_neighbourhood_prediction_weighs_own_and_neighbours():
     own, mean = (regressor(topology=graph, prediction=p).fit(X, y, sites=SITES) for p in ("own", "neighborhood"))
     for site in own.sites_:
         around = np.mean([own.models_[p].predict(X_NEW) for p in graph[site]], axis=0)
-        expected = own.models_[site].predict(X_NEW) / 3 + 2 * around / 3
+        expected = (own.models_[site].predict(X_NEW) + around) / 2
         np.testing.assert_allclose(mean.models_[site].predict(X_NEW), expected, atol=1e-12)
     assert mean.traffic_.total_bytes == own.traffic_.total_bytes
 

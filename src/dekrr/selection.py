@@ -539,7 +539,9 @@ class _Products:
     def __init__(self, pool: Pool, X: Array, y: Array, n_taken: int, fold_of: np.ndarray | None = None) -> None:
         fold_of = np.zeros(len(y), dtype=int) if fold_of is None else fold_of
         order = np.argsort(fold_of, kind="stable")
-        self.folds, self.n_rows = np.unique(fold_of, return_counts=True)
+        folds, counts = np.unique(fold_of, return_counts=True)
+        self.folds: np.ndarray = folds if len(y) else np.zeros(1, dtype=int)
+        self.n_rows: np.ndarray = counts if len(y) else np.zeros(1, dtype=int)
         ends = np.cumsum(self.n_rows)
         y = y[order]
         features = pool.feature_map(X[order])

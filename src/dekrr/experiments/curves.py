@@ -7,6 +7,7 @@ after every exchange.
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from sklearn.utils import check_random_state
 
@@ -116,13 +117,7 @@ def _run(task: Task, problem: Problem, regressor: Any) -> tuple[MeteredNetwork, 
             settings = dkla.Settings(**common, **censoring, selecting_site=chooser)  # type: ignore[arg-type]
             procedures[name] = dkla.train(site, selector, settings, keep_path=True)
         else:
-            own = dekrr.Settings(
-                **common,  # type: ignore[arg-type]
-                consensus=regressor.consensus,
-                solver=regressor.solver,
-                self_penalty=regressor.self_penalty,
-                rows_per_feature=0.0,
-            )
+            own = msgspec.structs.replace(regressor._settings(regressor.alpha, regressor.consensus), tol=0.0)
             procedures[name] = dekrr.train(site, selector, own, keep_path=True)
     outcomes = network.run(procedures)
     return network, [outcomes[name] for name in names]
