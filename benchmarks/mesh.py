@@ -10,16 +10,21 @@ same processes do three things one after another:
   without the solver;
 - round: run DeKRR as `dekrr node` does.
 
-A round's time is the median over sites of (last round's time - first round's time) / rounds.
+A round's time is the median over sites of (last round's time - first round's time) / rounds. Its CPU time is that of
+all processes between those moments, user and system, divided by rounds: on a busy machine the steadier figure.
 """
 
 import argparse
 import multiprocessing
+import os
+import queue
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # as `dekrr up` does
 
 import msgspec
 import numpy as np
@@ -39,10 +44,22 @@ from dekrr.rows import ArrayRows
 from meshes import Mesh
 
 D = 100
+ROWS = 320  # a site sends sums of 2 D features over no fewer than 3 D rows
+
+
+class Watch:
+    """Seconds of the clock and of this process's threads since it was made, by the round."""
+
+    def __init__(self):
+        self._start = time.perf_counter(), time.process_time()
+
+    def per_round(self, rounds):
+        """Return (seconds, CPU seconds) of one of `rounds` rounds."""
+        return (time.perf_counter() - self._start[0]) / rounds, (time.process_time() - self._start[1]) / rounds
 
 
 def bare_rounds(link, rounds, barrier, n_ready):
-    """Exchange frames with the neighbours, and nothing else; return the seconds of a round."""
+    """Exchange frames with the neighbours, and nothing else; return the seconds of a round, by the clock and of CPU."""
     network = MeshNetwork(link)
     body = encode(Coefficients(np.zeros(D), (0.0, 0.0)))
     frame = msgspec.msgpack.encode(Data("bare", link.name, (), 0, body))
@@ -63,7 +80,7 @@ def bare_rounds(link, rounds, barrier, n_ready):
             pass
         barrier.wait()
         counts = dict.fromkeys(link.neighbors, 0)
-        start = time.perf_counter()
+        watch = Watch()
         for number in range(1, rounds + 1):
             for publisher in speak.values():
                 publisher.put(frame)
@@ -73,9 +90,9 @@ def bare_rounds(link, rounds, barrier, n_ready):
                 sample.payload.to_bytes()
                 if sender in counts:
                     counts[sender] += 1
-        seconds = (time.perf_counter() - start) / rounds
+        costs = watch.per_round(rounds)
         barrier.wait()
-    return seconds
+    return costs
 
 
 def sender_of(sample):
@@ -84,7 +101,7 @@ def sender_of(sample):
 
 def without_solver(node, neighbors):
     """Send what DeKRR's rounds send, and compute nothing."""
-    site = Site(node.config.site, neighbors, ArrayRows(np.zeros((60, 2)), np.zeros(60)))
+    site = Site(node.config.site, neighbors, ArrayRows(np.zeros((ROWS, 2)), np.zeros(ROWS)))
     roster = yield from roll_call(site)
     for _ in range(node.config.method_settings().max_rounds):
         expect((yield site.to_all(Coefficients(np.zeros(D), (0.0, 0.0)))), Coefficients)
@@ -93,17 +110,22 @@ def without_solver(node, neighbors):
 
 
 def mesh_rounds(path, *, solver):
-    """Take part in a run as `dekrr node` does; return the seconds of a round."""
+    """Take part in a run as `dekrr node` does; return the seconds of a round, by the clock and of CPU."""
     node = Node(read_site(path), path.parent, force=True)
     if not solver:
         node.session._make = lambda neighbors, _: without_solver(node, neighbors)
-    times = {}
-    node.listeners.append(Record(path.parent / RECORD, node.session))
-    node.listeners.append(lambda event, _: times.setdefault(node.session.rounds, time.perf_counter()))
+    last = node.config.method_settings().max_rounds
+    costs = []
+
+    def measure(event, details):
+        if event == "exchange" and node.session.rounds == 1:
+            costs.append(Watch())
+        elif event == "exchange" and node.session.rounds == last and len(costs) == 1:
+            costs.append(costs[0].per_round(last - 1))
+
+    node.listeners += [Record(path.parent / RECORD, node.session), measure]
     node.run()
-    times.pop(0, None)
-    first, last = min(times), max(times)
-    return (times[last] - times[first]) / (last - first)
+    return costs[1]
 
 
 def site(path, rounds, barrier, n_ready, results):
@@ -117,20 +139,37 @@ def site(path, rounds, barrier, n_ready, results):
 
 
 def measure(n_sites, rounds):
-    """Return the milliseconds of a bare, a carried and a full round, medians over sites."""
+    """Return the milliseconds of a bare, a carried and a full round, then those of CPU.
+
+    The clock's are medians over sites, those of CPU sums over sites.
+    """
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as folder:
         settings = {"n_features": D, "tol": 0.0, "max_rounds": rounds}
-        mesh = Mesh(folder, n_sites, settings=settings, rows=60, start_patience=300.0)
+        mesh = Mesh(folder, n_sites, settings=settings, rows=ROWS, start_patience=300.0)
         barrier, n_ready, results = context.Barrier(n_sites), context.Value("i"), context.Queue()
         paths = [mesh.home(name) / "site.toml" for name in mesh.names]
         processes = [context.Process(target=site, args=(path, rounds, barrier, n_ready, results)) for path in paths]
         for process in processes:
             process.start()
-        measured = [results.get(timeout=600) for _ in processes]
+        measured = [collect(results, processes) for _ in processes]
         for process in processes:
             process.join()
-    return tuple(1e3 * statistics.median(column) for column in zip(*measured, strict=True))
+    columns = list(zip(*measured, strict=True))
+    clock = [1e3 * statistics.median(seconds for seconds, _ in column) for column in columns]
+    return clock + [1e3 * sum(cpu for _, cpu in column) for column in columns]
+
+
+def collect(results, processes):
+    """Return the next site's result; end all when one of them fails."""
+    while True:
+        try:
+            return results.get(timeout=1.0)
+        except queue.Empty:
+            if any(process.exitcode for process in processes):
+                for process in processes:
+                    process.kill()
+                sys.exit("a site failed")
 
 
 def main():
@@ -142,12 +181,16 @@ def main():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dekrr.networks.node", "dekrr.cli.network", "pandas", "pyarrow.parquet"])
     print(f"milliseconds, medians of {arguments.repeats} repeats; ratios to bare with their range")
-    print(f"{'sites':>5} {'bare':>7} {'carried':>7} {'ratio':>19} {'round':>7} {'ratio':>19}")
+    print(f"{'sites':>5} {'of':>5} {'bare':>7} {'carried':>7} {'ratio':>19} {'round':>7} {'ratio':>19}")
     for n_sites in arguments.sites:
         repeats = [measure(n_sites, arguments.rounds) for _ in range(arguments.repeats)]
-        bare, carried, full = (statistics.median(column) for column in zip(*repeats, strict=True))
-        first, second = (ratio([each[i] / each[0] for each in repeats]) for i in (1, 2))
-        print(f"{n_sites:5d} {bare:7.2f} {carried:7.2f} {first:>19} {full:7.2f} {second:>19}", flush=True)
+        for of, first in (("clock", 0), ("CPU", 3)):
+            bare, carried, full = (statistics.median(each[first + i] for each in repeats) for i in range(3))
+            ratios = [ratio([each[first + i] / each[first] for each in repeats]) for i in (1, 2)]
+            print(
+                f"{n_sites:5d} {of:>5} {bare:7.2f} {carried:7.2f} {ratios[0]:>19} {full:7.2f} {ratios[1]:>19}",
+                flush=True,
+            )
 
 
 def ratio(values):

@@ -33,7 +33,8 @@ class Mesh:
     def __init__(self, folder, n_sites, *, method="dekrr", settings=None, patience=20.0, rows=30, hosts=None, **table):
         self.folder = Path(folder)
         self.names = [f"s{i:02d}" for i in range(n_sites)]
-        self.settings = {"n_features": 10, "features": "energy", "sigma": 0.5, "alpha": 1e-3, **(settings or {})}
+        numbers = {"sigma": 0.5, "alpha": 1e-3} | ({"consensus": 1.0} if method == "dekrr" else {})
+        self.settings = {"n_features": 10, "features": "energy", **numbers, **(settings or {})}
         self.method = method
         rng = np.random.default_rng(n_sites)
         self.rows = {name: (rng.uniform(size=(rows, 2)), rng.uniform(-1, 1, size=rows)) for name in self.names}
@@ -124,10 +125,10 @@ class Mesh:
                 features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
             )
             neighbors = tuple(sorted(graph[name]))
-            site = Site(
-                name, neighbors, ArrayRows(*self.rows[name]), seed=features.seed, feature_map=(maps or {}).get(name)
-            )
-            procedures[name] = METHODS[self.method].train(site, selector, config.method_settings())
+            rows = ArrayRows(*self.rows[name])
+            site = Site(name, neighbors, rows, seed=features.seed, feature_map=(maps or {}).get(name))
+            tuning = [config.tuning()] if self.method == "dekrr" else []
+            procedures[name] = METHODS[self.method].train(site, selector, config.method_settings(), *tuning)
         return network.run(procedures), network.traffic
 
     def check_models(self, names):

@@ -21,7 +21,7 @@ from dekrr.networks.session import Plan, Session
 from dekrr.protocols import allreduce, dekrr, dkla
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
-from dekrr.selection import EnergySelector, PlainSelector
+from dekrr.selection import EnergySelector, GreedySelector, PlainSelector
 
 PATIENCE = 10.0
 METHODS = {
@@ -48,7 +48,7 @@ class Problem:
         self.graph = nx.relabel_nodes(graph, dict(enumerate(self.names)))
         self.graph.remove_edges_from(nx.selfloop_edges(self.graph))
         self.method = str(rng.choice(["dekrr", "dekrr", "dkla", "allreduce"]))
-        self.selector = EnergySelector(4) if rng.uniform() < 0.7 else PlainSelector(4)
+        self.selector = (EnergySelector, GreedySelector, PlainSelector)[int(3 * rng.uniform())](4)
         self.rows = {}
         for name in self.names:
             n_rows = int(rng.integers(5, 12))

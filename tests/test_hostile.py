@@ -1,7 +1,10 @@
 """Peers that should not be there, against a running node over real TLS."""
 
+import contextlib
 import datetime
 import json
+import socket
+import ssl
 import threading
 import time
 
@@ -12,9 +15,10 @@ import zenoh
 
 from dekrr.messages import MAX_BYTES, Coefficients, Roll, encode
 from dekrr.networks import keys
+from dekrr.networks.config import read_site
 from dekrr.networks.mesh import Keys, Link, zenoh_config
 from dekrr.networks.session import Data
-from meshes import Mesh, wait_until
+from meshes import Mesh, run_command, wait_until
 
 BASE = "dekrr/test"
 
@@ -107,6 +111,49 @@ def test_an_expired_certificate(victim):
     assert not attack(victim, victim.identity("s01", days=2, start=start), FORGED)
     assert victim.refusals() == []
     victim.then_the_run_goes_well()
+
+
+def test_who_fails_in_the_handshake_is_told_once_with_the_reason(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    node = mesh.process("s00", run_command)
+    endpoint = read_site(mesh.home("s00") / "site.toml").listen
+    wait_until(lambda: can_connect(endpoint))
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=30)
+    kinds = {"foreign": {"authority": keys.Authority.new("foreign")}, "expired": {"days": 2, "start": start}}
+    for kind, options in kinds.items():
+        (tmp_path / kind).mkdir()
+        mesh.give_keys(tmp_path / kind, "s01", **options)
+    for kind in ("", "", "foreign", "foreign", "expired", "expired"):
+        shake_hands(endpoint, tmp_path / kind if kind else None)
+    reasons = ["peer sent no certificates", "UnknownIssuer", "certificate expired"]
+
+    def told():
+        return [event["reason"] for event in mesh.events("s00") if event["event"] == "refused"]
+
+    wait_until(lambda: len(told()) >= 3)
+    assert mesh.run_in_threads(["s01"])[1] == {"s01": None}
+    node.join(30)
+    assert node.exitcode == 0
+    assert [sum(reason in text for text in told()) for reason in reasons] == [1, 1, 1]
+    assert "UnknownIssuer" in (mesh.home("s00") / "said").read_text()
+
+
+def can_connect(endpoint):
+    try:
+        socket.create_connection(endpoint.split(":"), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def shake_hands(endpoint, home):
+    """Try TLS with the certificate in a folder, or without one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if home is not None:
+        context.load_cert_chain(home / keys.CERTIFICATE, home / keys.KEY)
+    with contextlib.suppress(OSError), context.wrap_socket(socket.create_connection(endpoint.split(":"), 5)) as peer:
+        peer.recv(1)
 
 
 def test_a_valid_certificate_of_no_neighbour(victim):

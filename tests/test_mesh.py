@@ -9,7 +9,9 @@ import urllib.request
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from dekrr.cli.app import app
 from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, KeysError, SettingsError
 from dekrr.networks import journal as journals
 from dekrr.networks.mesh import ask_status
@@ -34,6 +36,24 @@ def test_ten_sites_equal_the_local_network(tmp_path, method):
         assert nodes[name].network.wire_bytes > sent.total_bytes
         assert not (mesh.home(name) / CHECKPOINT).exists()
         assert (mesh.home(name) / MODEL).exists()
+
+
+def test_sites_tune_together_as_the_local_network_does(tmp_path):
+    grids = {"sigma": [0.3, 1.0], "alpha": "auto", "consensus": [0.25, 1.0], "folds": 3}
+    settings = {"features": "greedy", "n_features": 6, "rows_per_feature": 0.0, **grids}
+    mesh = Mesh(tmp_path, 3, settings=settings, rows=40)
+    _, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}
+    reference, _ = mesh.reference()
+    for name in mesh.names:
+        tuned = reference[name].tuned
+        np.testing.assert_allclose(
+            mesh.model(name).coefficients, reference[name].coefficients, rtol=0, atol=1e-9, err_msg=name
+        )
+        assert mesh.model(name).header.sigma == tuned.sigma
+        finished = next(event for event in mesh.events(name) if event["event"] == "finished")
+        assert [finished[key] for key in ("sigma", "alpha", "consensus")] == [tuned.sigma, tuned.alpha, tuned.consensus]
+        assert finished["held-out error"] == pytest.approx(tuned.errors.min())
 
 
 def test_links_exist_along_edges_only(tmp_path):
@@ -69,6 +89,7 @@ def test_two_runs_at_once_do_not_meet(tmp_path):
         ("alpha = 0.001", "alpha = 0.002", ("alpha is", "0.001 at 's00'", "0.002 at 's02'")),
         ('columns = ["u", "v"]', 'columns = ["v", "u"]', ("columns is", "u, v at 's00'", "v, u at 's02'")),
         ('features = "energy"', 'features = "plain"', ("features is", "energy", "plain")),
+        ("consensus = 1.0", "consensus = [0.5, 1.0]", ("consensus is", "1.0 at 's00'", "[0.5, 1.0] at 's02'")),
     ],
 )
 def test_what_sites_do_not_agree_on_is_named_before_anything_is_sent(tmp_path, old, new, named):
@@ -137,6 +158,29 @@ def test_a_full_disk_at_checkpoint_is_told_once_and_harms_nothing(tmp_path, monk
         assert len(told) == 1
         assert "No space left" in told[0]["reason"]
     assert mesh.check_models(mesh.names) == {frozenset()}
+
+
+def test_status_of_a_network_that_runs_and_of_one_that_has_ended(tmp_path):
+    mesh = Mesh(tmp_path, 4, settings={"tol": 0.0, "max_rounds": 3000})
+    processes = {name: mesh.process(name) for name in mesh.names[:3]}
+    wait_until(lambda: all((mesh.home(name) / "run.jsonl").exists() for name in mesh.names[:3]))
+    path, answers = str(mesh.folder / "network.toml"), {}
+
+    def ask():
+        words = ["status", path, "--folder", str(mesh.folder), "--json"]
+        lines = CliRunner().invoke(app, words).stdout.splitlines()
+        answers.update({answer["site"]: answer for answer in map(json.loads, lines)})
+        return {name: answer["phase"] for name, answer in answers.items()}
+
+    wait_until(lambda: list(ask().values()) == ["greeting"] * 3 + ["no answer"])
+    processes["s03"] = mesh.process("s03")
+    wait_until(lambda: set(ask().values()) == {"running"})
+    assert all(about["state"] == "up" for about in answers["s03"]["neighbors"].values())
+    for process in processes.values():
+        process.join(60)
+    assert set(ask().values()) == {"no answer; its model is there"}
+    table = CliRunner().invoke(app, ["status", path, "--folder", str(mesh.folder)]).stdout
+    assert all(name in table for name in mesh.names)
 
 
 def test_status_and_metrics_of_a_running_site(tmp_path):

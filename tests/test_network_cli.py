@@ -1,4 +1,7 @@
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
 
@@ -8,12 +11,12 @@ import pytest
 from cryptography import x509
 from typer.testing import CliRunner
 
-from dekrr import DifferentialPrivacy, load
+from dekrr import DeKRRRegressor, DifferentialPrivacy, load
 from dekrr.cli.app import app
 from dekrr.errors import KeysError, SettingsError
 from dekrr.networks.config import read_network, read_site, to_toml
 from dekrr.networks.keys import host_of, site_of
-from meshes import Mesh, free_ports
+from meshes import Mesh, free_ports, wait_until
 
 runner = CliRunner()
 
@@ -41,6 +44,23 @@ def test_three_commands_from_nothing_to_models(trial):
     models = [load(path) for path in sorted(trial.glob("sites/*/model.safetensors"))]
     assert [model.header.site for model in models] == ["station-00", "station-01", "station-02"]
     assert np.isfinite(models[0].predict(np.full((2, 3), 0.5))).all()
+
+
+def test_up_ends_its_sites_when_it_is_asked_to_stop(trial):
+    path = trial / "network.toml"
+    path.write_text(path.read_text().replace("[settings]", "[settings]\ntol = 0.0\nmax_rounds = 100000"))
+    run("network", "init", path)
+    records = [trial / "sites" / f"station-0{j}" / "run.jsonl" for j in range(3)]
+    command = [sys.executable, "-c", "from dekrr.cli import main; main()", "up", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: all(record.exists() and b'"exchange"' in record.read_bytes() for record in records), 120)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    for record in records:
+        last = json.loads(record.read_text().splitlines()[-1])
+        assert last["event"] == "stopped"
+        assert "SIGTERM" in last["reason"]
+        assert (record.parent / "checkpoint").exists()
 
 
 def test_files_have_safe_permissions_and_nothing_is_overwritten(trial):
@@ -163,6 +183,40 @@ def test_a_site_file_says_what_the_network_file_says(tmp_path):
         assert set(site.neighbors) == set(graph[name])
         assert set(site.sites) == set(mesh.names)
         assert site.terms("1") == read_site(mesh.home("s00") / "site.toml").terms("1")
+
+
+def test_what_is_tuned_is_what_the_estimator_tunes_by_default(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    path = mesh.home("s00") / "site.toml"
+    assert read_site(path).tuning() is None
+    text = path.read_text()
+    path.write_text(text[: text.index("[settings]")] + text[text.index("[neighbors]") :])
+    tuning, regressor = read_site(path).tuning(), DeKRRRegressor()
+    assert tuning.sigmas == regressor._grid("sigma")
+    assert tuning.alphas == regressor._grid("alpha")
+    assert tuning.consensuses == regressor._grid("consensus")
+    assert (tuning.folds, tuning.objective, tuning.prediction) == (5, "mean", regressor.prediction)
+    features, settings = read_site(path).features(), read_site(path).method_settings()
+    for name in ("n_features", "features", "kernel", "mapping"):
+        assert getattr(features, name) == getattr(regressor, name)
+    for name in ("solver", "self_penalty", "tol", "max_rounds", "scale", "allocation", "exchange", "verify_features"):
+        assert getattr(settings, name) == getattr(regressor, name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "mistake"),
+    [
+        ({"alpha": "best"}, "settings.alpha is 'best'"),
+        ({"sigma": []}, "settings.sigma is []"),
+        ({"consensus": [0.0, -1.0]}, "settings.consensus is"),
+        ({"folds": 1}, "settings.folds"),
+        ({"objective": "all"}, "settings.objective"),
+        ({"sigma": "auto", "privacy": {"epsilon": 1.0}}, "settings.privacy: give sigma as one number each"),
+    ],
+)
+def test_mistakes_about_tuning_are_told(tmp_path, settings, mistake):
+    with pytest.raises(SettingsError, match=re.escape(mistake)):
+        Mesh(tmp_path, 2, settings=settings)
 
 
 def test_toml_round_trip():

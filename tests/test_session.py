@@ -1,4 +1,5 @@
 import contextlib
+import os
 from functools import partial
 
 import msgspec
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 
 from dekrr.errors import AgreementError, DataError, DisconnectedError, GoneError, MessageError
 from dekrr.messages import Coefficients, Features, Message, Roll, Sums, Total, Unchanged, decode, encode
+from dekrr.networks import journal as journals
 from dekrr.networks.faulty import Crash, Faults, FaultyNetwork, Outage
 from dekrr.networks.journal import FileJournal, MemoryJournal, Opening, Received
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.session import WINDOW, Data, Hello, Plan, Session, disagreement
+from dekrr.selection import GreedySelector
 from soak import PATIENCE, Problem, run_seed
 
 
@@ -64,6 +67,22 @@ def test_a_site_that_dies_leaves_the_problem_and_the_features_stay():
         assert ending.gone == {"s2"}
         np.testing.assert_allclose(ending.outcome.coefficients, reference[name].coefficients, atol=1e-12)
         assert set(ending.outcome.roster.rows) == set(problem.names) - {"s2"}
+
+
+@pytest.mark.parametrize(
+    ("seed", "at", "delay", "drop"),
+    [(0, 2.0, 0.3, 0.0), (0, 2.25, 0.3, 0.0), (25, 3.5, 0.1, 0.2), (28, 1.5, 0.1, 0.2), (39, 2.0, 0.1, 0.2)],
+)
+def test_a_shortlist_is_not_taken_for_a_choice_and_nobody_falls_out_of_step(seed, at, delay, drop):
+    problem = Fixed(nx.complete_graph(5))
+    problem.selector = GreedySelector(3)
+    network = problem.run(Faults(drop=drop, delay=delay, crashes=(Crash("s2", at=at, back=None),)), seed)
+    assert {ending.gone for ending in network.endings.values()} == {frozenset({"s2"})}
+    told = {name: feature_map for (gone, name), feature_map in network.features.items() if gone}
+    reference = problem.reference({"s2"}, told)
+    for name, ending in network.endings.items():
+        assert ending.outcome.feature_map.n_features == 3
+        np.testing.assert_allclose(ending.outcome.coefficients, reference[name].coefficients, atol=1e-12)
 
 
 def test_a_graph_that_falls_apart_is_told():
@@ -280,9 +299,53 @@ def test_a_journal_keeps_whole_records_and_drops_one_cut_short(tmp_path):
         journal.flush()
         assert list(journal.records()) == [*kept, RECORDS[1]]
         journal.close()
-    path.write_bytes(b"\0" * 7 + b"\x03" + b"abc")
+    path.write_bytes(b"something else")
     with pytest.raises(DataError, match="no checkpoint"):
-        list(FileJournal(path).records())
+        FileJournal(path)
+    assert path.read_bytes() == b"something else"
+
+
+def test_what_a_power_cut_left_is_dropped(tmp_path):
+    path = tmp_path / "checkpoint"
+    journal = FileJournal(path)
+    for record in RECORDS:
+        journal.append(record)
+    journal.close()
+    whole = path.read_bytes()
+    for place in range(20, len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        journal = FileJournal(path)
+        kept = list(journal.records())
+        assert kept == RECORDS[: len(kept)]
+        assert len(kept) < len(RECORDS)
+        journal.close()
+    path.write_bytes(whole + b"\0" * 100)
+    journal = FileJournal(path)
+    assert list(journal.records()) == RECORDS
+    journal.close()
+
+
+def test_a_checkpoint_is_synchronised_and_a_failure_of_it_is_told(tmp_path, monkeypatch):
+    synchronised = []
+    monkeypatch.setattr(journals.os, "fsync", lambda descriptor: synchronised.append(os.fstat(descriptor).st_ino))
+    path = tmp_path / "checkpoint"
+    journal = FileJournal(path)
+    journal.append(RECORDS[0])
+    journal._wait()
+    assert synchronised == [path.stat().st_ino, tmp_path.stat().st_ino]
+
+    def broken(_):
+        raise OSError("the disk is broken")
+
+    monkeypatch.setattr(journals, "_SYNCHRONISE_EVERY", 0.0)
+    monkeypatch.setattr(journals.os, "fdatasync", broken)
+    journal.append(RECORDS[1])
+    journal.flush()
+    journal._wait()
+    journal.append(RECORDS[2])
+    with pytest.raises(OSError, match="broken"):
+        journal.flush()
+    journal.close()
 
 
 def test_a_checkpoint_of_other_rows_is_refused():

@@ -35,7 +35,7 @@ from .protocols import allreduce, dekrr, dkla
 from .protocols.online import go_on
 from .protocols.outcome import Outcome, members_of
 from .protocols.site import Procedure, Site
-from .protocols.tuning import GRIDS, Tuning
+from .protocols.tuning import GRIDS, Tuning, grid_of
 from .protocols.wire import PRECISIONS as WIRE_PRECISIONS
 from .protocols.wire import Wire
 from .rows import ArrayRows, ChainedRows, Rows, StreamedRows, split_by_site
@@ -735,14 +735,7 @@ class DeKRRRegressor(_NetworkRegressor):
 
     def _grid(self, name: str) -> tuple[float, ...]:
         """Return the values of a setting to choose from; one that is given is the only one."""
-        given = getattr(self, name)
-        if isinstance(given, str):
-            return GRIDS[name]
-        values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=float)))
-        lowest_allowed = name == "consensus"
-        if not values or not all(np.isfinite(v) and (v > 0 or (lowest_allowed and v == 0)) for v in values):
-            raise SettingsError(f"{name} must be positive numbers, got {given!r}")
-        return values
+        return grid_of(name, getattr(self, name))
 
 
 @_parameters

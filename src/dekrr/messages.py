@@ -18,7 +18,7 @@ from .errors import MessageError
 from .types import Array
 
 MAX_BYTES = 1 << 28
-_ELEMENT_TYPES = ("<f8", "<f4", "|i1")
+_ELEMENT_TYPES = {name: np.dtype(name) for name in ("<f8", "<f4", "|i1")}
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class Bounds(Message, frozen=True, tag="bounds"):
 
 
 class Features(Message, frozen=True, tag="features"):
-    """The sender's feature map, and how many neighbours it has."""
+    """The sender's feature map, and how many neighbours it has; 0 with a shortlist, which is no choice yet."""
 
     frequencies: np.ndarray
     phases: np.ndarray
@@ -118,6 +118,14 @@ AnyMessage = (
 Kind = TypeVar("Kind", bound=Message)
 
 
+class _Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An array as it travels."""
+
+    element_type: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
 def _to_wire(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.str in _ELEMENT_TYPES:
         return (value.dtype.str, value.shape, np.ascontiguousarray(value).data)
@@ -125,18 +133,19 @@ def _to_wire(value: Any) -> Any:
 
 
 def _from_wire(kind: type, value: Any) -> Any:
-    element_type, shape, data = msgspec.convert(value, tuple[str, tuple[int, ...], bytes])
-    if element_type not in _ELEMENT_TYPES:
-        raise ValueError(f"element type {element_type!r} is not one of {_ELEMENT_TYPES}")
+    packed = msgspec.convert(value, _Packed)
+    shape, dtype = packed.shape, _ELEMENT_TYPES.get(packed.element_type)
+    if dtype is None:
+        raise ValueError(f"element type {packed.element_type!r} is not one of {tuple(_ELEMENT_TYPES)}")
     if len(shape) > 2 or min(shape, default=0) < 0:
         raise ValueError(f"shape {shape} is not that of a vector or a matrix")
-    expected = math.prod(shape) * np.dtype(element_type).itemsize
-    if len(data) != expected:
-        raise ValueError(f"{len(data)} bytes of data where shape {shape} needs {expected}")
-    array = np.frombuffer(data, dtype=element_type).reshape(shape)
-    if not np.isfinite(array).all():
+    expected = math.prod(shape) * dtype.itemsize
+    if len(packed.data) != expected:
+        raise ValueError(f"{len(packed.data)} bytes of data where shape {shape} needs {expected}")
+    array = np.frombuffer(packed.data, dtype=dtype)
+    if np.count_nonzero(np.isfinite(array)) != array.size:
         raise ValueError("an array has NaN or infinite values")
-    return array
+    return array if len(shape) == 1 else array.reshape(shape)
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
@@ -162,11 +171,13 @@ def decode(data: bytes, sender: str) -> AnyMessage:
         message = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MessageError(f"site {sender!r} sent what is no message: {error}", sender) from None
-    if isinstance(message, Coefficients | Unchanged) and not all(map(math.isfinite, message.progress)):
-        raise MessageError(f"site {sender!r} sent progress that is NaN or infinite", sender)
-    if isinstance(message, Coefficients) and not math.isfinite(message.step):
-        raise MessageError(f"site {sender!r} sent a step that is NaN or infinite", sender)
-    if isinstance(message, Features):
+    if isinstance(message, (Coefficients, Unchanged)):
+        residual, scale = message.progress
+        if not (math.isfinite(residual) and math.isfinite(scale)):
+            raise MessageError(f"site {sender!r} sent progress that is NaN or infinite", sender)
+        if isinstance(message, Coefficients) and not math.isfinite(message.step):
+            raise MessageError(f"site {sender!r} sent a step that is NaN or infinite", sender)
+    elif isinstance(message, Features):
         size = message.frequencies.shape[1:]
         if len(size) != 1 or message.phases.shape != size or message.amplitudes.shape != size:
             raise MessageError(f"site {sender!r} sent features whose parts do not fit each other", sender)
@@ -194,13 +205,12 @@ def expect(
                 sender,
             )
         for field, wanted in shapes.items():
-            shape = getattr(message, field).shape
-            if len(shape) != len(wanted[sender]) or any(
-                w not in (-1, s) for w, s in zip(wanted[sender], shape, strict=True)
-            ):
+            shape, due = getattr(message, field).shape, wanted[sender]
+            if shape == due:
+                continue
+            if len(shape) != len(due) or any(w not in (-1, s) for w, s in zip(due, shape, strict=True)):
                 raise MessageError(
-                    f"site {sender!r} sent {kind.__name__}.{field} of shape {shape}, expected {wanted[sender]}",
-                    sender,
+                    f"site {sender!r} sent {kind.__name__}.{field} of shape {shape}, expected {due}", sender
                 )
         checked[sender] = message
     return checked

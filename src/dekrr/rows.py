@@ -18,6 +18,7 @@ from .sources import Source, arrays_of, labels_of
 from .types import Array
 
 SAMPLE_ROWS = 20_000
+_BLOCK_ROWS = 1 << 14  # of passes that compute next to nothing
 _SAMPLE_STREAM = 1  # sets the sample's random numbers apart from those of features with the same seed
 
 Block = tuple[Array, Array]
@@ -53,7 +54,7 @@ class Rows(ABC):
     def survey(self) -> "Survey":
         """The number of rows, their bounds and a sample, from one pass."""
         survey = Survey(self.n_columns, self.seed)
-        for X, y in self.blocks(1 << 14):
+        for X, y in self.blocks(_BLOCK_ROWS):
             survey.add(X, y)
         return survey
 
@@ -76,7 +77,7 @@ class Rows(ABC):
         """Return all rows and responses at once, where they are in memory."""
         if self.streamed:
             raise SettingsError("rows that are read in batches cannot be had all at once: load them before")
-        return _joined(list(self.blocks(1 << 14)))
+        return _joined(list(self.blocks(_BLOCK_ROWS)))
 
     def mapped(self, function: Callable[[Array, Array], Block]) -> "Rows":
         """Return the rows with a function applied to each block."""

@@ -34,7 +34,7 @@ def example(
     lines = [
         to_toml({"run": "trial", "method": "dekrr", "topology": "ring", "n_neighbors": 4, "patience": 30.0}),
         to_toml({"data": {"target": "y", "columns": columns}}),
-        to_toml({"settings": {"n_features": 30, "sigma": 0.3, "alpha": 1e-4}}),
+        to_toml({"settings": {"n_features": 30, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0}}),
     ]
     for j, label in enumerate(sorted(set(labels.tolist()))):
         name = label.replace(" ", "-")

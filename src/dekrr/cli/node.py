@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from .network import SITE_FILE, SITES
 
 INTERRUPTED, TERMINATED = 130, 143
 _PROGRESS_EVERY = 0.5
+_ASKED_AT_ONCE = 16
 
 
 class _Stopped(BaseException):
@@ -43,6 +45,7 @@ def node(
     Started again after a crash or Ctrl-C it resumes from its checkpoint. Exit codes: 3 somebody is missing,
     4 declared gone by the others, 5 cut off, 6 no agreement, 130 and 143 stopped with a checkpoint.
     """
+    from ..networks import refusals
     from ..networks.node import RECORD, Log, Node, Record, serve_metrics
 
     config = read_site(site)
@@ -53,7 +56,7 @@ def node(
         serve_metrics(metrics, started.status)
     _stop_on(signal.SIGTERM)
     try:
-        with _progress(started.status, as_json=log_json):
+        with _progress(started.status, as_json=log_json), refusals.told_to(started.refuse_stranger):
             started.run()
     except KeyboardInterrupt:
         _stop(site, INTERRUPTED)
@@ -63,7 +66,7 @@ def node(
 
 def _stop_on(number: signal.Signals) -> None:
     def stop(*_: object) -> None:
-        raise _Stopped
+        raise _Stopped(f"asked to by {number.name}")
 
     signal.signal(number, stop)
 
@@ -128,18 +131,22 @@ def up(
     if missing:
         raise DataError(f"{folder} lacks {', '.join(missing)}; first run: dekrr network init {network}")
     options = ["--log-json", *(["--insecure"] if insecure else []), *(["--force"] if force else [])]
-    fleet = [_Process(name, folder / name / SITE_FILE, options) for name in names]
     console = Console()
+    fleet: list[_Process] = []
+    _stop_on(signal.SIGTERM)
     try:
+        fleet += [_Process(name, folder / name / SITE_FILE, options) for name in names]
         with Live(_table(fleet), console=console, refresh_per_second=4, transient=False) as live:
             while any(process.running for process in fleet):
                 time.sleep(0.25)
                 live.update(_table(fleet))
             live.update(_table(fleet))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Stopped) as stop:
         for process in fleet:
             process.terminate()
-        raise typer.Exit(INTERRUPTED) from None
+        for process in fleet:
+            process.wait()
+        raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
     failed = [process for process in fleet if process.code]
     if failed:
         listed = "; ".join(f"{process.name} (exit {process.code}): {process.reason}" for process in failed)
@@ -173,8 +180,11 @@ class _Process:
         return self._process.returncode or 0
 
     def terminate(self) -> None:
-        """Ask the process to stop, and wait for its checkpoint."""
+        """Ask the process to stop."""
         self._process.terminate()
+
+    def wait(self) -> None:
+        """Wait for the checkpoint of a process that was asked to stop."""
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -217,25 +227,33 @@ def status(
 ) -> None:
     """Ask running sites how they are; needs their keys, so each organisation can ask its own."""
     from ..networks.mesh import ask_status
-    from ..networks.node import link_of
+    from ..networks.node import MODEL, link_of
 
-    console = Console()
-    table = Table()
-    for heading in ("site", "phase", "round", "residual", "kB sent", "neighbours"):
-        table.add_column(heading)
-    for path in _site_files(file, folder):
+    def ask(path: Path) -> dict[str, Any]:
         config = read_site(path)
         answer = ask_status(link_of(config, path.parent, insecure=insecure), config.run)
-        if as_json:
-            typer.echo(json.dumps(answer or {"site": config.site, "phase": "no answer"}))
-        elif answer is None:
-            table.add_row(config.site, "no answer")
-        else:
-            residual = "" if answer["residual"] is None else f"{answer['residual']:.2e}"
-            peers = ", ".join(f"{name} {about['state']}" for name, about in answer["neighbors"].items())
-            table.add_row(config.site, answer["phase"], str(answer["round"]), residual, _kilobytes(answer), peers)
-    if not as_json:
-        console.print(table)
+        ended = "no answer; its model is there" if (path.parent / MODEL).exists() else "no answer"
+        return answer or {"site": config.site, "phase": ended}
+
+    with ThreadPoolExecutor(max_workers=_ASKED_AT_ONCE) as pool:
+        answers = list(pool.map(ask, _site_files(file, folder)))
+    if as_json:
+        for answer in answers:
+            typer.echo(json.dumps(answer))
+        return
+    table = Table()
+    for heading in ("site", "phase", "round", "residual", "kB sent", "gone", "neighbours up", "away"):
+        table.add_column(heading, justify="right" if heading in ("round", "residual", "kB sent") else "left")
+    for answer in answers:
+        if "round" not in answer:
+            table.add_row(answer["site"], answer["phase"])
+            continue
+        residual = "" if answer["residual"] is None else f"{answer['residual']:.2e}"
+        states = [about["state"] for about in answer["neighbors"].values()]
+        away = ", ".join(name for name, about in answer["neighbors"].items() if about["state"] == "away")
+        row = [answer["site"], answer["phase"], str(answer["round"]), residual, _kilobytes(answer)]
+        table.add_row(*row, ", ".join(answer["gone"]), f"{states.count('up')} of {len(states)}", away)
+    Console().print(table)
 
 
 def _site_files(file: Path, folder: Path | None) -> list[Path]:

@@ -7,11 +7,18 @@ import typer
 from rich.console import Console
 
 from ..experiments.report import tables_as_markdown, write_report
+from ..experiments.results import RESULTS
+from ..experiments.runs import records_in, write_run_report
 
 
 def report(
     results: Annotated[
-        Path, typer.Argument(help="The folder that `dekrr reproduce` wrote to, or its results.parquet.")
+        Path,
+        typer.Argument(
+            exists=True,
+            help="What `dekrr reproduce` wrote (the folder, or its results.parquet), or what a mesh wrote: a site's "
+            "run.jsonl, or a folder of sites.",
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="The page; report.html in the folder if left out.")] = None,
     figures: Annotated[
@@ -19,10 +26,13 @@ def report(
     ] = True,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this Markdown file too.")] = None,
 ) -> None:
-    """Write one self-contained HTML page of tables and figures, and the figures as files for papers."""
+    """Write one self-contained HTML page: of results, with figures as files for papers, or of a run of the mesh."""
+    console = Console(soft_wrap=True)
+    if results.suffix == ".jsonl" or (results.is_dir() and not (results / RESULTS).exists() and records_in(results)):
+        console.print(f"page: {write_run_report(results, out)}")
+        return
     results = results.parent if results.is_file() else results
     folder = results / "figures" if figures else None
-    console = Console(soft_wrap=True)
     console.print(f"page: {write_report(results, out, figures=folder)}")
     if markdown is not None:
         markdown.write_text(tables_as_markdown(results), encoding="utf-8")

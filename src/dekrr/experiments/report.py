@@ -51,10 +51,6 @@ def write_report(folder: Path, out: Path | None = None, *, figures: Path | None 
     figures : Path, optional
         Where to write the figures as PNG, PDF and SVG; nowhere if left out.
     """
-    try:
-        from jinja2 import Environment, select_autoescape
-    except ImportError:
-        raise ImportError("the report needs jinja2 and matplotlib: pip install 'dekrr[report]'") from None
     results = Results(folder)
     rows = results.rows
     if not rows:
@@ -69,9 +65,8 @@ def write_report(folder: Path, out: Path | None = None, *, figures: Path | None 
                 for picture in (*drawn, *graphs):
                     save(picture, figures)
             sections.append(_section(name, run, group, drawn, graphs, results.commands.get(run, "")))
-    environment = Environment(autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
-    page = template.render(
+    return render(
+        out or folder / "report.html",
         title=_TITLE,
         sections=sections,
         facts=_facts(rows),
@@ -79,9 +74,18 @@ def write_report(folder: Path, out: Path | None = None, *, figures: Path | None 
         data=[(title_of(name), CATALOGUE[name]) for (name,), _ in by(rows, "data") if name in CATALOGUE],
         settings=_settings(rows),
         report_command=f"dekrr report {folder}",
-        date=datetime.now(UTC).date().isoformat(),
     )
-    path = out or folder / "report.html"
+
+
+def render(path: Path, **parts: Any) -> Path:
+    """Write a page of these parts of the template, and return its path."""
+    try:
+        from jinja2 import Environment, select_autoescape
+    except ImportError:
+        raise ImportError("the report needs jinja2 and matplotlib: pip install 'dekrr[report]'") from None
+    environment = Environment(autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
+    page = template.render(date=datetime.now(UTC).date().isoformat(), **parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     return path
@@ -122,13 +126,14 @@ def _section(
         f"{experiment.title} ({protocol} protocol{quick})",
         experiment.about,
         command,
-        [_figure(picture) for picture in drawn],
+        [figure_of(picture) for picture in drawn],
         tables,
-        [_figure(picture) for picture in graphs],
+        [figure_of(picture) for picture in graphs],
     )
 
 
-def _figure(picture: Picture) -> Figure:
+def figure_of(picture: Picture) -> Figure:
+    """Return a picture as the page has it."""
     panels = [
         (svg_of(panel, picture.size, f"{picture.name}-{i}"), panel.about) for i, panel in enumerate(picture.panels)
     ]

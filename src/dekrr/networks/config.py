@@ -17,9 +17,11 @@ from .. import topology
 from ..errors import SettingsError, TopologyError
 from ..kernels import KERNELS
 from ..protocols import allreduce, dekrr, dkla
+from ..protocols.tuning import GRIDS, Tuning, grid_of
 from ..selection import MAPPINGS, SELECTORS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_BEGINNINGS = 2  # how often a run that tunes may begin, when sites are lost on the way
 RESERVED = ("alive", "status", "ticker")
 METHODS: dict[str, Any] = {"dekrr": dekrr, "dkla": dkla, "allreduce": allreduce}
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -54,7 +56,7 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
         How they are chosen; see `dekrr.selection.SELECTORS`.
     kernel : str
     sigma : float
-        In scaled columns.
+        In scaled columns. DeKRR tunes it where it is "auto", or a list; see `TuningSettings`.
     mapping : {"cos", "cossin"}
     seed : int
     prediction : {"own", "neighborhood"}
@@ -67,6 +69,28 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
     mapping: str = "cos"
     seed: int = 0
     prediction: Literal["own", "neighborhood"] = "neighborhood"
+
+
+class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of [settings] that says what DeKRR tunes before it trains, as in `DeKRRRegressor`.
+
+    Parameters
+    ----------
+    sigma, alpha, consensus : float, "auto" or list of float
+        A number is not tuned.
+    folds : int
+    objective : {"mean", "own", "union"}
+    """
+
+    sigma: Any = "auto"
+    alpha: Any = "auto"
+    consensus: Any = "auto"
+    folds: Annotated[int, msgspec.Meta(ge=2)] = 5
+    objective: Literal["mean", "own", "union"] = "mean"
+
+    def grids(self) -> dict[str, tuple[float, ...]]:
+        """Return the values to choose from."""
+        return {name: grid_of(name, getattr(self, name)) for name in GRIDS}
 
 
 class SiteEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,17 +177,42 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
     start_patience: Seconds = 600.0
 
     def features(self) -> FeatureSettings:
-        """Return the shared part of the settings."""
-        return msgspec.convert(_part(self.settings, FeatureSettings), FeatureSettings)
+        """Return the shared part of the settings; a sigma to be tuned is the first of its grid."""
+        return msgspec.convert(_part(_untuned(self.method, self.settings), FeatureSettings), FeatureSettings)
 
     def method_settings(self) -> Any:
-        """Return the method's own settings."""
+        """Return the method's own settings; those to be tuned are the first of their grids."""
         kind = METHODS[self.method].Settings
-        return msgspec.convert(_part(self.settings, kind), kind)
+        settings = msgspec.convert(_part(_untuned(self.method, self.settings), kind), kind)
+        tuning = self.tuning()
+        if tuning is None:
+            return settings
+        return msgspec.structs.replace(settings, max_maps=max(settings.max_maps, _BEGINNINGS * tuning.n_maps))
+
+    def tuning(self) -> Tuning | None:
+        """Return what DeKRR tunes, if it does."""
+        if self.method != "dekrr":
+            return None
+        settings = msgspec.convert(_part(self.settings, TuningSettings), TuningSettings)
+        grids = settings.grids()
+        if max(map(len, grids.values())) == 1:
+            return None
+        return Tuning(
+            sigmas=grids["sigma"],
+            alphas=grids["alpha"],
+            consensuses=grids["consensus"],
+            folds=settings.folds,
+            objective=settings.objective,
+            prediction=self.features().prediction,
+        )
 
     def terms(self, version: str) -> dict[str, str]:
         """Return what all sites must agree on before anything that depends on rows is sent."""
         every = {**msgspec.to_builtins(self.features()), **msgspec.to_builtins(self.method_settings())}
+        tuning = self.tuning()
+        if tuning is not None:
+            every |= {"sigma": tuning.sigmas, "alpha": tuning.alphas, "consensus": tuning.consensuses}
+            every |= {"folds": tuning.folds, "objective": tuning.objective}
         return {
             "version of dekrr": version,
             "method": self.method,
@@ -277,6 +326,14 @@ def _suggestion(key: str, known: Any) -> str:
     return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
 
 
+def _untuned(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with one number for each that DeKRR may tune."""
+    if method != "dekrr":
+        return dict(settings)
+    first = {name: grid[0] for name, grid in TuningSettings(**_part(settings, TuningSettings)).grids().items()}
+    return {**settings, **first}
+
+
 def _part(settings: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
     names = {field.name for field in msgspec.structs.fields(kind)}
     return {key: value for key, value in settings.items() if key in names}
@@ -352,12 +409,15 @@ _POSITIVE = ("alpha", "rho")
 
 def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:
     own = METHODS[method].Settings
-    known = [field.name for kind in (FeatureSettings, own) for field in msgspec.structs.fields(kind)]
+    kinds = (FeatureSettings, own, TuningSettings) if method == "dekrr" else (FeatureSettings, own)
+    known = list(dict.fromkeys(field.name for kind in kinds for field in msgspec.structs.fields(kind)))
     unknown = sorted(set(settings) - set(known))
     if "privacy" in settings:
         _check_privacy(method, settings, mistakes)
         unknown = [key for key in unknown if key != "privacy"]
     mistakes += [f"settings.{key} is not known to {method}{_suggestion(key, known)}" for key in unknown]
+    if method == "dekrr":
+        settings = _check_grids(settings, mistakes)
     _convert(_part(settings, FeatureSettings), FeatureSettings, "settings.", mistakes)
     _convert(_part(settings, own), own, "settings.", mistakes)
     for key, choices in _CHOICES.items():
@@ -365,6 +425,24 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
             mistakes.append(f"settings.{key} is {settings[key]!r}; choose one of {', '.join(choices)}")
     low = [key for key in _POSITIVE if isinstance(settings.get(key), int | float) and not settings[key] > 0]
     mistakes += [f"settings.{key} is {settings[key]!r}; it must be above 0" for key in low]
+
+
+def _check_grids(settings: Mapping[str, Any], mistakes: list[str]) -> dict[str, Any]:
+    """Check what is tuned; return the settings with one good number for each of them."""
+    _convert(_part(settings, TuningSettings), TuningSettings, "settings.", mistakes)
+    checked = dict(settings)
+    tuned = []
+    for name, automatic in GRIDS.items():
+        try:
+            grid = grid_of(name, settings.get(name, "auto"))
+        except SettingsError as error:
+            mistakes.append(f"settings.{error}")
+            grid = automatic[:1]
+        tuned += [name] if len(grid) > 1 else []
+        checked[name] = grid[0]
+    if tuned and settings.get("privacy") is not None:
+        mistakes.append(f"settings.privacy: give {', '.join(tuned)} as one number each; the budget pays for no tuning")
+    return checked
 
 
 def _check_privacy(method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:

@@ -276,7 +276,7 @@ class FaultyNetwork:
         frame = _decoder.decode(data)
         if isinstance(frame, Data) and frame.body is not None:
             message = decode(frame.body, name)
-            if isinstance(message, Features):
+            if isinstance(message, Features) and message.n_neighbors:
                 feature_map = FeatureMap(message.frequencies, message.phases, message.amplitudes)
                 self.features.setdefault((frozenset(frame.gone), name), feature_map)
 

@@ -6,6 +6,9 @@ ever appended; a record that a crash cut short is dropped, and any beginning of 
 
 import contextlib
 import os
+import threading
+import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -48,7 +51,9 @@ class Received(msgspec.Struct, frozen=True, array_like=True, tag="inbox"):
 Record = Opening | Received
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
-_LENGTH = 8
+_MAGIC = b"dekrr checkpoint 1\n"
+_SYNCHRONISE_EVERY = 1.0  # seconds
+_LENGTH, _HEAD = 8, 12  # bytes of a record's length, and with its checksum
 
 
 def pack_map(feature_map: FeatureMap | None) -> bytes | None:
@@ -133,8 +138,10 @@ class NoJournal:
 class FileJournal:
     """A journal in a file that its owner alone can read.
 
-    What was flushed survives the death of the process, though perhaps not that of the machine. A site flushes a few
-    times a second; after a crash the neighbours send again what is missing.
+    What was flushed survives the death of the process. It is on the disk, and survives a power cut, when a thread of
+    its own has synchronised it; rounds do not wait for that, which takes seconds where a disk is busy. After a
+    crash the neighbours send again what is missing. Each record has its length and a checksum before it: what a power
+    cut left half-written is found and dropped, with all that follows.
 
     Parameters
     ----------
@@ -145,9 +152,19 @@ class FileJournal:
         self._path = path
         self._off = False
         self._pending: list[Record] = []
+        self._synchroniser = threading.Thread()
+        self._synchronised = float("-inf")
+        self._in_folder = False
+        self._failure: OSError | None = None
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._end = sum(_LENGTH + size for _, size in self._frames())
+        beginning = os.pread(self._descriptor, len(_MAGIC), 0)
+        if not _MAGIC.startswith(beginning):
+            os.close(self._descriptor)
+            raise DataError(f"{path} is no checkpoint of this version; move it away to start afresh")
+        self._end = 0
+        if beginning == _MAGIC:
+            self._end = len(_MAGIC) + sum(_HEAD + len(data) for data in self._frames())
         os.ftruncate(self._descriptor, self._end)
 
     def append(self, record: Record) -> None:
@@ -160,10 +177,12 @@ class FileJournal:
         """Write what was taken; what is half-written when that fails is taken back."""
         if self._off or not self._pending:
             return
-        parts = []
+        if self._failure is not None:
+            raise self._failure
+        parts = [] if self._end else [_MAGIC]
         for record in self._pending:
             data = _encoder.encode(record)
-            parts += [len(data).to_bytes(_LENGTH), data]
+            parts += [len(data).to_bytes(_LENGTH), zlib.crc32(data).to_bytes(_HEAD - _LENGTH), data]
         data, written = b"".join(parts), 0
         try:
             while written < len(data):
@@ -174,10 +193,14 @@ class FileJournal:
             raise
         self._end += len(data)
         self._pending.clear()
+        if not self._synchroniser.is_alive() and time.monotonic() - self._synchronised > _SYNCHRONISE_EVERY:
+            self._synchronised = time.monotonic()
+            self._synchroniser = threading.Thread(target=self._synchronise, daemon=True)
+            self._synchroniser.start()
 
     def records(self) -> Iterator[Record]:
-        """Yield all records; a file of anything else is refused."""
-        for data, _ in self._frames():
+        """Yield all records; those of another version are refused."""
+        for data in self._frames():
             try:
                 yield _decoder.decode(data)
             except msgspec.MsgspecError as error:
@@ -187,6 +210,7 @@ class FileJournal:
         """Remove the file."""
         if not self._off:
             self._off = True
+            self._wait()
             os.close(self._descriptor)
             self._path.unlink(missing_ok=True)
 
@@ -195,14 +219,45 @@ class FileJournal:
         if not self._off:
             with contextlib.suppress(OSError):
                 self.flush()
+            self._wait()
+            with contextlib.suppress(OSError):
+                os.fdatasync(self._descriptor)
             self._off = True
             os.close(self._descriptor)
 
-    def _frames(self) -> Iterator[tuple[bytes, int]]:
-        position, end = 0, os.fstat(self._descriptor).st_size
-        while position + _LENGTH <= end:
-            size = int.from_bytes(os.pread(self._descriptor, _LENGTH, position))
-            if position + _LENGTH + size > end:
+    def _synchronise(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+            if not self._in_folder:
+                synchronise(self._path)
+                self._in_folder = True
+        except OSError as error:
+            self._failure = error
+
+    def _wait(self) -> None:
+        if self._synchroniser.is_alive():
+            self._synchroniser.join()
+
+    def _frames(self) -> Iterator[bytes]:
+        """Yield records' bytes as far as they are whole."""
+        position, end = len(_MAGIC), os.fstat(self._descriptor).st_size
+        while position + _HEAD <= end:
+            head = os.pread(self._descriptor, _HEAD, position)
+            size, checksum = int.from_bytes(head[:_LENGTH]), int.from_bytes(head[_LENGTH:])
+            if position + _HEAD + size > end:
                 return
-            yield os.pread(self._descriptor, size, position + _LENGTH), size
-            position += _LENGTH + size
+            data = os.pread(self._descriptor, size, position + _HEAD)
+            if not data or zlib.crc32(data) != checksum:
+                return
+            yield data
+            position += _HEAD + size
+
+
+def synchronise(path: Path) -> None:
+    """Have a file, and its name in its folder, on the disk when this returns."""
+    for each, flags in ((path, os.O_RDONLY), (path.parent, os.O_RDONLY | os.O_DIRECTORY)):
+        descriptor = os.open(each, flags)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

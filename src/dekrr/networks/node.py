@@ -3,9 +3,11 @@
 import hashlib
 import json
 import math
+import queue
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,18 +21,23 @@ from ..features import FeatureMap
 from ..model import Header, SiteModel
 from ..privacy.guards import Ledger
 from ..privacy.vault import Vault
+from ..protocols import dekrr
 from ..protocols.outcome import Outcome, members_of
 from ..protocols.site import Procedure, Site
+from ..protocols.tuning import Tuned
 from ..rows import Rows, StreamedRows
 from ..selection import SELECTORS
 from ..sources import open_source
 from . import keys
 from .config import METHODS, SiteFile
-from .journal import FileJournal
+from .journal import FileJournal, synchronise
 from .mesh import Keys, Link, MeshNetwork
 from .session import Plan, Session
 
 CHECKPOINT, MODEL, RECORD = "checkpoint", "model.safetensors", "run.jsonl"
+_EXCHANGES_AT_A_TIME = 128  # lines of a record that are written together
+_LONG = ("neighbors", "terms", "site")  # what a line of words leaves out
+_STRANGER = "somebody at the TLS handshake"
 _TITLES = {"dekrr": "DeKRRRegressor", "dkla": "DKLARegressor", "allreduce": "AllReduceRegressor"}
 Listener = Callable[[str, Mapping[str, Any]], None]
 
@@ -117,17 +124,21 @@ class Node:
         self.session = Session(plan, self._procedure, self._journal, self._tell)
         self.network = MeshNetwork(self._link, self.status)
         self.seconds_waiting = 0.0
+        self._strangers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def run(self) -> SiteModel:
         """Take part in the run to its end; the model is written as soon as it stands."""
-        self._tell("started", {"rows": self._rows.n_rows, "neighbors": list(self.session.plan.neighbors)})
+        plan = self.session.plan
+        about = {"run": plan.run, "site": plan.name, "rows": self._rows.n_rows, "neighbors": list(plan.neighbors)}
+        self._tell("started", {**about, "terms": dict(plan.terms)})
         try:
             outcome = self.network.run(self.session, self._after)
         except BaseException as error:
-            self._tell("stopped", {"reason": str(error) or type(error).__name__})
+            self._tell("stopped", {"reason": str(error) or type(error).__name__, **self.status()})
             raise
         finally:
             self._journal.close()
+        synchronise(self.folder / MODEL)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
         self._tell("ended", self.status())
         return self._model(outcome)
@@ -160,10 +171,14 @@ class Node:
         selector = SELECTORS[features.features](
             features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
         )
-        own = feature_map if self.config.method == "dekrr" else None
+        tuning = self.config.tuning()
+        own = feature_map if self.config.method == "dekrr" and tuning is None else None
         site = Site(self.config.site, neighbors, self._rows, seed=features.seed, feature_map=own)
         site = replace(site, ledger=self._ledger, vault=self._vault)
-        procedure: Procedure[Outcome] = METHODS[self.config.method].train(site, selector, self.config.method_settings())
+        settings = self.config.method_settings()
+        if self.config.method == "dekrr":
+            return dekrr.train(site, selector, settings, tuning)
+        procedure: Procedure[Outcome] = METHODS[self.config.method].train(site, selector, settings)
         return procedure
 
     def _model(self, outcome: Outcome) -> SiteModel:
@@ -173,7 +188,7 @@ class Node:
             site=self.config.site,
             method=_TITLES[self.config.method],
             kernel=features.kernel,
-            sigma=features.sigma,
+            sigma=outcome.tuned.sigma if outcome.tuned else features.sigma,
             n_columns=len(self.config.data.columns),
             columns=list(self.config.data.columns),
             n_members=len(members),
@@ -182,8 +197,15 @@ class Node:
         )
         return SiteModel(header, members, outcome.scaling)
 
+    def refuse_stranger(self, reason: str) -> None:
+        """Have it told once, from the node's own thread, that a peer was refused before it could say who it is."""
+        self._strangers.put(reason)
+
     def _after(self, waited: float) -> None:
         self.seconds_waiting += waited
+        with suppress(queue.Empty):
+            while not self._strangers.empty():
+                self.session.refuse(_STRANGER, self._strangers.get_nowait())
 
     def _tell(self, event: str, details: Mapping[str, Any]) -> None:
         if event == "finished":
@@ -202,6 +224,17 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
         "objective share": outcome.objective_shares[-1],
         "sites": len(outcome.roster.rows),
         "rows of all sites": outcome.roster.n_rows,
+        **(_tuned(outcome.tuned) if outcome.tuned else {}),
+    }
+
+
+def _tuned(tuned: Tuned) -> dict[str, Any]:
+    return {
+        "sigma": tuned.sigma,
+        "alpha": tuned.alpha,
+        "consensus": tuned.consensus,
+        "own weight": tuned.own_weight,
+        "held-out error": float(np.min(tuned.errors)),
     }
 
 
@@ -225,21 +258,34 @@ class Record:
     """
 
     def __init__(self, path: Path, session: Session) -> None:
-        self._file = path.open("ab", buffering=1 << 14)
+        self._file = path.open("ab", buffering=0)
         self._session = session
+        self._exchanges: list[tuple[float, int, int, float]] = []
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
-        """Write an event."""
+        """Write an event; exchanges are written many at a time."""
         if event == "exchange":
-            details = self._exchange()
-        self._file.write(msgspec.json.encode({"time": time.time(), "event": event, **details}) + b"\n")
-        if event != "exchange":
-            self._file.flush()
+            session = self._session
+            self._exchanges.append((time.time(), session.exchange, session.rounds, session.residual))
+            if len(self._exchanges) < _EXCHANGES_AT_A_TIME:
+                return
+            lines = self._lines()
+        else:
+            lines = [*self._lines(), {"time": time.time(), "event": event, **details}]
+        self._file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
-    def _exchange(self) -> dict[str, Any]:
-        session = self._session
-        residual = session.residual if math.isfinite(session.residual) else None
-        return {"exchange": session.exchange, "round": session.rounds, "residual": residual}
+    def _lines(self) -> list[dict[str, Any]]:
+        taken, self._exchanges = self._exchanges, []
+        return [
+            {
+                "time": when,
+                "event": "exchange",
+                "exchange": exchange,
+                "round": rounds,
+                "residual": residual if math.isfinite(residual) else None,
+            }
+            for when, exchange, rounds, residual in taken
+        ]
 
 
 class Log:
@@ -265,7 +311,7 @@ class Log:
         if self._json:
             line = json.dumps({"time": time.time(), "site": self._site, "event": event, **details})
         else:
-            words = " ".join(f"{key}={_plain(value)}" for key, value in details.items() if key != "neighbors")
+            words = " ".join(f"{key}={_plain(value)}" for key, value in details.items() if key not in _LONG)
             line = f"{time.strftime('%H:%M:%S')} {self._site} {event} {words}"
         print(line, file=self._stream, flush=True)
 

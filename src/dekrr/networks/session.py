@@ -254,10 +254,9 @@ class Session:
         try:
             frame = self._check(sender, data)
         except MessageError as error:
-            self._refuse(sender, str(error))
+            self.refuse(sender, str(error))
             return
-        peer = self.peers[sender]
-        peer.heard = now
+        self.peers[sender].heard = now
         if self.refusal:
             self._tell_refusal(frame, now)
             return
@@ -312,11 +311,12 @@ class Session:
             raise MessageError(f"a frame of run {frame.run!r}; this is run {self.plan.run!r}")
         if isinstance(frame, Data) and frame.exchange < 0:
             raise MessageError(f"a frame of exchange {frame.exchange}")
-        if not self.plan.sites.issuperset(frame.gone) or sender in frame.gone:
+        if frame.gone and (not self.plan.sites.issuperset(frame.gone) or sender in frame.gone):
             raise MessageError(f"a frame that declares {sorted(frame.gone)} gone")
         return frame
 
-    def _refuse(self, sender: str, reason: str) -> None:
+    def refuse(self, sender: str, reason: str) -> None:
+        """Tell once that something from `sender` was refused, and why."""
         if (sender, reason) not in self._refused and len(self._refused) < 1000:
             self._refused.add((sender, reason))
             self._observe("refused", {"sender": sender, "reason": reason})
@@ -485,10 +485,10 @@ class Session:
             self._finish(now)
             return
         self.exchange += 1
-        frames = dict.fromkeys(self.present, self._frame(None))
+        frames: dict[str, bytes] = {}
         encoded: dict[int, tuple[bytes, int]] = {}
         for name, message in outbox.items():
-            if name not in frames:
+            if name not in self.present:
                 raise MessageError(f"site {self.plan.name!r} wants to send to {name!r}, which is not its neighbour")
             if id(message) not in encoded:
                 body = encode(message)
@@ -496,15 +496,17 @@ class Session:
                 self._watch(message)
             frames[name], size = encoded[id(message)]
             self.traffic.count((self.plan.name, name), type(message).__name__, size)
+        if len(frames) < len(self.present):
+            frames = {**dict.fromkeys(self.present, self._frame(None)), **frames}
         self._sent.append(frames)
 
     def _frame(self, body: bytes | None) -> bytes:
         return _encoder.encode(Data(self.plan.run, self.plan.name, self._epoch, self.exchange, body))
 
     def _watch(self, message: Message) -> None:
-        if isinstance(message, Features):
+        if isinstance(message, Features) and message.n_neighbors:
             self._own_map = FeatureMap(message.frequencies, message.phases, message.amplitudes)
-        elif isinstance(message, Coefficients | Unchanged):
+        elif isinstance(message, (Coefficients, Unchanged)):
             self.rounds += 1
             residual, scale = message.progress
             self.residual = residual / scale if scale else float("nan")
@@ -514,19 +516,22 @@ class Session:
 
     def _take_data(self, frame: Data) -> None:
         peer = self.peers[frame.sender]
-        peer.position = max(peer.position, frame.exchange)
-        self._refuse_other_features(frame)
-        too_late = frame.exchange < self.exchange or frame.exchange in peer.frames
-        too_early = frame.exchange >= max(self.exchange, 0) + WINDOW
-        if too_late or too_early:
+        if frame.exchange > peer.position:
+            peer.position = frame.exchange
+        if frame.body is not None and frame.body.startswith(_FEATURES_START):
+            self._refuse_other_features(frame.sender, frame.exchange, frame.body)
+        if frame.exchange < self.exchange or frame.exchange in peer.frames:
             return
-        held = sum(len(body) for body, _ in peer.frames.values() if body is not None)
-        if held + len(frame.body or b"") > BUFFER_BYTES and frame.exchange != self.exchange:
-            return
+        if frame.exchange != self.exchange:
+            if frame.exchange >= max(self.exchange, 0) + WINDOW:
+                return
+            held = sum(len(body) for body, _ in peer.frames.values() if body is not None)
+            if held + len(frame.body or b"") > BUFFER_BYTES:
+                return
         try:
             message = None if frame.body is None else self._decode(frame.body, frame.sender)
         except MessageError as error:
-            self._refuse(frame.sender, str(error))
+            self.refuse(frame.sender, str(error))
             return
         peer.frames[frame.exchange] = (frame.body, message)
 
@@ -538,15 +543,13 @@ class Session:
                     raise MessageError(f"site {sender!r} tells of a site {name!r} that cannot be", sender)
         return message
 
-    def _refuse_other_features(self, frame: Data) -> None:
+    def _refuse_other_features(self, sender: str, exchange: int, body: bytes) -> None:
         """Stop when a neighbour that came back sends other features than those it sent before."""
-        if frame.body is None or not frame.body.startswith(_FEATURES_START):
-            return
-        if self._features_heard.setdefault((frame.sender, frame.exchange), frame.body) != frame.body:
+        if self._features_heard.setdefault((sender, exchange), body) != body:
             raise MessageError(
-                f"site {frame.sender!r} came back with other features than it had: has it lost its checkpoint, or have "
+                f"site {sender!r} came back with other features than it had: has it lost its checkpoint, or have "
                 "its rows changed? Start the run again under another id",
-                frame.sender,
+                sender,
             )
 
     def _advance(self, now: float) -> None:
@@ -555,8 +558,7 @@ class Session:
             if self.result is not None and any(self.peers[name].finished for name in self.present):
                 self._finish(now)
                 return
-            if not all(self.exchange in self.peers[name].frames for name in self.present):
-                self._ask_who_is_ahead(now)
+            if not self._is_complete(now):
                 return
             taken = {name: self.peers[name].frames.pop(self.exchange) for name in self.present}
             self._keep(Received(self.exchange, {p: body for p, (body, _) in taken.items() if body is not None}))
@@ -566,19 +568,23 @@ class Session:
             except MessageError as error:
                 if error.sender not in self.present:
                     raise
-                self._refuse(str(error.sender), str(error))
+                self.refuse(str(error.sender), str(error))
                 self._change(self.gone | {str(error.sender)}, now, str(error))
                 continue
             self._observe("exchange", {})
             if not self.finished:
                 self._send_all()
 
-    def _ask_who_is_ahead(self, now: float) -> None:
-        """Ask those for frames at once who are known to have sent them."""
+    def _is_complete(self, now: float) -> bool:
+        """Return whether all frames of this exchange are here; ask those at once who are known to have sent theirs."""
+        complete, exchange = True, self.exchange
         for name in self.present:
             peer = self.peers[name]
-            if peer.position > self.exchange and self.exchange not in peer.frames and now > peer.asked:
-                self._greet([name], now, asks=True)
+            if exchange not in peer.frames:
+                complete = False
+                if peer.position > exchange and now > peer.asked:
+                    self._greet([name], now, asks=True)
+        return complete
 
     def _finish(self, now: float) -> None:
         self.finished = True

@@ -5,6 +5,7 @@ IEEE Transactions on Neural Networks and Learning Systems, 2024. `train` is its 
 rows in the place of lines 4 to 6, which send features of every row.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -228,9 +229,7 @@ def set_up(
     shortlist: Pool | None = None,
 ) -> Procedure[SetUp]:
     """Choose features from scaled rows, or from a shortlist, and exchange maps and sums (lines 3 to 6)."""
-    own_map = site.feature_map
-    if own_map is None:
-        own_map = yield from choose_features(site, rows, selector, roster, settings, shortlist)
+    own_map = yield from choose_features(site, rows, selector, roster, settings, shortlist)
     maps, degrees = yield from exchange_maps(site, own_map, selector, settings)
     if settings.exchange == "features":
         own, received, sent = yield from exchange_rows(rows, own_map, maps)
@@ -299,17 +298,22 @@ def public_scaling(bounds: tuple[tuple[float, ...], tuple[float, ...]], n_column
 Offers = tuple[dict[str, FeatureMap], dict[str, int]]
 
 
-def exchange_maps(site: Site, feature_map: FeatureMap, selector: Selector, settings: Settings) -> Procedure[Offers]:
+def exchange_maps(
+    site: Site, feature_map: FeatureMap, selector: Selector, settings: Settings, *, chosen: bool = True
+) -> Procedure[Offers]:
     """Exchange maps with all neighbours; return theirs and how many neighbours each of them has."""
-    inbox = yield site.to_all(offer_of(site, feature_map, selector, settings))
+    inbox = yield site.to_all(offer_of(site, feature_map, selector, settings, chosen=chosen))
     return read_offers(site, inbox, feature_map.n_columns, selector, settings)
 
 
-def offer_of(site: Site, feature_map: FeatureMap, selector: Selector, settings: Settings) -> Features | Chosen:
+def offer_of(
+    site: Site, feature_map: FeatureMap, selector: Selector, settings: Settings, *, chosen: bool = True
+) -> Features | Chosen:
     """Return the message that tells a neighbour the map: as it is, or as a proof of where it is from."""
+    n_neighbors = len(site.neighbors) if chosen else 0
     if _proves(settings):
-        return guards.prove(selector, feature_map, site.seed, site.name, len(site.neighbors))
-    return Features(feature_map.frequencies, feature_map.phases, feature_map.amplitudes, len(site.neighbors))
+        return guards.prove(selector, feature_map, site.seed, site.name, n_neighbors)
+    return Features(feature_map.frequencies, feature_map.phases, feature_map.amplitudes, n_neighbors)
 
 
 def read_offers(site: Site, inbox: Inbox, n_columns: int, selector: Selector, settings: Settings) -> Offers:
@@ -357,16 +361,20 @@ def choose_features(
 
     A shortlist by the site's own rows goes to the neighbours, who answer with their sums Z'Z and Z'y over it. In
     the final choice the rows of each of n neighbours count 1/n. Where a site has many rows, a sample stands for them.
+    A site that has features already keeps them, but takes part for those neighbours that have none.
     """
     sample = rows.sample
     if not asks_neighbors(selector, site):
-        return selector.select(sample.X, sample.y, site.rng())
-    if shortlist is None:
-        fewest = min(sampled(roster.rows[p]) for p in site.neighbors)
-        limited = limit_shortlist(selector, fewest, settings.rows_per_feature)
-        shortlist = limited.shortlisted(sample.X, sample.y, site.rng())
-    pool, own_map = shortlist, shortlist.feature_map
-    maps, _ = yield from exchange_maps(site, own_map, selector, settings)
+        return selector.select(sample.X, sample.y, site.rng()) if site.feature_map is None else site.feature_map
+    if site.feature_map is not None:
+        shortlist, own_map = None, site.feature_map
+    else:
+        if shortlist is None:
+            fewest = min(sampled(roster.rows[p]) for p in site.neighbors)
+            limited = limit_shortlist(selector, fewest, settings.rows_per_feature)
+            shortlist = limited.shortlisted(sample.X, sample.y, site.rng())
+        own_map = shortlist.feature_map
+    maps, _ = yield from exchange_maps(site, own_map, selector, settings, chosen=False)
     guards.check_rows_of_shortlists(site.name, sample.n_rows, maps, settings.rows_per_feature)
     site.ledger.admit(maps, settings.max_maps)
     answers = {}
@@ -376,6 +384,8 @@ def choose_features(
     size = own_map.n_features
     shapes = {"gram": dict.fromkeys(answers, (size * (size + 1) // 2,)), "moment": dict.fromkeys(answers, (size,))}
     inbox = expect((yield answers), Moments, **shapes)
+    if shortlist is None:
+        return own_map
     own, _ = accumulate(sample, own_map, {})
     weight = 1 / len(inbox)
     gram, moment, n_rows = own.gram, own.moment, sample.n_rows * sample.weight
@@ -383,7 +393,7 @@ def choose_features(
         gram = gram + weight * unpack_symmetric(answer.gram, size)
         moment = moment + weight * answer.moment
         n_rows += weight * roster.rows[p]
-    return selector.choose_from(pool, gram, moment, n_rows)
+    return selector.choose_from(shortlist, gram, moment, n_rows)
 
 
 def allocate(site: Site, rows: Rows, selector: Selector, allocation: str, roster: Roster) -> Procedure[int]:
@@ -479,7 +489,7 @@ def iterate(
         inbox = yield site.to_all(sender.message(state.coefficients, rounds, progress.share))
         shares = listener.hear(inbox)
         residual = row.residual(state.coefficients, listener.known)
-        own_progress = (float(np.linalg.norm(residual)), scale)
+        own_progress = (math.sqrt(residual @ residual), scale)
         progress.after_exchange(own_progress, shares)
         outcome.objective_shares.append(row.objective_share(state.coefficients, residual))
         if keep_path:

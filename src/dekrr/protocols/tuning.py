@@ -10,13 +10,13 @@ spanning tree, so that all choose the same.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from sklearn.base import clone
 
-from ..errors import DataError
+from ..errors import DataError, SettingsError
 from ..messages import Coefficients, expect
 from ..rows import ArrayRows, sampled
 from ..selection import Pool, Selector
@@ -37,6 +37,26 @@ GRIDS = {
 }
 OWN_WEIGHTS = (1 / 3, 1 / 2, 2 / 3, 1.0)
 _ACCURACY = 1e-3  # of the solutions that are scored, in the norm that Chebyshev's bound is about
+
+
+def grid_of(name: str, given: Any) -> tuple[float, ...]:
+    """Return the values of a setting to choose from: those of "auto", those given, or the only one given.
+
+    Examples
+    --------
+    >>> grid_of("alpha", 1e-3), grid_of("consensus", [0.0, 0.5]), grid_of("sigma", "auto")
+    ((0.001,), (0.0, 0.5), (0.125, 0.25, 1.0, 4.0))
+    """
+    if isinstance(given, str) and given == "auto":
+        return GRIDS[name]
+    try:
+        values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=float)))
+    except (TypeError, ValueError):
+        values = ()
+    lowest_allowed = name == "consensus"
+    if not values or not all(np.isfinite(v) and (v > 0 or (lowest_allowed and v == 0)) for v in values):
+        raise SettingsError(f'{name} is {given!r}; it must be "auto", a positive number, or a list of them')
+    return values
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,11 +85,15 @@ class Listener:
 
     def hear(self, inbox: Mapping[str, AnyMessage]) -> list[tuple[float, float]]:
         """Take in a round's messages and return what they say about progress."""
-        spoken = {p: message for p, message in inbox.items() if not isinstance(message, Unchanged)}
-        shapes = {p: self.known[p].shape for p in spoken}
-        for p, message in expect(spoken, Coefficients, values=shapes).items():
-            if message.values.dtype.kind == "i":
-                self.known[p] = self.known[p] + message.step * message.values
+        shares = []
+        for p, message in inbox.items():
+            if isinstance(message, Unchanged):
+                shares.append(message.progress)
+                continue
+            heard = expect({p: message}, Coefficients, values={p: self.known[p].shape})[p]
+            if heard.values.dtype.kind == "i":
+                self.known[p] = self.known[p] + heard.step * heard.values
             else:
-                self.known[p] = message.values.astype(np.float64, copy=False)
-        return [message.progress for message in inbox.values() if isinstance(message, Coefficients | Unchanged)]
+                self.known[p] = heard.values.astype(np.float64, copy=False)
+            shares.append(heard.progress)
+        return shares
