@@ -109,7 +109,8 @@ def test_a_view_is_every_sum_that_neighbours_heard(coast, tuned, verify, granted
     view = attack.hear(coast, settings=run_settings, tuned=tuned, colluders=2, granted=granted)
     fold_of = victim.rng("folds").permutation(victim.n_rows) % len(view.fold_sizes)
     assert view.n_rows == victim.n_rows
-    assert len(view.blocks) == 2 * 4 * (5 * len(GRIDS["sigma"]) + 1 if tuned else 1)
+    n_phases = 5 * len(GRIDS["sigma"]) + 1 if tuned else 1
+    assert len(view.blocks) == 2 * 4 * n_phases
     for block in view.blocks:
         rows = block.folds[fold_of]
         assert rows.sum() == view.rows_in(block)
