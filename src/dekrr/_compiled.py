@@ -1,11 +1,14 @@
-"""The loops of `dekrr.cosines`, compiled; importing this needs numba, and compiles once a machine."""
+"""The loops of `dekrr.cosines`, compiled; importing this needs numba, and compiles once a machine.
+
+Each runs over all blocks of rows without Python's lock, so that sites in threads do not wait for each other.
+"""
 
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from .cosines import DOUBLE, SINGLE
+from .cosines import BYTES_PER_BLOCK, DOUBLE, SINGLE
 
 _QUARTER = np.float32(0.25)
 _D0, _D1, _D2, _D3, _D4, _D5, _D6, _D7 = DOUBLE
@@ -20,7 +23,9 @@ def _compile(loop: Any) -> Any:
         return njit(**options)(loop)
 
 
-def _double(turns: Any, phases: Any, amplitudes: Any) -> None:
+@_compile
+def overwrite_double(turns: Any, phases: Any, amplitudes: Any) -> None:
+    """Overwrite angles in turns by amplitudes * cos(2 pi (angles + phases))."""
     for i in range(turns.shape[0]):
         for k in range(turns.shape[1]):
             t = turns[i, k] + phases[k]
@@ -30,7 +35,9 @@ def _double(turns: Any, phases: Any, amplitudes: Any) -> None:
             turns[i, k] = amplitudes[k] * u * even
 
 
-def _single(turns: Any, phases: Any, amplitudes: Any) -> None:
+@_compile
+def overwrite_single(turns: Any, phases: Any, amplitudes: Any) -> None:
+    """Do the same in single precision."""
     for i in range(turns.shape[0]):
         for k in range(turns.shape[1]):
             t = turns[i, k] + phases[k]
@@ -39,4 +46,58 @@ def _single(turns: Any, phases: Any, amplitudes: Any) -> None:
             turns[i, k] = amplitudes[k] * u * (_S0 + v * (_S1 + v * (_S2 + v * (_S3 + v * _S4))))
 
 
-cosines = {"d": _compile(_double), "f": _compile(_single)}
+@_compile
+def rows_per_block(n_features: Any, itemsize: Any) -> Any:
+    """Return how many rows of features are a block."""
+    return max(1, BYTES_PER_BLOCK // max(1, n_features * itemsize))
+
+
+@_compile
+def _evaluate_double(X: Any, frequencies: Any, phases: Any, amplitudes: Any, out: Any) -> None:
+    size = rows_per_block(frequencies.shape[1], 8)
+    for start in range(0, X.shape[0], size):
+        block = out[start : start + size]
+        np.dot(X[start : start + size], frequencies, block)
+        overwrite_double(block, phases, amplitudes)
+
+
+@_compile
+def _evaluate_single(X: Any, frequencies: Any, phases: Any, amplitudes: Any, out: Any) -> None:
+    size = rows_per_block(frequencies.shape[1], 4)
+    for start in range(0, X.shape[0], size):
+        block = out[start : start + size]
+        np.dot(X[start : start + size], frequencies, block)
+        overwrite_single(block, phases, amplitudes)
+
+
+@_compile
+def _moment_double(X: Any, frequencies: Any, phases: Any, amplitudes: Any, y: Any) -> Any:
+    size = rows_per_block(frequencies.shape[1], 8)
+    buffer = np.empty((size, frequencies.shape[1]))
+    total = np.zeros(frequencies.shape[1])
+    for start in range(0, X.shape[0], size):
+        rows = X[start : start + size]
+        block = buffer[: rows.shape[0]]
+        np.dot(rows, frequencies, block)
+        overwrite_double(block, phases, amplitudes)
+        total += np.dot(y[start : start + size], block)
+    return total
+
+
+@_compile
+def _moment_single(X: Any, frequencies: Any, phases: Any, amplitudes: Any, y: Any) -> Any:
+    size = rows_per_block(frequencies.shape[1], 4)
+    buffer = np.empty((size, frequencies.shape[1]), dtype=np.float32)
+    total = np.zeros(frequencies.shape[1])
+    for start in range(0, X.shape[0], size):
+        rows = X[start : start + size]
+        block = buffer[: rows.shape[0]]
+        np.dot(rows, frequencies, block)
+        overwrite_single(block, phases, amplitudes)
+        total += np.dot(y[start : start + size], block)
+    return total
+
+
+overwrite = {"d": overwrite_double, "f": overwrite_single}
+evaluate = {"d": _evaluate_double, "f": _evaluate_single}
+moment = {"d": _moment_double, "f": _moment_single}

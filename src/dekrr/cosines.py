@@ -30,18 +30,18 @@ SINGLE = (
     -76.58117264427872,
     39.7598270853191,
 )
-_BYTES_PER_BLOCK = 1 << 18  # a block of rows and its scratch stay in the second-level cache
+BYTES_PER_BLOCK = 1 << 18  # a block of rows and its scratch stay in the second-level cache
 _WORTH_COMPILING = 1 << 15  # elements; starting numba takes most of a second, once a process
 
 
 @cache
 def compiled() -> Any:
-    """Return the compiled loops by type code ("d", "f"), or None where numba is not installed."""
+    """Return the module of compiled loops, or None where numba is not installed."""
     try:
         from . import _compiled
     except ImportError:
         return None
-    return _compiled.cosines
+    return _compiled
 
 
 def wave_blocks(
@@ -74,8 +74,8 @@ def wave_blocks(
     """
     n_rows, n_features = len(X), frequencies.shape[1]
     loops = compiled() if n_rows * n_features >= _WORTH_COMPILING else None
-    overwrite = _polynomial if loops is None else loops[frequencies.dtype.char]
-    size = min(n_rows, max(1, _BYTES_PER_BLOCK // max(1, n_features * frequencies.itemsize)))
+    overwrite = _polynomial if loops is None else loops.overwrite[frequencies.dtype.char]
+    size = min(n_rows, max(1, BYTES_PER_BLOCK // max(1, n_features * frequencies.itemsize)))
     buffer = np.empty((size, n_features), dtype=frequencies.dtype) if out is None else out
     for start in range(0, n_rows, max(1, size)):
         rows = slice(start, min(start + size, n_rows))
@@ -83,6 +83,33 @@ def wave_blocks(
         np.matmul(X[rows], frequencies, out=block)
         overwrite(block, phases, amplitudes)
         yield rows, block
+
+
+def evaluate(
+    X: np.ndarray, frequencies: np.ndarray, phases: np.ndarray, amplitudes: np.ndarray, out: np.ndarray
+) -> None:
+    """Write amplitudes * cos(2 pi (X frequencies + phases)) of all rows to `out`; see `wave_blocks`."""
+    loops = compiled() if out.size >= _WORTH_COMPILING else None
+    if loops is None:
+        for _ in wave_blocks(X, frequencies, phases, amplitudes, out):
+            pass
+    else:
+        parts = map(np.ascontiguousarray, (X, frequencies, phases, amplitudes))
+        loops.evaluate[out.dtype.char](*parts, out)
+
+
+def moment(
+    X: np.ndarray, frequencies: np.ndarray, phases: np.ndarray, amplitudes: np.ndarray, y: np.ndarray
+) -> np.ndarray:
+    """Return y'amplitudes * cos(2 pi (X frequencies + phases)), in double precision, shape (n_features,)."""
+    loops = compiled() if len(X) * len(phases) >= _WORTH_COMPILING else None
+    if loops is not None:
+        parts = map(np.ascontiguousarray, (X, frequencies, phases, amplitudes, y))
+        return np.asarray(loops.moment[frequencies.dtype.char](*parts))
+    total = np.zeros(len(phases))
+    for rows, block in wave_blocks(X, frequencies, phases, amplitudes):
+        total += y[rows] @ block
+    return total
 
 
 def _polynomial(u: np.ndarray, phases: np.ndarray, amplitudes: np.ndarray) -> None:

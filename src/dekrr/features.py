@@ -5,13 +5,12 @@ phase. With all amplitudes sqrt(2/D) this is the paper's equation (9), and a cos
 (8), is the same with phases 0 and -pi/2.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from .cosines import wave_blocks
+from .cosines import evaluate, moment, wave_blocks
 from .errors import DataError
 from .types import Array
 
@@ -68,13 +67,12 @@ class FeatureMap:
     def __call__(self, X: Array, *, single: bool = False) -> Array:
         """Return the features of rows `X`, shape (n_rows, n_features); in single precision if asked."""
         features = np.empty((len(X), self.n_features), dtype=np.float32 if single else np.float64)
-        for _ in self._blocks(X, features, single=single):
-            pass
+        evaluate(*self._parts(X, single=single), features)
         return features
 
     def moment(self, X: Array, y: Array) -> Array:
         """Return Z'y, shape (n_features,), without ever holding the features Z of all rows."""
-        return np.asarray(sum((y[rows] @ block for rows, block in self._blocks(X)), np.zeros(self.n_features)))
+        return moment(*self._parts(X), y)
 
     def rough_moment(self, X: Array, y: Array) -> tuple[Array, Array]:
         """Return Z'y in single precision, and a bound of its error, each of shape (n_features,).
@@ -82,9 +80,7 @@ class FeatureMap:
         An angle of up to t turns, a sum over columns, is off by (n_columns + 2) t roundings at most; so is the sum
         over rows by some more roundings of the features themselves.
         """
-        rough = np.zeros(self.n_features)
-        for rows, block in self._blocks(X, single=True):
-            rough += y[rows].astype(np.float32) @ block
+        rough = moment(*self._parts(X, single=True), y.astype(np.float32))
         turns, phases, amplitudes = map(np.abs, self._double)
         most_turns = np.abs(X).max(axis=0, initial=0.0) @ turns + phases
         roundings = 2 * np.pi * (self.n_columns + 2) * most_turns + 64
@@ -103,18 +99,14 @@ class FeatureMap:
         ndarray of shape (n_rows,) or (n_rows, n_models)
         """
         values = np.empty((len(X), *coefficients.shape[1:]))
-        for rows, block in self._blocks(X):
+        for rows, block in wave_blocks(*self._parts(X)):
             values[rows] = block @ coefficients
         return values
 
-    def _blocks(
-        self, X: Array, out: Array | None = None, *, single: bool = False
-    ) -> Iterator[tuple[slice, np.ndarray]]:
+    def _parts(self, X: Array, *, single: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         if X.ndim != 2 or X.shape[1] != self.n_columns:
             raise DataError(f"expected rows of {self.n_columns} columns, got an array of shape {X.shape}")
-        if single:
-            return wave_blocks(X.astype(np.float32), *self._single, out)
-        return wave_blocks(X, *self._double, out)
+        return (X.astype(np.float32), *self._single) if single else (X, *self._double)
 
 
 def paired(frequencies: Array) -> FeatureMap:

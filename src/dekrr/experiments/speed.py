@@ -160,7 +160,7 @@ class Rates:
         def cosines(block: Array) -> None:
             if loops is not None:
                 for _ in range(200):
-                    loops["d"](block, phases, amplitudes)
+                    loops.overwrite["d"](block, phases, amplitudes)
                 return
             for _ in range(200):
                 np.cos(block, out=block)

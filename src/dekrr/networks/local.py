@@ -161,6 +161,11 @@ class _Step:
         self._inbox = inboxes[name] if inboxes is not None else None
         self._exchange = exchange
 
+    @property
+    def kind(self) -> frozenset[type]:
+        """The kinds of messages that the step starts from."""
+        return frozenset(type(message) for message in (self._inbox or {}).values())
+
     def take(self) -> None:
         try:
             self.outbox = next(self._procedure) if self._inbox is None else self._procedure.send(self._inbox)
@@ -179,7 +184,7 @@ def _take(steps: deque[_Step]) -> None:
 
 @contextlib.contextmanager
 def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
-    """Give a function that takes all steps: in threads, once one has turned out to be slow.
+    """Give a function that takes all steps: in threads, unless steps after such messages have been fast before.
 
     Threads that libraries start themselves would fight these, and are put off.
     """
@@ -187,16 +192,24 @@ def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
         yield lambda steps: _take(deque(steps))
         return
 
+    fast: set[frozenset[type]] = set()
+
     def take_all(steps: list[_Step]) -> None:
         left = deque(steps)
-        while left:
-            start = time.perf_counter()
+        kind = steps[0].kind
+        start = time.perf_counter()
+        if kind in fast:
             left.popleft().take()
-            if time.perf_counter() - start > _SLOW:
-                others = [pool.submit(_take, left) for _ in range(n_threads - 1)]
-                _take(left)
-                for other in others:
-                    other.result()
+        if kind not in fast or time.perf_counter() - start > _SLOW:
+            fast.discard(kind)
+            others = [pool.submit(_take, left) for _ in range(n_threads - 1)]
+            _take(left)
+            for other in others:
+                other.result()
+        else:
+            _take(left)
+        if time.perf_counter() - start < _SLOW * len(steps) / n_threads:
+            fast.add(kind)
 
     with _controller().limit(limits=1, user_api="blas"), ThreadPoolExecutor(n_threads - 1) as pool:
         yield take_all
