@@ -196,7 +196,9 @@ def train(
             scaling = yield from agree_on_scaling(site, roster)
         rows = site.rows.scaled(scaling)
         n_features = yield from allocate(site, rows, selector, settings.allocation, roster)
-        selector = clone(selector).set_params(n_features=selector.most_features(n_features, site.n_rows))
+        n_features = selector.most_features(n_features, site.n_rows)
+        if n_features != selector.n_features:
+            selector = clone(selector).set_params(n_features=n_features)
         if tuning is not None:
             tuned = yield from tune(site, rows.sample.X, rows.sample.y, selector, settings, tuning, roster)
             selector = clone(selector).set_params(sigma=tuned.sigma)
