@@ -115,6 +115,8 @@ class LocalNetwork:
                 advance(steps)
                 outboxes: dict[str, Outbox] = {}
                 for step in steps:
+                    if step.error is not None:  # the first site's, whichever thread was faster
+                        raise step.error
                     if step.ended:
                         results[step.name] = step.result
                     else:
@@ -157,6 +159,7 @@ class _Step:
         self.ended = False
         self.outbox: Outbox = {}
         self.result: Any = None
+        self.error: Exception | None = None
         self._procedure = procedure
         self._inbox = inboxes[name] if inboxes is not None else None
         self._exchange = exchange
@@ -173,7 +176,7 @@ class _Step:
             self.ended, self.result = True, stop.value
         except Exception as error:
             error.add_note(f"at site {self.name!r}, after exchange {self._exchange}")
-            raise
+            self.error = error
 
 
 def _take(steps: deque[_Step]) -> None:
