@@ -95,22 +95,26 @@ OUTSIDE_THEIR_FIGURE = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_page_in_a_browser(page, browser, width, scheme):
-    tab = browser.new_page(
-        viewport=dict(zip(("width", "height"), WIDTHS[width], strict=True)), color_scheme=scheme, offline=True
-    )
+def open_page(page, browser, width, **options):
+    """Return a tab with the page, which must load nothing, complain of nothing and have nothing cut off."""
+    viewport = dict(zip(("width", "height"), WIDTHS[width], strict=True))
+    tab = browser.new_page(viewport=viewport, offline=True, **options)
     complaints, requests = [], []
     tab.on("console", lambda message: complaints.append(message.text))
     tab.on("pageerror", lambda error: complaints.append(str(error)))
     tab.on("request", lambda request: requests.append(request.url))
     tab.goto(page.as_uri())
-
     assert complaints == []
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
     assert tab.evaluate(STICKING_OUT) == []
     assert tab.evaluate(OUTSIDE_THEIR_FIGURE) == []
+    return tab
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_in_a_browser(page, browser, width, scheme):
+    tab = open_page(page, browser, width, color_scheme=scheme)
     for experiment in EXPERIMENTS.values():
         assert tab.get_by_role("heading", name=experiment.title, exact=False).first.is_visible()
     figures = tab.locator("figure svg")

@@ -9,7 +9,7 @@ from dekrr.cli.app import app
 from dekrr.errors import DataError
 from dekrr.experiments.runs import read_records, records_in, write_run_report
 from meshes import Mesh
-from test_report import OUTSIDE_THEIR_FIGURE, STICKING_OUT, WIDTHS, browser  # noqa: F401
+from test_report import WIDTHS, browser, open_page  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +36,7 @@ def page(mesh):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_of_a_run_in_a_browser(page, browser, width):  # noqa: F811
-    tab = browser.new_page(viewport=dict(zip(("width", "height"), WIDTHS[width], strict=True)), offline=True)
-    complaints, requests = [], []
-    tab.on("console", lambda message: complaints.append(message.text))
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.on("request", lambda request: requests.append(request.url))
-    tab.goto(page.as_uri())
-    assert complaints == []
-    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
-    assert tab.evaluate(STICKING_OUT) == []
-    assert tab.evaluate(OUTSIDE_THEIR_FIGURE) == []
+    tab = open_page(page, browser, width)
     assert tab.locator("figure svg").count() == 3
     assert tab.locator("table").count() == 3
     for text in ("s00 missing at exchange 7", "started again", "n_features"):

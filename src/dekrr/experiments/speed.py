@@ -5,7 +5,6 @@ cores: each cosine once, the products of rows with frequencies, and the products
 in double precision. Choosing, messages, solving and everything else are on top of it.
 """
 
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from ..data.files import read_table
 from ..data.partitions import by_response
 from ..errors import DataError
 from ..estimators import DeKRRRegressor
+from ..networks.local import free_cores
 from ..selection import GreedySelector
 from ..types import Array
 from .peers import paper_port, pooled_peers
@@ -208,11 +208,7 @@ def machine() -> dict[str, Any]:
         model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    return {"processor": model, "cores": _n_cores(), "python": platform.python_version(), **versions}
-
-
-def _n_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"processor": model, "cores": free_cores(), "python": platform.python_version(), **versions}
 
 
 def split_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
@@ -228,7 +224,7 @@ def split_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
                     given.X, given.y, given.sites, given.n_features, sigma=given.sigma, alpha=given.alpha
                 )
             ),
-            "floor": Rates.measured(_n_cores()).floor(given, candidates=20 * given.n_features),
+            "floor": Rates.measured(free_cores()).floor(given, candidates=20 * given.n_features),
         }
         settings = given.settings | {"features": "energy", "consensus": 1.0, "tol": 1e-6, "solver": "chebyshev"}
         yield _ratio(f"{name}: port / fit", "port", "fit", seconds, "higher", settings)
@@ -242,7 +238,7 @@ def split_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
 def large_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
     """Time fits on two million rows of household power against the floor and against scikit-learn."""
     given = problem("household_power", directory, 200_000 if quick else None)
-    rates = Rates.measured(_n_cores())
+    rates = Rates.measured(free_cores())
     pooled = pooled_peers(given.X, given.y, given.n_features, sigma=given.sigma, alpha=given.alpha)
     peer = "RBFSampler + Ridge"
     peer_seconds = best_seconds(pooled[peer], 1)

@@ -99,7 +99,7 @@ class LocalNetwork:
     def __init__(self, neighbors: Mapping[str, Any], n_threads: int | None = None) -> None:
         self.neighbors = {site: frozenset(neighbors[site]) for site in neighbors}
         self.traffic = Traffic()
-        self._n_threads = max(1, min(len(self.neighbors), n_threads or _free_cores()))
+        self._n_threads = max(1, min(len(self.neighbors), n_threads or free_cores()))
 
     def run(self, procedures: Mapping[str, Procedure[Result]]) -> dict[str, Result]:
         """Drive all procedures to their end and return what each returned."""
@@ -223,7 +223,7 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _free_cores() -> int:
+def free_cores() -> int:
     """Return the cores of this process; one in a child process, whose siblings have the others."""
     if multiprocessing.parent_process() is not None:
         return 1
