@@ -30,8 +30,19 @@ SINGLE = (
     -76.58117264427872,
     39.7598270853191,
 )
-BYTES_PER_BLOCK = 1 << 18  # a block of rows and its scratch stay in the second-level cache
+_BYTES_PER_BLOCK = 1 << 18  # a block of rows and its scratch stay in the second-level cache
 _WORTH_COMPILING = 1 << 15  # elements; starting numba takes most of a second, once a process
+
+
+@cache
+def terms_of(dtype: np.dtype[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """Return a quarter and the sine's terms, highest first, as numbers of a type."""
+    terms = DOUBLE if dtype == np.float64 else SINGLE
+    return dtype.type(0.25), tuple(dtype.type(term) for term in reversed(terms))
+
+
+def _rows_per_block(frequencies: np.ndarray) -> int:
+    return max(1, _BYTES_PER_BLOCK // max(1, frequencies.shape[1] * frequencies.itemsize))
 
 
 @cache
@@ -74,14 +85,14 @@ def wave_blocks(
     """
     n_rows, n_features = len(X), frequencies.shape[1]
     loops = compiled() if n_rows * n_features >= _WORTH_COMPILING else None
-    overwrite = _polynomial if loops is None else loops.overwrite[frequencies.dtype.char]
-    size = min(n_rows, max(1, BYTES_PER_BLOCK // max(1, n_features * frequencies.itemsize)))
+    overwrite = _polynomial if loops is None else loops.overwrite
+    size = min(n_rows, _rows_per_block(frequencies))
     buffer = np.empty((size, n_features), dtype=frequencies.dtype) if out is None else out
     for start in range(0, n_rows, max(1, size)):
         rows = slice(start, min(start + size, n_rows))
         block = buffer[: rows.stop - start] if out is None else out[rows]
         np.matmul(X[rows], frequencies, out=block)
-        overwrite(block, phases, amplitudes)
+        overwrite(block, phases, amplitudes, *terms_of(block.dtype))
         yield rows, block
 
 
@@ -94,8 +105,8 @@ def evaluate(
         for _ in wave_blocks(X, frequencies, phases, amplitudes, out):
             pass
     else:
-        parts = map(np.ascontiguousarray, (X, frequencies, phases, amplitudes))
-        loops.evaluate[out.dtype.char](*parts, out)
+        parts = tuple(map(np.ascontiguousarray, (frequencies, phases, amplitudes)))
+        loops.evaluate(np.ascontiguousarray(X), parts, *terms_of(out.dtype), _rows_per_block(frequencies), out)
 
 
 def moment(
@@ -104,27 +115,28 @@ def moment(
     """Return y'amplitudes * cos(2 pi (X frequencies + phases)), in double precision, shape (n_features,)."""
     loops = compiled() if len(X) * len(phases) >= _WORTH_COMPILING else None
     if loops is not None:
-        parts = map(np.ascontiguousarray, (X, frequencies, phases, amplitudes, y))
-        return np.asarray(loops.moment[frequencies.dtype.char](*parts))
+        parts = tuple(map(np.ascontiguousarray, (frequencies, phases, amplitudes)))
+        rows, y = np.ascontiguousarray(X), np.ascontiguousarray(y)
+        return np.asarray(loops.moment(rows, parts, *terms_of(rows.dtype), _rows_per_block(frequencies), y))
     total = np.zeros(len(phases))
     for rows, block in wave_blocks(X, frequencies, phases, amplitudes):
         total += y[rows] @ block
     return total
 
 
-def _polynomial(u: np.ndarray, phases: np.ndarray, amplitudes: np.ndarray) -> None:
+def _polynomial(
+    u: np.ndarray, phases: np.ndarray, amplitudes: np.ndarray, quarter: Any, terms: tuple[Any, ...]
+) -> None:
     """Overwrite angles in turns by amplitudes * cos(2 pi (angles + phases))."""
-    number = u.dtype.type
-    coefficients = [number(c) for c in (DOUBLE if u.dtype == np.float64 else SINGLE)]
     u += phases
     u -= np.rint(u)
     np.abs(u, out=u)
-    np.subtract(number(0.25), u, out=u)
+    np.subtract(quarter, u, out=u)
     squared = u * u
-    value = squared * coefficients[-1]
-    for coefficient in coefficients[-2:0:-1]:
-        value += coefficient
+    value = squared * terms[0]
+    for term in terms[1:-1]:
+        value += term
         value *= squared
-    value += coefficients[0]
+    value += terms[-1]
     value *= amplitudes
     u *= value

@@ -19,7 +19,7 @@ import networkx as nx
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..cosines import compiled, wave_blocks
+from ..cosines import compiled, terms_of, wave_blocks
 from ..data.files import read_table
 from ..data.partitions import by_response
 from ..errors import DataError
@@ -160,7 +160,7 @@ class Rates:
         def cosines(block: Array) -> None:
             if loops is not None:
                 for _ in range(200):
-                    loops.overwrite["d"](block, phases, amplitudes)
+                    loops.overwrite(block, phases, amplitudes, *terms_of(block.dtype))
                 return
             for _ in range(200):
                 np.cos(block, out=block)
