@@ -116,8 +116,8 @@ def moment(
     loops = compiled() if len(X) * len(phases) >= _WORTH_COMPILING else None
     if loops is not None:
         parts = tuple(map(np.ascontiguousarray, (frequencies, phases, amplitudes)))
-        rows, y = np.ascontiguousarray(X), np.ascontiguousarray(y)
-        return np.asarray(loops.moment(rows, parts, *terms_of(rows.dtype), _rows_per_block(frequencies), y))
+        X, y = np.ascontiguousarray(X), np.ascontiguousarray(y)
+        return np.asarray(loops.moment(X, parts, *terms_of(X.dtype), _rows_per_block(frequencies), y))
     total = np.zeros(len(phases))
     for rows, block in wave_blocks(X, frequencies, phases, amplitudes):
         total += y[rows] @ block
