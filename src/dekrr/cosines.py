@@ -42,7 +42,8 @@ def terms_of(dtype: np.dtype[Any]) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _rows_per_block(frequencies: np.ndarray) -> int:
-    return max(1, _BYTES_PER_BLOCK // max(1, frequencies.shape[1] * frequencies.itemsize))
+    n_columns: int = frequencies.shape[1]
+    return max(1, _BYTES_PER_BLOCK // max(1, n_columns * frequencies.itemsize))
 
 
 @cache
