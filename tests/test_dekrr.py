@@ -97,7 +97,7 @@ def test_bound_is_that_of_proposition_1():
     """Its damping makes both parts of the proof's A + U positive semi-definite: see the diagonal blocks of S."""
     problem = make_problem(0, rows=(40, 60))
     from dekrr.solvers import proposition_1
-    from dekrr.statistics import accumulate
+    from dekrr.statistics import accumulate, unpack_symmetric
     from dekrr.system import Weights, penalty
 
     sites, n_rows = problem.sites, problem.n_rows
@@ -109,7 +109,7 @@ def test_bound_is_that_of_proposition_1():
         c_own = penalty(1.0, n_rows, len(site.neighbors))
         c_of = {p: penalty(1.0, n_rows, len(sites[p].neighbors)) for p in site.neighbors}
         bound = proposition_1(own, received, Weights(n_rows, len(sites), 1e-3, c_own, c_of))
-        pulled = sum(c_of[p] * received[p].gram for p in received)
+        pulled = sum(c_of[p] * unpack_symmetric(received[p].gram, len(own.gram)) for p in received)
         expected = len(received) + np.linalg.eigvalsh(pulled)[-1] / (c_own * np.linalg.eigvalsh(own.gram)[0])
         assert bound == pytest.approx(expected)
         block = (bound - len(received)) * c_own * own.gram - pulled
@@ -123,7 +123,7 @@ def test_bound_needs_independent_features():
 
 
 def test_adaptive_penalty_grows_from_one_that_diverges():
-    row = BlockRow(np.eye(1), ("b",), np.array([[0.9]]), np.ones(1), 1.0)
+    row = BlockRow(("b",), np.array([[1.0, -0.9]]), np.ones(1), 1.0)
     solver = Jacobi(row, np.eye(1), -0.6, adaptive=True)
     state = solver.start(np.zeros(1))
     weights = []

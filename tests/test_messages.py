@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from dekrr import messages
+from dekrr import messages, statistics
 from dekrr.errors import MessageError
 
 numbers = arrays(np.float64, array_shapes(max_dims=2, max_side=6), elements=st.floats(-1e9, 1e9))
@@ -81,6 +81,6 @@ def test_expect_kind_and_shape():
 def test_symmetric_packing(size):
     half = np.random.default_rng(size).normal(size=(size, size))
     matrix = half + half.T
-    packed = messages.pack_symmetric(matrix)
+    packed = statistics.pack_symmetric(matrix)
     assert packed.shape == (size * (size + 1) // 2,)
-    np.testing.assert_array_equal(messages.unpack_symmetric(packed, size), matrix)
+    np.testing.assert_array_equal(statistics.unpack_symmetric(packed, size), matrix)

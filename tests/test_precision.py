@@ -42,6 +42,6 @@ def test_a_mixed_fit_is_close_to_a_double_one():
 
 
 def test_a_system_that_is_not_positive_definite_says_what_to_do():
-    row = BlockRow(np.diag([1.0, -1e-9]), (), np.empty((2, 0)), np.zeros(2), 0.0)
+    row = BlockRow((), np.diag([1.0, -1e-9]), np.zeros(2), 0.0)
     with pytest.raises(SettingsError, match="raise alpha"):
         Chebyshev(row, 1.0)

@@ -8,14 +8,12 @@ shapes it must have. Nothing is ever unpickled.
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from .errors import MessageError
-from .types import Array
 
 MAX_BYTES = 1 << 28
 _ELEMENT_TYPES = {name: np.dtype(name) for name in ("<f8", "<f4", "|i1")}
@@ -196,48 +194,24 @@ def expect(
     **shapes : mapping of sender to shape
         By field name; -1 stands for any length.
     """
-    checked: dict[str, Kind] = {}
-    for sender, message in inbox.items():
-        if not isinstance(message, kind):
-            raise MessageError(
-                f"site {sender!r} sent {type(message).__name__} where {kind.__name__} is due; "
-                "do all sites run the same procedure and version?",
-                sender,
-            )
-        for field, wanted in shapes.items():
-            shape, due = getattr(message, field).shape, wanted[sender]
-            if shape == due:
-                continue
-            if len(shape) != len(due) or any(w not in (-1, s) for w, s in zip(due, shape, strict=True)):
-                raise MessageError(
-                    f"site {sender!r} sent {kind.__name__}.{field} of shape {shape}, expected {due}", sender
-                )
-        checked[sender] = message
-    return checked
+    return {
+        sender: expect_one(sender, message, kind, **{field: wanted[sender] for field, wanted in shapes.items()})
+        for sender, message in inbox.items()
+    }
 
 
-@lru_cache(maxsize=8)
-def _upper(size: int) -> tuple[np.ndarray, np.ndarray]:
-    rows, columns = np.triu_indices(size)
-    return rows, columns
-
-
-def pack_symmetric(matrix: Array) -> Array:
-    """Return the upper triangle of a symmetric matrix (D, D) as a vector of D (D + 1) / 2 numbers."""
-    return np.asarray(matrix[_upper(len(matrix))])
-
-
-def unpack_symmetric(packed: Array, size: int) -> Array:
-    """Return the symmetric matrix whose upper triangle is `packed`.
-
-    Examples
-    --------
-    >>> unpack_symmetric(np.array([1.0, 2.0, 3.0]), 2)
-    array([[1., 2.],
-           [2., 3.]])
-    """
-    matrix = np.empty((size, size))
-    rows, columns = _upper(size)
-    matrix[rows, columns] = packed
-    matrix[columns, rows] = packed
-    return matrix
+def expect_one(sender: str, message: AnyMessage, kind: type[Kind], **shapes: tuple[int, ...]) -> Kind:
+    """Return a message known to be of `kind` and its arrays of the given shapes; -1 stands for any length."""
+    if not isinstance(message, kind):
+        raise MessageError(
+            f"site {sender!r} sent {type(message).__name__} where {kind.__name__} is due; "
+            "do all sites run the same procedure and version?",
+            sender,
+        )
+    for field, due in shapes.items():
+        shape = getattr(message, field).shape
+        if shape == due:
+            continue
+        if len(shape) != len(due) or any(w not in (-1, s) for w, s in zip(due, shape, strict=True)):
+            raise MessageError(f"site {sender!r} sent {kind.__name__}.{field} of shape {shape}, expected {due}", sender)
+    return message

@@ -21,8 +21,8 @@ from scipy.linalg import cho_factor, eigvalsh
 from scipy.linalg.lapack import dpotrs
 
 from .errors import SettingsError
-from .statistics import CrossSums, OwnSums
-from .system import BlockRow, Weights
+from .statistics import CrossSums, OwnSums, unpack_symmetric
+from .system import BlockRow, Weights, pull
 from .types import Array
 
 SelfPenalty = float | str
@@ -161,9 +161,8 @@ def proposition_1(own: OwnSums, received: dict[str, CrossSums], weights: Weights
             'self_penalty="bound" needs linearly independent features on every site\'s rows: '
             'use fewer features, or self_penalty=5.0 or "adaptive"'
         )
-    pulled = np.sum([weights.penalties[p] * sums.gram for p, sums in received.items()], axis=0)
     last = len(own.gram) - 1
-    largest = eigvalsh(pulled, subset_by_index=[last, last])[0]
+    largest = eigvalsh(unpack_symmetric(pull(received, weights), last + 1), subset_by_index=[last, last])[0]
     return float(len(received) + largest / (weights.own_penalty * smallest))
 
 

@@ -7,9 +7,11 @@ B_pj = Z_pj'Z_pj and C_pj = Z_pj'Z_jj. Rows are read in blocks, from memory or f
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
+from .cores import letting_others_in
 from .features import FeatureMap
 from .rows import Rows
 from .types import Array
@@ -51,8 +53,8 @@ class CrossSums:
 
     Parameters
     ----------
-    gram : ndarray of shape (n_features, n_features)
-        B of the other's features.
+    gram : ndarray of shape (n_features * (n_features + 1) / 2,)
+        The upper triangle of B, of the other's features.
     cross : ndarray of shape (n_features, n_features_of_the_rows_site)
         C: the other's features times those of the site that has the rows.
     """
@@ -67,6 +69,33 @@ class CrossSums:
     def times(self, weight: float) -> "CrossSums":
         """Return the sums where every row counts `weight` times."""
         return CrossSums(weight * self.gram, weight * self.cross)
+
+
+@lru_cache(maxsize=8)
+def _upper(size: int) -> tuple[np.ndarray, np.ndarray]:
+    rows, columns = np.triu_indices(size)
+    return rows, columns
+
+
+def pack_symmetric(matrix: Array) -> Array:
+    """Return the upper triangle of a symmetric matrix (D, D) as a vector of D (D + 1) / 2 numbers."""
+    return np.asarray(matrix[_upper(len(matrix))])
+
+
+def unpack_symmetric(packed: Array, size: int) -> Array:
+    """Return the symmetric matrix whose upper triangle is `packed`.
+
+    Examples
+    --------
+    >>> unpack_symmetric(np.array([1.0, 2.0, 3.0]), 2)
+    array([[1., 2.],
+           [2., 3.]])
+    """
+    matrix = np.empty((size, size))
+    rows, columns = _upper(size)
+    matrix[rows, columns] = packed
+    matrix[columns, rows] = packed
+    return matrix
 
 
 def rows_per_block(bytes_per_row: int) -> int:
@@ -101,17 +130,19 @@ def accumulate(
     moment = np.zeros(own.n_features)
     response_energy = 0.0
     single = precision == "mixed"
-    for X, y in rows.blocks(rows_per_block(joint.n_features * (4 if single else 8))):
-        features = joint(X, single=single)
-        own_features = features[:, slices[0]]
-        with_own += own_features.T @ features
-        moment += y.astype(features.dtype, copy=False) @ own_features
-        response_energy += float(y @ y)
-        for gram, part in zip(grams, slices[1:], strict=True):
-            gram += features[:, part].T @ features[:, part]
+    with letting_others_in():
+        for X, y in rows.blocks(rows_per_block(joint.n_features * (4 if single else 8))):
+            features = joint(X, single=single)
+            own_features = features[:, slices[0]]
+            with_own += own_features.T @ features
+            moment += y.astype(features.dtype, copy=False) @ own_features
+            response_energy += float(y @ y)
+            for gram, part in zip(grams, slices[1:], strict=True):
+                gram += features[:, part].T @ features[:, part]
     own_sums = OwnSums(with_own[:, slices[0]], moment, response_energy)
     cross = {
-        name: CrossSums(gram, with_own[:, part].T) for name, gram, part in zip(others, grams, slices[1:], strict=True)
+        name: CrossSums(pack_symmetric(gram), with_own[:, part].T)
+        for name, gram, part in zip(others, grams, slices[1:], strict=True)
     }
     if rows.weight == 1:
         return own_sums, cross

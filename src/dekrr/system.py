@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .statistics import CrossSums, OwnSums
+from .statistics import CrossSums, OwnSums, unpack_symmetric
 from .types import Array
 
 
@@ -53,29 +53,35 @@ class BlockRow:
 
     Parameters
     ----------
-    hessian : ndarray of shape (D_j, D_j)
-        H_jj.
     neighbors : tuple of str
-        The order in which `couplings` has the neighbours.
-    couplings : ndarray of shape (D_j, sum of D_p)
-        P_jp of all neighbours, side by side.
+        The order in which `matrix` has the neighbours.
+    matrix : ndarray of shape (D_j, D_j + sum of D_p)
+        H_jj and -P_jp of all neighbours, side by side.
     right_side : ndarray of shape (D_j,)
         d_j.
     response_energy : float
         y_j'y_j / N.
     """
 
-    hessian: Array
     neighbors: tuple[str, ...]
-    couplings: Array
+    matrix: Array
     right_side: Array
     response_energy: float
 
+    @property
+    def hessian(self) -> Array:
+        """H_jj, shape (D_j, D_j)."""
+        return self.matrix[:, : len(self.matrix)]
+
+    @property
+    def couplings(self) -> Array:
+        """P_jp of all neighbours, side by side, shape (D_j, sum of D_p)."""
+        return -self.matrix[:, len(self.matrix) :]
+
     def residual(self, coefficients: Array, of_neighbors: Mapping[str, Array]) -> Array:
         """Return d_j - H_jj theta_j + sum_p P_jp theta_p, shape (D_j,)."""
-        residual = self.right_side - self.hessian @ coefficients
-        if self.neighbors:
-            residual += self.couplings @ np.concatenate([of_neighbors[p] for p in self.neighbors])
+        known = np.concatenate([coefficients, *(of_neighbors[p] for p in self.neighbors)])
+        residual: Array = self.right_side - self.matrix @ known
         return residual
 
     def objective_share(self, coefficients: Array, residual: Array) -> float:
@@ -83,9 +89,7 @@ class BlockRow:
         return self.response_energy - float(coefficients @ (self.right_side + residual))
 
 
-def assemble(
-    own: OwnSums, received: Mapping[str, CrossSums], sent: Mapping[str, CrossSums], weights: Weights
-) -> BlockRow:
+def assemble(own: OwnSums, received: Mapping[str, CrossSums], sent: Mapping[str, Array], weights: Weights) -> BlockRow:
     """Return the block row of site j (the paper's equation 16, without the self penalty).
 
     Parameters
@@ -94,21 +98,24 @@ def assemble(
         Z_jj'Z_jj and Z_jj'y_j.
     received : mapping of neighbour p to CrossSums
         B_jp and C_jp, over p's rows.
-    sent : mapping of neighbour p to CrossSums
-        B_pj and C_pj, over this site's rows.
+    sent : mapping of neighbour p to ndarray of shape (D_p, D_j)
+        C_pj, over this site's rows.
     weights : Weights
     """
     n_features = len(own.moment)
     hessian = (1 / weights.n_rows + len(received) * weights.own_penalty) * own.gram
     hessian = hessian + weights.alpha / weights.n_sites * np.eye(n_features)
-    couplings = [np.empty((n_features, 0))]
-    for p, sums in received.items():
-        hessian += weights.penalties[p] * sums.gram
-        couplings.append(weights.own_penalty * sent[p].cross.T + weights.penalties[p] * sums.cross)
+    if received:
+        hessian += unpack_symmetric(pull(received, weights), n_features)
+    couplings = [-weights.own_penalty * sent[p].T - weights.penalties[p] * sums.cross for p, sums in received.items()]
     return BlockRow(
-        hessian=hessian,
         neighbors=tuple(received),
-        couplings=np.hstack(couplings),
+        matrix=np.hstack([hessian, *couplings]),
         right_side=own.moment / weights.n_rows,
         response_energy=own.response_energy / weights.n_rows,
     )
+
+
+def pull(received: Mapping[str, CrossSums], weights: Weights) -> Array:
+    """Return sum_p c~_p B_jp, its upper triangle: what the neighbours' rows say of this site's features."""
+    return np.asarray(sum(weights.penalties[p] * sums.gram for p, sums in received.items()))

@@ -8,8 +8,7 @@ the same whatever their number.
 """
 
 import contextlib
-import multiprocessing
-import os
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
+from ..cores import free_cores, turn
 from ..errors import MessageError
 from ..messages import AnyMessage, Message, decode, encode
 from ..protocols.site import Outbox, Procedure, Result
@@ -132,14 +132,15 @@ class LocalNetwork:
     def _carry(self, outboxes: Mapping[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
         inboxes: dict[str, dict[str, AnyMessage]] = {name: {} for name in outboxes}
         for sender, outbox in outboxes.items():
-            carried: dict[int, tuple[int, AnyMessage]] = {}  # what is the same for all receivers is decoded once
+            carried: dict[int, tuple[str, int, AnyMessage]] = {}  # what is the same for all is decoded once
             for receiver, message in outbox.items():
                 self._check(sender, receiver, message)
-                if id(message) not in carried:
+                known = carried.get(id(message))
+                if known is None:
                     data = encode(message)
-                    carried[id(message)] = len(data), decode(data, sender)
-                size, arrived = carried[id(message)]
-                self.traffic.count((sender, receiver), type(message).__name__, size)
+                    known = carried[id(message)] = type(message).__name__, len(data), decode(data, sender)
+                kind, size, arrived = known
+                self.traffic.count((sender, receiver), kind, size)
                 inboxes[receiver][sender] = arrived
         return inboxes
 
@@ -185,6 +186,13 @@ def _take(steps: deque[_Step]) -> None:
             steps.popleft().take()
 
 
+def _take_in_turns(steps: deque[_Step], lock: threading.Lock) -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            with turn(lock):
+                steps.popleft().take()
+
+
 @contextlib.contextmanager
 def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
     """Give a function that takes all steps: in threads, unless steps after such messages have been fast before.
@@ -195,7 +203,8 @@ def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
         yield lambda steps: _take(deque(steps))
         return
 
-    fast: set[frozenset[type]] = set()
+    fast: set[frozenset[type]] = {frozenset()}  # before the first exchange there is little to do
+    lock = threading.Lock()
 
     def take_all(steps: list[_Step]) -> None:
         left = deque(steps)
@@ -205,8 +214,8 @@ def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
             left.popleft().take()
         if kind not in fast or time.perf_counter() - start > _SLOW:
             fast.discard(kind)
-            others = [pool.submit(_take, left) for _ in range(n_threads - 1)]
-            _take(left)
+            others = [pool.submit(_take_in_turns, left, lock) for _ in range(n_threads - 1)]
+            _take_in_turns(left, lock)
             for other in others:
                 other.result()
         else:
@@ -221,10 +230,3 @@ def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
 @cache
 def _controller() -> ThreadpoolController:
     return ThreadpoolController()
-
-
-def free_cores() -> int:
-    """Return the cores of this process; one in a child process, whose siblings have the others."""
-    if multiprocessing.parent_process() is not None:
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

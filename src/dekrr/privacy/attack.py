@@ -14,13 +14,14 @@ from .. import topology
 from ..data import by_response, halves, load, make_sites
 from ..errors import DataError
 from ..features import FeatureMap
-from ..messages import Moments, RowFeatures, Sums, unpack_symmetric
+from ..messages import Moments, RowFeatures, Sums
 from ..protocols import dekrr
 from ..protocols.site import Site
 from ..protocols.tuning import GRIDS, Tuning
 from ..rows import ArrayRows
 from ..scaling import Scaling
 from ..selection import EnergySelector, GreedySelector, Selector
+from ..statistics import unpack_symmetric
 from ..types import Array
 from .guards import Ledger, frequency_limit, longest_shortlist
 from .lattice import Lattice

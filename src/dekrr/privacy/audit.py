@@ -20,11 +20,12 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from ..errors import SettingsError
-from ..messages import Coefficients, Sums, pack_symmetric, unpack_symmetric
+from ..messages import Coefficients, Sums
 from ..protocols import dekrr
 from ..protocols.site import Site
 from ..rows import ArrayRows
 from ..selection import PlainSelector
+from ..statistics import pack_symmetric, unpack_symmetric
 from ..system import penalty
 from ..types import Array
 from .mechanism import DifferentialPrivacy, GaussianSums

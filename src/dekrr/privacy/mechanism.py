@@ -28,8 +28,7 @@ import msgspec
 import numpy as np
 
 from ..errors import DataError, SettingsError
-from ..messages import pack_symmetric, unpack_symmetric
-from ..statistics import OwnSums
+from ..statistics import OwnSums, pack_symmetric, unpack_symmetric
 from ..types import Array
 
 SENSITIVITY = float(np.sqrt(4.5)) * (1 + 1e-6)  # the margin is for rounding in features and sums

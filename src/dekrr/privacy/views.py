@@ -17,11 +17,12 @@ import numpy as np
 from sklearn.base import clone
 
 from ..features import FeatureMap
-from ..messages import Chosen, Features, Moments, Sums, unpack_symmetric
+from ..messages import Chosen, Features, Moments, Sums
 from ..protocols.dekrr import read_features
 from ..protocols.site import Site
 from ..protocols.tuning import Tuning
 from ..selection import Selector
+from ..statistics import unpack_symmetric
 from ..types import Array
 from .guards import redraw
 from .overhearing import Record

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from ..features import FeatureMap
-from ..messages import pack_symmetric, unpack_symmetric
 from ..selection import Selector
+from ..statistics import pack_symmetric, unpack_symmetric
 from .consensus import tree_sum
 from .outcome import Outcome
 from .shared import prepare

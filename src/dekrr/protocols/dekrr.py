@@ -23,8 +23,6 @@ from ..messages import (
     RowFeatures,
     Sums,
     expect,
-    pack_symmetric,
-    unpack_symmetric,
 )
 from ..model import OWN_WEIGHT
 from ..privacy import guards
@@ -33,8 +31,9 @@ from ..rows import Rows, sampled
 from ..scaling import Scaling
 from ..selection import GreedySelector, Pool, Selector
 from ..solvers import SelfPenalty, Solver, make_solver
-from ..statistics import CrossSums, OwnSums, accumulate
+from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric
 from ..system import BlockRow, Weights, assemble, penalty
+from ..types import Array
 from .consensus import Progress, Roster, agree_on_scaling, roll_call, tree_sum
 from .outcome import Outcome
 from .private import exchange_private_sums, require_private, shared_features, sum_and_digest
@@ -123,8 +122,10 @@ class SetUp:
     degrees : mapping of neighbour to int
         How many neighbours each neighbour has.
     own : OwnSums
-    received, sent : mapping of neighbour to CrossSums
-        Over the neighbour's rows about this site's features, and the other way round.
+    received : mapping of neighbour to CrossSums
+        Over the neighbour's rows about this site's features.
+    sent : mapping of neighbour to ndarray of shape (D_p, D_j)
+        The C of what was sent the other way round; its B is of no use here.
     """
 
     own_map: FeatureMap
@@ -132,7 +133,7 @@ class SetUp:
     degrees: dict[str, int]
     own: OwnSums
     received: dict[str, CrossSums]
-    sent: dict[str, CrossSums]
+    sent: dict[str, Array]
 
     def weights(self, roster: Roster, alpha: float, consensus: float, share: float = 1.0) -> Weights:
         """Return the weights of the objective's terms when a `share` of all rows is in the sums."""
@@ -275,12 +276,12 @@ def set_up_in_one_pass(
         own, received, sent = yield from exchange_private_sums(site, own, digest, own_map, maps, mechanism)
         return roster, SetUp(own_map, maps, degrees, own, received, sent), mechanism
     site.ledger.admit(maps, settings.max_maps)
-    own, sent = accumulate(rows, own_map, maps, settings.precision)
+    own, sums = accumulate(rows, own_map, maps, settings.precision)
     site.require_rows(settings.min_rows)
     guards.check_rows(site.name, site.n_rows, own_map, maps, settings.rows_per_feature)
     roster = yield from roll_call(site)
-    received = yield from trade_sums(own_map, maps, sent)
-    return roster, SetUp(own_map, maps, degrees, own, received, sent), None
+    received = yield from trade_sums(own_map, maps, sums)
+    return roster, SetUp(own_map, maps, degrees, own, received, crosses(sums)), None
 
 
 def public_scaling(bounds: tuple[tuple[float, ...], tuple[float, ...]], n_columns: int) -> Scaling:
@@ -428,7 +429,7 @@ def read_features(sender: str, message: Features) -> FeatureMap:
     return FeatureMap(message.frequencies, message.phases, message.amplitudes)
 
 
-_Exchanged = tuple[OwnSums, dict[str, CrossSums], dict[str, CrossSums]]
+_Exchanged = tuple[OwnSums, dict[str, CrossSums], dict[str, Array]]
 
 
 def exchange_sums(
@@ -442,14 +443,14 @@ def exchange_sums(
     site.ledger.admit(maps, settings.max_maps)
     own, sent = accumulate(rows, own_map, maps, settings.precision)
     received = yield from trade_sums(own_map, maps, sent)
-    return own, received, sent
+    return own, received, crosses(sent)
 
 
 def trade_sums(
     own_map: FeatureMap, maps: Mapping[str, FeatureMap], sent: Mapping[str, CrossSums]
 ) -> Procedure[dict[str, CrossSums]]:
     """Send each neighbour its sums and return theirs, which are about this site's map."""
-    outbox = {p: Sums(pack_symmetric(sums.gram), np.ascontiguousarray(sums.cross)) for p, sums in sent.items()}
+    outbox = {p: Sums(sums.gram, np.ascontiguousarray(sums.cross)) for p, sums in sent.items()}
     size = own_map.n_features
     inbox = expect(
         (yield outbox),
@@ -457,7 +458,12 @@ def trade_sums(
         gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
         cross={p: (size, maps[p].n_features) for p in maps},
     )
-    return {p: CrossSums(unpack_symmetric(inbox[p].gram, size), inbox[p].cross) for p in maps}
+    return {p: CrossSums(inbox[p].gram, inbox[p].cross) for p in maps}
+
+
+def crosses(sent: Mapping[str, CrossSums]) -> dict[str, Array]:
+    """Return the C of sums that were sent."""
+    return {p: sums.cross for p, sums in sent.items()}
 
 
 def exchange_rows(rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap]) -> Procedure[_Exchanged]:
@@ -473,9 +479,10 @@ def exchange_rows(rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap
         receivers=dict.fromkeys(maps, (-1, own_map.n_features)),
     )
     received = {
-        p: CrossSums(rows.receivers.T @ rows.receivers, rows.receivers.T @ rows.own) for p, rows in inbox.items()
+        p: CrossSums(pack_symmetric(rows.receivers.T @ rows.receivers), rows.receivers.T @ rows.own)
+        for p, rows in inbox.items()
     }
-    return own, {p: received[p] for p in maps}, sent
+    return own, {p: received[p] for p in maps}, crosses(sent)
 
 
 def iterate(

@@ -19,7 +19,7 @@ from ..solvers import make_solver
 from ..statistics import accumulate
 from ..system import assemble
 from .consensus import roll_call
-from .dekrr import Offers, Settings, SetUp, iterate, offer_of, read_offers, trade_sums
+from .dekrr import Offers, Settings, SetUp, crosses, iterate, offer_of, read_offers, trade_sums
 from .outcome import Outcome
 from .site import Procedure, Site
 
@@ -142,9 +142,10 @@ def _exchange_sums(
         if strangers:
             changes |= accumulate(rows, own_map, strangers)[1]
     received = yield from trade_sums(own_map, maps, changes)
+    sent = crosses(changes)
     if before is not None and before.ready is not None:
         old = before.ready
         own = old.own.plus(own)
         received |= {p: old.received[p].plus(received[p]) for p in known}
-        changes |= {p: old.sent[p].plus(changes[p]) for p in known}
-    return SetUp(own_map, maps, degrees, own, received, {p: changes[p] for p in maps})
+        sent |= {p: old.sent[p] + sent[p] for p in known}
+    return SetUp(own_map, maps, degrees, own, received, {p: sent[p] for p in maps})

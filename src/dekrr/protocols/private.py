@@ -8,12 +8,12 @@ from sklearn.base import clone
 
 from ..errors import MessageError, SettingsError
 from ..features import FeatureMap
-from ..messages import Sums, expect, pack_symmetric, unpack_symmetric
+from ..messages import Sums, expect
 from ..privacy.guards import fingerprint
 from ..privacy.mechanism import GaussianSums, clip_responses
 from ..rows import Rows
 from ..selection import PlainSelector, Selector
-from ..statistics import CrossSums, OwnSums, accumulate
+from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric
 from ..types import Array
 from .site import Procedure, Site
 
@@ -80,7 +80,7 @@ def exchange_private_sums(
     shared: FeatureMap,
     maps: Mapping[str, FeatureMap],
     mechanism: GaussianSums,
-) -> Procedure[tuple[OwnSums, dict[str, CrossSums], dict[str, CrossSums]]]:
+) -> Procedure[tuple[OwnSums, dict[str, CrossSums], dict[str, Array]]]:
     """Perturb the site's sums once and exchange them: the same D (D + 1) / 2 numbers for every neighbour.
 
     Where all sites have the same features B_pj = C_pj = Z'Z, so one perturbed matrix takes the place of every
@@ -97,6 +97,5 @@ def exchange_private_sums(
         gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
         cross=dict.fromkeys(maps, (0, size)),
     )
-    grams = {p: unpack_symmetric(inbox[p].gram, size) for p in maps}
-    received = {p: CrossSums(gram, gram) for p, gram in grams.items()}
-    return own, received, dict.fromkeys(maps, CrossSums(own.gram, own.gram))
+    received = {p: CrossSums(inbox[p].gram, unpack_symmetric(inbox[p].gram, size)) for p in maps}
+    return own, received, dict.fromkeys(maps, own.gram)

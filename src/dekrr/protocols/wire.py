@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ..errors import SettingsError
-from ..messages import AnyMessage, Coefficients, Message, Unchanged, expect
+from ..messages import AnyMessage, Coefficients, Message, Unchanged, expect_one
 from ..types import Array
 
 PRECISIONS = ("double", "single", "int8")
@@ -90,10 +90,11 @@ class Listener:
             if isinstance(message, Unchanged):
                 shares.append(message.progress)
                 continue
-            heard = expect({p: message}, Coefficients, values={p: self.known[p].shape})[p]
-            if heard.values.dtype.kind == "i":
-                self.known[p] = self.known[p] + heard.step * heard.values
+            known = self.known[p]
+            message = expect_one(p, message, Coefficients, values=known.shape)
+            if message.values.dtype.kind == "i":
+                self.known[p] = known + message.step * message.values
             else:
-                self.known[p] = heard.values.astype(np.float64, copy=False)
-            shares.append(heard.progress)
+                self.known[p] = message.values.astype(np.float64, copy=False)
+            shares.append(message.progress)
         return shares
