@@ -193,7 +193,7 @@ def _system(site, selector, settings):
     from dekrr.system import assemble
 
     roster = yield from roll_call(site)
-    ready = yield from dekrr.set_up(site, site.X, site.y, selector, roster, settings)
+    ready = yield from dekrr.set_up(site, site.rows, selector, roster, settings)
     weights = ready.weights(roster, settings.alpha, settings.consensus)
     return assemble(ready.own, ready.received, ready.sent, weights), weights.own_penalty * ready.own.gram
 

@@ -133,7 +133,7 @@ def test_cross_validation_scores_what_refitting_scores():
                 tol=1e-12,
                 max_rounds=20000,
                 min_rows=1,
-                random_state=3,
+                random_state=tuning.fold_seed(3, k),
             ).fit(split.X[~held_out], split.y[~held_out], sites=split.sites[~held_out])
             predicted = regressor.predict(split.X[held_out], sites=split.sites[held_out])
             total += np.sum((predicted - split.y[held_out]) ** 2)

@@ -97,6 +97,11 @@ def folds_of(n_rows: int, *, shuffle: bool, seed: int) -> list[np.ndarray]:
     return [np.sort(part) for part in np.array_split(order, N_FOLDS)]
 
 
+def fold_seed(random_state: int, fold: int) -> int:
+    """Return the seed of a fold's features."""
+    return int(np.random.SeedSequence([random_state, fold]).generate_state(1)[0] >> 1)
+
+
 def cross_validate(
     split: Split,
     selectors: Sequence[Selector],
@@ -113,7 +118,8 @@ def cross_validate(
     ----------
     split : Split
     selectors : sequence of Selector
-        One per site. Each fold chooses anew, from its own training rows.
+        One per site. Each fold draws a pool of its own and chooses from its own training rows, so that the error is
+        that of a fit, not of the features of one draw.
     weights : sequence of float
         Values of c.
     alpha : float
@@ -130,7 +136,7 @@ def cross_validate(
         kept = [np.setdiff1d(np.arange(len(site.y)), fold[k]) for site, fold in zip(sites, folds, strict=True)]
         train = [ArrayRows(site.X[rows], site.y[rows]) for site, rows in zip(sites, kept, strict=True)]
         held_out = [ArrayRows(site.X[fold[k]], site.y[fold[k]]) for site, fold in zip(sites, folds, strict=True)]
-        maps = choose_features(train, neighbors, selectors, random_state)
+        maps = choose_features(train, neighbors, selectors, fold_seed(random_state, k))
         solutions = solve_network(train, maps, neighbors, alpha, weights)
         for j, site in enumerate(held_out):
             members = [j, *neighbors[j]] if prediction == "neighborhood" else [j]

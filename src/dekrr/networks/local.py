@@ -121,6 +121,7 @@ class LocalNetwork:
                         results[step.name] = step.result
                     else:
                         outboxes[step.name] = step.outbox
+                del steps, step
                 if results and outboxes:
                     raise MessageError(
                         f"sites {sorted(results)} ended after {exchange} exchanges while {sorted(outboxes)} go on"
@@ -129,9 +130,11 @@ class LocalNetwork:
                 exchange += 1
         return results
 
-    def _carry(self, outboxes: Mapping[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
+    def _carry(self, outboxes: dict[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
+        """Return what arrives, and empty the outboxes one by one, so that messages are in memory once."""
         inboxes: dict[str, dict[str, AnyMessage]] = {name: {} for name in outboxes}
-        for sender, outbox in outboxes.items():
+        for sender in list(outboxes):
+            outbox = outboxes.pop(sender)
             carried: dict[int, tuple[str, int, AnyMessage]] = {}  # what is the same for all is decoded once
             for receiver, message in outbox.items():
                 self._check(sender, receiver, message)

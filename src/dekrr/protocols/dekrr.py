@@ -450,10 +450,9 @@ def trade_sums(
     own_map: FeatureMap, maps: Mapping[str, FeatureMap], sent: Mapping[str, CrossSums]
 ) -> Procedure[dict[str, CrossSums]]:
     """Send each neighbour its sums and return theirs, which are about this site's map."""
-    outbox = {p: Sums(sums.gram, np.ascontiguousarray(sums.cross)) for p, sums in sent.items()}
     size = own_map.n_features
     inbox = expect(
-        (yield outbox),
+        (yield {p: Sums(sums.gram, np.ascontiguousarray(sums.cross)) for p, sums in sent.items()}),
         Sums,
         gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
         cross={p: (size, maps[p].n_features) for p in maps},
