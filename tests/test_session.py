@@ -208,68 +208,68 @@ NAN = encode(Coefficients(np.zeros(2), (0.0, 0.0))).replace(np.zeros(1).tobytes(
 )
 def test_a_bad_frame_is_refused_told_once_and_changes_nothing(sender, frame, reason):
     session, told = lonely()
-    session.receive("b", hello("b"), 0.0)
+    session.receive([("b", hello("b"))], 0.0)
     assert session.phase == "running"
     for _ in range(3):
-        session.receive(sender, frame, 0.0)
+        session.receive([(sender, frame)], 0.0)
     refused = [details for word, details in told if word == "refused"]
     assert len(refused) == 1
     assert reason in refused[0]["reason"]
     assert session.exchange == 0
     assert not session.peers["b"].frames
-    session.receive("b", data("b", 0, ROLL), 0.0)
+    session.receive([("b", data("b", 0, ROLL))], 0.0)
     assert session.exchange == 1
 
 
 def test_early_frames_are_buffered_within_bounds_and_late_ones_and_repeats_ignored():
     session, _ = lonely()
-    session.receive("b", hello("b"), 0.0)
-    session.receive("b", data("b", 1, ROLL), 0.0)
-    session.receive("b", data("b", WINDOW, ROLL), 0.0)
+    session.receive([("b", hello("b"))], 0.0)
+    session.receive([("b", data("b", 1, ROLL))], 0.0)
+    session.receive([("b", data("b", WINDOW, ROLL))], 0.0)
     assert set(session.peers["b"].frames) == {1}
     assert session.exchange == 0
-    session.receive("b", data("b", 0, ROLL), 0.0)
+    session.receive([("b", data("b", 0, ROLL))], 0.0)
     assert session.exchange == 2
-    session.receive("b", data("b", 0, ROLL), 0.0)
-    session.receive("b", data("b", 1, ROLL), 0.0)
+    session.receive([("b", data("b", 0, ROLL))], 0.0)
+    session.receive([("b", data("b", 1, ROLL))], 0.0)
     assert session.exchange == 2
     assert not session.peers["b"].frames
 
 
 def test_nothing_that_depends_on_rows_is_sent_before_all_agree():
     session, _ = lonely(neighbors=("b", "c"))
-    session.receive("b", data("b", 0, ROLL), 0.0)
-    session.receive("b", hello("b", asks=True, exchange=0), 0.0)
+    session.receive([("b", data("b", 0, ROLL))], 0.0)
+    session.receive([("b", hello("b", asks=True, exchange=0))], 0.0)
     frames = [msgspec.msgpack.decode(frame) for _, frame in session.out]
     assert {frame[0] for frame in frames} == {"hello"}
-    session.receive("c", hello("c"), 0.0)
+    session.receive([("c", hello("c"))], 0.0)
     assert session.phase == "running"
 
 
 def test_a_refusal_is_passed_on_and_ends_the_run():
     session, told = lonely(neighbors=("b", "c"))
-    session.receive("b", hello("b", terms={"alpha": "2"}), 0.0)
+    session.receive([("b", hello("b", terms={"alpha": "2"}))], 0.0)
     assert ("refusing", {"reason": "sites 'a' and 'b' do not agree: alpha is 1 at 'a' and 2 at 'b'"}) in told
     refusals = {receiver: msgspec.msgpack.decode(frame)[-1] for receiver, frame in session.out}
     assert set(refusals) == {"b", "c"}
     assert all("do not agree" in text for text in refusals.values())
-    session.receive("b", hello("b", refusal="no"), 1.0)
+    session.receive([("b", hello("b", refusal="no"))], 1.0)
     with pytest.raises(AgreementError, match="alpha is 1"):
-        session.receive("c", hello("c", refusal="no"), 1.0)
+        session.receive([("c", hello("c", refusal="no"))], 1.0)
     other, _ = lonely(neighbors=("b", "c"))
-    other.receive("b", hello("b", refusal="somebody disagrees"), 0.0)
+    other.receive([("b", hello("b", refusal="somebody disagrees"))], 0.0)
     with pytest.raises(AgreementError, match="somebody"):
         other.tick(6.0)
 
 
 def test_other_features_after_a_restart_stop_the_run():
     session, _ = lonely()
-    session.receive("b", hello("b"), 0.0)
+    session.receive([("b", hello("b"))], 0.0)
     offers = [Features(np.full((2, 3), value), np.zeros(3), np.zeros(3), 1) for value in (1.0, 2.0)]
-    session.receive("b", data("b", 5, offers[0]), 0.0)
-    session.receive("b", data("b", 5, offers[0]), 0.0)
+    session.receive([("b", data("b", 5, offers[0]))], 0.0)
+    session.receive([("b", data("b", 5, offers[0]))], 0.0)
     with pytest.raises(MessageError, match="other features"):
-        session.receive("b", data("b", 5, offers[1]), 0.0)
+        session.receive([("b", data("b", 5, offers[1]))], 0.0)
 
 
 def test_terms_that_differ_are_all_named():
@@ -400,8 +400,8 @@ def test_decoder_and_session_take_any_structure(frame):
     with contextlib.suppress(MessageError):
         decode(noise, "b")
     session, _ = lonely()
-    session.receive("b", hello("b"), 0.0)
-    session.receive("b", noise, 0.0)
-    session.receive("b", data("b", 0, noise), 0.0)
-    session.receive("b", data("b", 0, ROLL), 0.0)
+    session.receive([("b", hello("b"))], 0.0)
+    session.receive([("b", noise)], 0.0)
+    session.receive([("b", data("b", 0, noise))], 0.0)
+    session.receive([("b", data("b", 0, ROLL))], 0.0)
     assert session.exchange in (0, 1)

@@ -17,8 +17,7 @@ theta'B theta is 1 / (1 + 2 consensus), up to alpha, and this is the a that is t
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from scipy.linalg import cho_factor, eigvalsh
-from scipy.linalg.lapack import dpotrs
+from scipy.linalg import cho_factor, cho_solve, eigvalsh
 
 from .errors import SettingsError
 from .statistics import CrossSums, OwnSums, unpack_symmetric
@@ -51,21 +50,19 @@ class Solver(Protocol):
         """Return the state after one round, given the residual at `state.coefficients`."""
 
 
-class _Factor:
-    """The Cholesky factor of a matrix; in a round, scipy's checks would take longer than the solve."""
+def _inverse(matrix: Array) -> Array:
+    """Return the inverse of a positive definite matrix.
 
-    def __init__(self, matrix: Array) -> None:
-        try:
-            self._factor, self._lower = cho_factor(matrix)
-        except np.linalg.LinAlgError:
-            raise SettingsError(
-                "a site's system is not positive definite: alpha is too small for features that depend on each other "
-                'this much, or for the errors of precision="mixed"; raise alpha'
-            ) from None
-
-    def solve(self, right_side: Array) -> Array:
-        """Return matrix^-1 right_side, shape (D_j,)."""
-        return np.asarray(dpotrs(self._factor, right_side, lower=self._lower)[0])
+    A round that multiplies by it is faster than one that solves with a factor, and each corrects the last one's
+    rounding, as residuals are computed anew.
+    """
+    try:
+        return np.asarray(cho_solve(cho_factor(matrix), np.eye(len(matrix))))
+    except np.linalg.LinAlgError:
+        raise SettingsError(
+            "a site's system is not positive definite: alpha is too small for features that depend on each other "
+            'this much, or for the errors of precision="mixed"; raise alpha'
+        ) from None
 
 
 class Jacobi:
@@ -88,10 +85,10 @@ class Jacobi:
         self._gram = gram
         self._adaptive = adaptive
         self._self_penalty = self_penalty
-        self._factor = self._factorise(self_penalty)
+        self._inverse = self._invert(self_penalty)
 
-    def _factorise(self, self_penalty: float) -> "_Factor":
-        return _Factor(self._row.hessian + self_penalty * self._gram)
+    def _invert(self, self_penalty: float) -> Array:
+        return _inverse(self._row.hessian + self_penalty * self._gram)
 
     def start(self, coefficients: Array) -> State:
         """Return the state before the first round."""
@@ -103,8 +100,8 @@ class Jacobi:
         weight = state.weight
         if self._adaptive and state.step @ (state.previous + residual) < 0:
             weight = max(1.0, 2 * weight) if weight >= 0 else 0.0
-            self._factor = self._factorise(weight)
-        step = self._factor.solve(residual)
+            self._inverse = self._invert(weight)
+        step = self._inverse @ residual
         return State(state.coefficients + step, previous=residual, step=step, weight=weight)
 
 
@@ -119,7 +116,7 @@ class Chebyshev:
     """
 
     def __init__(self, row: BlockRow, lower_end: float) -> None:
-        self._factor = _Factor(row.hessian)
+        self._inverse = _inverse(row.hessian)
         self._radius_squared = (1 - lower_end) ** 2
 
     def start(self, coefficients: Array) -> State:
@@ -129,7 +126,7 @@ class Chebyshev:
     def update(self, state: State, residual: Array) -> State:
         """Return the state after one round: weight (theta + B^-1 residual - previous) + previous."""
         weight = next_weight(state.weight, self._radius_squared)
-        step = self._factor.solve(residual)
+        step = self._inverse @ residual
         moved = weight * (state.coefficients + step - state.previous) + state.previous
         return State(moved, previous=state.coefficients, step=step, weight=weight)
 

@@ -270,7 +270,7 @@ class FaultyNetwork:
         if receiver not in self._sessions or frozenset((sender, receiver)) in self._out:
             return
         with self._ending(receiver):
-            self._sessions[receiver].receive(sender, data, self._now)
+            self._sessions[receiver].receive([(sender, data)], self._now)
 
     def _note_features(self, name: str, data: bytes) -> None:
         frame = _decoder.decode(data)

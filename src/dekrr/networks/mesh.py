@@ -222,9 +222,8 @@ class MeshNetwork:
             frames = _take(arrivals, len(session.missing) if session.phase == "running" else 1)
             waited = time.monotonic() - now
             now += waited
-            for sender, data in frames:
-                session.receive(sender, data, now)
-                self._flush(session, speak)
+            session.receive(frames, now)
+            self._flush(session, speak)
             if now >= next_tick:
                 self._take_seen(session, now)
                 session.tick(now)

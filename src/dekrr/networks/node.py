@@ -1,13 +1,14 @@
 """A site of a mesh as a process: its rows, its session, its checkpoint, its model and its record."""
 
+import gc
 import hashlib
 import json
 import math
 import queue
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -132,7 +133,8 @@ class Node:
         about = {"run": plan.run, "site": plan.name, "rows": self._rows.n_rows, "neighbors": list(plan.neighbors)}
         self._tell("started", {**about, "terms": dict(plan.terms)})
         try:
-            outcome = self.network.run(self.session, self._after)
+            with _nothing_old_collected():
+                outcome = self.network.run(self.session, self._after)
         except BaseException as error:
             self._tell("stopped", {"reason": str(error) or type(error).__name__, **self.status()})
             raise
@@ -214,6 +216,17 @@ class Node:
             details = {**self.status(), **_summary(self.session.result)}
         for listener in self.listeners:
             listener(event, details)
+
+
+@contextmanager
+def _nothing_old_collected() -> Iterator[None]:
+    """Keep the garbage collector from what was there before: going through all modules would stop rounds for long."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:

@@ -11,7 +11,7 @@ The sites that are gone name the epoch: every frame carries them, sets that meet
 starts the procedure again without those sites, with the features that were already chosen.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -249,8 +249,13 @@ class Session:
         """Learn that a neighbour died or cannot be reached."""
         self._mark(name, False, now)
 
-    def receive(self, sender: str, data: bytes, now: float) -> None:
-        """Take in a frame that came from `sender`; what is wrong with it is told once, and changes nothing."""
+    def receive(self, frames: Iterable[tuple[str, bytes]], now: float) -> None:
+        """Take in frames, each with who it came from; what is wrong with one is told once, and changes nothing."""
+        for sender, data in frames:
+            self._take(sender, data, now)
+        self._advance(now)
+
+    def _take(self, sender: str, data: bytes, now: float) -> None:
         try:
             frame = self._check(sender, data)
         except MessageError as error:
@@ -270,7 +275,6 @@ class Session:
             self._take_hello(frame, now)
         elif frame.gone == self._epoch:
             self._take_data(frame)
-        self._advance(now)
 
     def tick(self, now: float) -> None:
         """Write the checkpoint, ask again for what is missing, and give up on who is away for too long."""
