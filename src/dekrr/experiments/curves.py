@@ -36,9 +36,9 @@ class MeteredNetwork(LocalNetwork):
         super().__init__(neighbors)
         self.bytes_after: list[int] = []
 
-    def _carry(self, outboxes: Mapping[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
+    def _carry(self, outboxes: dict[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
         inboxes = super()._carry(outboxes)
-        if outboxes:
+        if inboxes:
             self.bytes_after.append(self.traffic.total_bytes)
         return inboxes
 

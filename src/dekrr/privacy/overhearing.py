@@ -58,7 +58,7 @@ class RecordingNetwork(LocalNetwork):
         self._only = only
         self._exchange = 0
 
-    def _carry(self, outboxes: Mapping[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
+    def _carry(self, outboxes: dict[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
         inboxes = super()._carry(outboxes)
         for receiver, inbox in inboxes.items():
             for sender, message in inbox.items():
