@@ -54,6 +54,7 @@ class Problem:
     sites: dict[str, Site]
     alpha: float
     consensus: float
+    max_leverage: float = 1.0
 
     @property
     def n_rows(self):
@@ -79,8 +80,25 @@ class Problem:
             add(self.alpha / len(self.sites), {name: np.eye(own.shape[1])}, np.zeros(own.shape[1]))
             for p in site.neighbors:
                 weight = self.consensus / (self.n_rows * len(site.neighbors))
-                add(weight, {name: own, p: -self.sites[p].feature_map(site.X)}, np.zeros(site.n_rows))
+                kept = self.typical(site)
+                theirs = self.sites[p].feature_map(site.X)
+                add(weight, {name: own[kept], p: -theirs[kept]}, np.zeros(kept.sum()))
         return np.vstack(blocks), np.concatenate(targets), slices
+
+    def typical(self, site):
+        """Return which rows of a site are in the sums for its neighbours, from the projections on their features."""
+        kept = np.ones(site.n_rows, dtype=bool)
+        for name in (site.name, *site.neighbors) if self.max_leverage < 1 else ():
+            features = self.sites[name].feature_map(site.X)
+            left = np.arange(site.n_rows)
+            for _ in range(3):
+                leverage = np.diag(features[left] @ np.linalg.pinv(features[left]))
+                if (leverage > self.max_leverage).all():
+                    left = np.arange(site.n_rows)
+                    break
+                left = left[leverage <= self.max_leverage]
+            kept &= np.isin(np.arange(site.n_rows), left)
+        return kept
 
     def objective(self, coefficients):
         A, b, slices = self.design()

@@ -1,5 +1,7 @@
 """The node procedure against the system solved with all rows in one place."""
 
+from dataclasses import replace
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ def run(problem, **changes):
         "scale": None,
         "min_rows": 1,
         "rows_per_feature": 0,
+        "max_leverage": problem.max_leverage,
         "verify_features": False,
     }
     chosen = dekrr.Settings(**{**common, **changes})
@@ -48,9 +51,10 @@ def close(outcomes, solution, tolerance):
     n_sites=st.integers(1, 7),
     consensus=st.sampled_from([0.0, 0.25, 1.0, 4.0]),
     solver=st.sampled_from(["jacobi", "chebyshev"]),
+    max_leverage=st.sampled_from([0.5, 1.0]),
 )
-def test_minimiser_is_that_of_the_full_system(seed, n_sites, consensus, solver):
-    problem = make_problem(seed, n_sites=n_sites, consensus=consensus)
+def test_minimiser_is_that_of_the_full_system(seed, n_sites, consensus, solver, max_leverage):
+    problem = replace(make_problem(seed, n_sites=n_sites, consensus=consensus), max_leverage=max_leverage)
     outcomes, _ = run(problem, solver=solver, self_penalty=0.0, tol=1e-13, max_rounds=20_000)
     close(outcomes, problem.solution(), 1e-8)
     objective = sum(outcome.objective_shares[-1] for outcome in outcomes.values())

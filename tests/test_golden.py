@@ -45,7 +45,7 @@ def pooled_rse(coefficients, maps, part):
 def block_rows():
     sums = {n: accumulate(ROWS[n], MAPS[n], {p: MAPS[p] for p in NEIGHBORS[n]}) for n in NAMES}
     for name in NAMES:
-        own, sent = sums[name][0], dekrr.crosses(sums[name][1])
+        own, sent = sums[name]
         received = {p: sums[p][1][name] for p in NEIGHBORS[name]}
         weights = Weights(
             N_ROWS,

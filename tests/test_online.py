@@ -23,7 +23,9 @@ def fitted():
 
 def trained_again(regressor, X, y, sites):
     """Train from nothing on all rows, with the features and scaling that a regressor has."""
-    settings = dekrr.Settings(alpha=1e-2, consensus=1.0, tol=1e-13, max_rounds=5000, scale=None, verify_features=False)
+    settings = dekrr.Settings(
+        alpha=1e-2, consensus=1.0, tol=1e-13, max_rounds=5000, scale=None, max_leverage=1, verify_features=False
+    )
     scaling = regressor.models_[regressor.sites_[0]].scaling
     procedures = {}
     for label in regressor.sites_:

@@ -25,7 +25,7 @@ def tuning(**changes):
 
 def run(problem, chosen):
     network = LocalNetwork(problem.graph)
-    settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, verify_features=False)
+    settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
     outcomes = network.run(
         {name: dekrr.train(site, PlainSelector(), settings, chosen) for name, site in problem.sites.items()}
     )
@@ -130,7 +130,7 @@ def test_bad_grids(bad):
 def test_neighbours_sums_take_part_in_the_choice():
     problem = make_problem(2, n_sites=4, rows=(60, 61))
     sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
-    settings = dekrr.Settings(scale=None, min_rows=1, consensus=1.0, verify_features=False)
+    settings = dekrr.Settings(scale=None, min_rows=1, consensus=1.0, max_leverage=1, verify_features=False)
     selector = GreedySelector(5, sigma=0.5, shortlist=2.0)
     network = LocalNetwork(problem.graph)
     outcomes = network.run({n: dekrr.train(s, selector, settings) for n, s in sites.items()})

@@ -5,7 +5,7 @@ computes about its own map Z_jj'Z_jj and Z_jj'y_j, and for each neighbour p, kno
 B_pj = Z_pj'Z_pj and C_pj = Z_pj'Z_jj. Rows are read in blocks, from memory or from disk, and never needed again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +17,7 @@ from .rows import Rows
 from .types import Array
 
 PRECISIONS = ("double", "mixed")
+AreLone = Callable[[Sequence[Array]], np.ndarray]
 _BYTES_PER_BLOCK = 1 << 22  # of features: half of what two cores have of a third-level cache
 
 
@@ -57,18 +58,25 @@ class CrossSums:
         The upper triangle of B, of the other's features.
     cross : ndarray of shape (n_features, n_features_of_the_rows_site)
         C: the other's features times those of the site that has the rows.
+    lone : ndarray of shape (n_features_of_the_rows_site, n_features_of_the_rows_site), or 0
+        Z'Z of that site's own features over the rows that were left out; it does not travel.
     """
 
     gram: Array
     cross: Array
+    lone: Array | float = 0.0
+
+    def kept(self) -> "CrossSums":
+        """Return what the site that has the rows needs of them: all but B."""
+        return CrossSums(np.empty(0), self.cross, self.lone)
 
     def plus(self, more: "CrossSums") -> "CrossSums":
         """Return the sums over these rows and some more."""
-        return CrossSums(self.gram + more.gram, self.cross + more.cross)
+        return CrossSums(self.gram + more.gram, self.cross + more.cross, self.lone + more.lone)
 
     def times(self, weight: float) -> "CrossSums":
         """Return the sums where every row counts `weight` times."""
-        return CrossSums(weight * self.gram, weight * self.cross)
+        return CrossSums(weight * self.gram, weight * self.cross, weight * self.lone)
 
 
 @lru_cache(maxsize=8)
@@ -104,7 +112,11 @@ def rows_per_block(bytes_per_row: int) -> int:
 
 
 def accumulate(
-    rows: Rows, own: FeatureMap, others: Mapping[str, FeatureMap], precision: str = "double"
+    rows: Rows,
+    own: FeatureMap,
+    others: Mapping[str, FeatureMap],
+    precision: str = "double",
+    are_lone: AreLone | None = None,
 ) -> tuple[OwnSums, dict[str, CrossSums]]:
     """Return a site's own sums and those for each neighbour, in one pass over its rows.
 
@@ -116,6 +128,8 @@ def accumulate(
     precision : {"double", "mixed"}, default="double"
         "mixed" has the features and the products of a block of rows in single precision, and adds blocks up in double:
         about twice as fast, and right to 1e-5 of a sum's largest entry.
+    are_lone : callable, optional
+        Tells from a block's features, the own and each neighbour's, which rows to leave out of the neighbours' sums.
     """
     maps = [own, *others.values()]
     ends = np.cumsum([feature_map.n_features for feature_map in maps])
@@ -128,20 +142,24 @@ def accumulate(
     with_own = np.zeros((own.n_features, joint.n_features))
     grams = [np.zeros((m.n_features, m.n_features)) for m in maps[1:]]
     moment = np.zeros(own.n_features)
+    lone: Array | float = 0.0
     response_energy = 0.0
     single = precision == "mixed"
     with letting_others_in():
         for X, y in rows.blocks(rows_per_block(joint.n_features * (4 if single else 8))):
             features = joint(X, single=single)
-            own_features = features[:, slices[0]]
-            with_own += own_features.T @ features
-            moment += y.astype(features.dtype, copy=False) @ own_features
+            moment += y.astype(features.dtype, copy=False) @ features[:, slices[0]]
             response_energy += float(y @ y)
+            if are_lone is not None:
+                left_out = are_lone([features[:, part] for part in slices])
+                alone, features = features[left_out, slices[0]], features[~left_out]
+                lone = lone + alone.T @ alone
+            with_own += features[:, slices[0]].T @ features
             for gram, part in zip(grams, slices[1:], strict=True):
                 gram += features[:, part].T @ features[:, part]
-    own_sums = OwnSums(with_own[:, slices[0]], moment, response_energy)
+    own_sums = OwnSums(with_own[:, slices[0]] + lone, moment, response_energy)
     cross = {
-        name: CrossSums(pack_symmetric(gram), with_own[:, part].T)
+        name: CrossSums(pack_symmetric(gram), with_own[:, part].T, lone)
         for name, gram, part in zip(others, grams, slices[1:], strict=True)
     }
     if rows.weight == 1:

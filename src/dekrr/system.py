@@ -89,7 +89,9 @@ class BlockRow:
         return self.response_energy - float(coefficients @ (self.right_side + residual))
 
 
-def assemble(own: OwnSums, received: Mapping[str, CrossSums], sent: Mapping[str, Array], weights: Weights) -> BlockRow:
+def assemble(
+    own: OwnSums, received: Mapping[str, CrossSums], sent: Mapping[str, CrossSums], weights: Weights
+) -> BlockRow:
     """Return the block row of site j (the paper's equation 16, without the self penalty).
 
     Parameters
@@ -98,16 +100,19 @@ def assemble(own: OwnSums, received: Mapping[str, CrossSums], sent: Mapping[str,
         Z_jj'Z_jj and Z_jj'y_j.
     received : mapping of neighbour p to CrossSums
         B_jp and C_jp, over p's rows.
-    sent : mapping of neighbour p to ndarray of shape (D_p, D_j)
-        C_pj, over this site's rows.
+    sent : mapping of neighbour p to CrossSums
+        C_pj, over this site's rows; rows that are not in it are not in this edge's penalty at all.
     weights : Weights
     """
     n_features = len(own.moment)
     hessian = (1 / weights.n_rows + len(received) * weights.own_penalty) * own.gram
+    hessian -= weights.own_penalty * sum(sent[p].lone for p in received)
     hessian = hessian + weights.alpha / weights.n_sites * np.eye(n_features)
     if received:
         hessian += unpack_symmetric(pull(received, weights), n_features)
-    couplings = [-weights.own_penalty * sent[p].T - weights.penalties[p] * sums.cross for p, sums in received.items()]
+    couplings = [
+        -weights.own_penalty * sent[p].cross.T - weights.penalties[p] * sums.cross for p, sums in received.items()
+    ]
     return BlockRow(
         neighbors=tuple(received),
         matrix=np.hstack([hessian, *couplings]),

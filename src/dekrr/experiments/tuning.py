@@ -58,8 +58,7 @@ def solve_network(
         matrix, right = np.zeros((ends[-1], ends[-1])), np.empty(ends[-1])
         for j, name in enumerate(names):
             received = {names[p]: sent[names[p]][name] for p in neighbors[j]}
-            crosses = {p: sums.cross for p, sums in sent[name].items()}
-            row = assemble(own[name], received, crosses, Weights(n_rows, n_sites, alpha, penalties[name], penalties))
+            row = assemble(own[name], received, sent[name], Weights(n_rows, n_sites, alpha, penalties[name], penalties))
             matrix[parts[j], parts[j]] = row.hessian
             start = 0
             for p in neighbors[j]:

@@ -6,7 +6,7 @@ only the rows fit. `docs/privacy.md` has both attacks with their figures.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -17,9 +17,9 @@ from sklearn.base import clone
 from ..errors import DataError, MessageError, SettingsError
 from ..features import FeatureMap
 from ..messages import Chosen
-from ..rows import ArrayRows
+from ..rows import ArrayRows, Rows
 from ..selection import LONG_WAVE, GreedySelector, Selector
-from ..statistics import accumulate
+from ..statistics import AreLone, accumulate
 from ..types import Array
 
 MAX_MAPS = 64
@@ -141,16 +141,43 @@ def typical_rows(rows: ArrayRows, feature_map: FeatureMap, max_leverage: float) 
     behind show when those are gone, so that it is done three times; not more often, as few rows a feature would leave
     none.
     """
-    for _ in range(_LEVERAGE_PASSES if max_leverage < 1 else 0):
+    return _trim(rows, feature_map, max_leverage)[0] if max_leverage < 1 else rows
+
+
+def lone_rows(rows: Rows, maps: Sequence[FeatureMap], max_leverage: float) -> AreLone | None:
+    """Return what tells, from their features by each map, rows whose leverage by any of them is above `max_leverage`.
+
+    Leverages are those among the rows of the site's sample, without those that are lone there.
+    """
+    if max_leverage >= 1 or not rows.n_rows:
+        return None
+    whitenings = [_trim(rows.sample, feature_map, max_leverage)[1] for feature_map in maps]
+
+    def are_lone(features: Sequence[Array]) -> np.ndarray:
+        leverages = [_leverage(part, whitening) for part, whitening in zip(features, whitenings, strict=True)]
+        return np.asarray(np.max(leverages, axis=0) > max_leverage)
+
+    return are_lone
+
+
+def _trim(rows: ArrayRows, feature_map: FeatureMap, max_leverage: float) -> tuple[ArrayRows, Array]:
+    """Return the rows that are not lone, and (Z'Z)^-1/2 of them; nothing is lone where everything would be."""
+    for _ in range(_LEVERAGE_PASSES):
         gram = accumulate(rows, feature_map, {})[0].gram / rows.weight
         values, vectors = np.linalg.eigh(gram)
         whitening = vectors / np.sqrt(np.maximum(values, _ROUNDING * values[-1]))
-        leverage = [np.sum((feature_map(X) @ whitening) ** 2, axis=1) for X, _ in rows.blocks(_ROWS_PER_BLOCK)]
-        typical = np.concatenate(leverage) <= max_leverage
-        if typical.all() or not typical.any():
+        leverages = [_leverage(feature_map(X), whitening) for X, _ in rows.blocks(_ROWS_PER_BLOCK)]
+        typical = np.concatenate(leverages) <= max_leverage
+        if not typical.any():
+            return rows, np.zeros_like(whitening)
+        if typical.all():
             break
         rows = rows.take(typical)
-    return rows
+    return rows, whitening
+
+
+def _leverage(features: Array, whitening: Array) -> Array:
+    return np.asarray(np.sum((features @ whitening.astype(features.dtype, copy=False)) ** 2, axis=1))
 
 
 def site_rng(seed: int, name: str, purpose: str = "features") -> np.random.Generator:

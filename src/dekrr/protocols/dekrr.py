@@ -33,7 +33,6 @@ from ..selection import GreedySelector, Pool, Selector
 from ..solvers import SelfPenalty, Solver, make_solver
 from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric
 from ..system import BlockRow, Weights, assemble, penalty
-from ..types import Array
 from .consensus import Progress, Roster, agree_on_scaling, roll_call, tree_sum
 from .outcome import Outcome
 from .private import exchange_private_sums, require_private, shared_features, sum_and_digest
@@ -124,8 +123,8 @@ class SetUp:
     own : OwnSums
     received : mapping of neighbour to CrossSums
         Over the neighbour's rows about this site's features.
-    sent : mapping of neighbour to ndarray of shape (D_p, D_j)
-        The C of what was sent the other way round; its B is of no use here.
+    sent : mapping of neighbour to CrossSums
+        What was sent the other way round, without its B, which is of no use here.
     """
 
     own_map: FeatureMap
@@ -133,7 +132,7 @@ class SetUp:
     degrees: dict[str, int]
     own: OwnSums
     received: dict[str, CrossSums]
-    sent: dict[str, Array]
+    sent: dict[str, CrossSums]
 
     def weights(self, roster: Roster, alpha: float, consensus: float, share: float = 1.0) -> Weights:
         """Return the weights of the objective's terms when a `share` of all rows is in the sums."""
@@ -276,12 +275,12 @@ def set_up_in_one_pass(
         own, received, sent = yield from exchange_private_sums(site, own, digest, own_map, maps, mechanism)
         return roster, SetUp(own_map, maps, degrees, own, received, sent), mechanism
     site.ledger.admit(maps, settings.max_maps)
-    own, sums = accumulate(rows, own_map, maps, settings.precision)
+    own, sums = sum_up(rows, own_map, maps, settings)
     site.require_rows(settings.min_rows)
     guards.check_rows(site.name, site.n_rows, own_map, maps, settings.rows_per_feature)
     roster = yield from roll_call(site)
     received = yield from trade_sums(own_map, maps, sums)
-    return roster, SetUp(own_map, maps, degrees, own, received, crosses(sums)), None
+    return roster, SetUp(own_map, maps, degrees, own, received, kept_of(sums)), None
 
 
 def public_scaling(bounds: tuple[tuple[float, ...], tuple[float, ...]], n_columns: int) -> Scaling:
@@ -429,7 +428,7 @@ def read_features(sender: str, message: Features) -> FeatureMap:
     return FeatureMap(message.frequencies, message.phases, message.amplitudes)
 
 
-_Exchanged = tuple[OwnSums, dict[str, CrossSums], dict[str, Array]]
+_Exchanged = tuple[OwnSums, dict[str, CrossSums], dict[str, CrossSums]]
 
 
 def exchange_sums(
@@ -441,9 +440,17 @@ def exchange_sums(
 ) -> Procedure[_Exchanged]:
     """Exchange B_jp and C_jp: sums over rows, D (D + 1) / 2 + D^2 numbers an edge and direction."""
     site.ledger.admit(maps, settings.max_maps)
-    own, sent = accumulate(rows, own_map, maps, settings.precision)
+    own, sent = sum_up(rows, own_map, maps, settings)
     received = yield from trade_sums(own_map, maps, sent)
-    return own, received, crosses(sent)
+    return own, received, kept_of(sent)
+
+
+def sum_up(
+    rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap], settings: Settings
+) -> tuple[OwnSums, dict[str, CrossSums]]:
+    """Return the site's sums, those for neighbours without rows that stand alone."""
+    are_lone = guards.lone_rows(rows, [own_map, *maps.values()], settings.max_leverage) if maps else None
+    return accumulate(rows, own_map, maps, settings.precision, are_lone)
 
 
 def trade_sums(
@@ -460,9 +467,9 @@ def trade_sums(
     return {p: CrossSums(inbox[p].gram, inbox[p].cross) for p in maps}
 
 
-def crosses(sent: Mapping[str, CrossSums]) -> dict[str, Array]:
-    """Return the C of sums that were sent."""
-    return {p: sums.cross for p, sums in sent.items()}
+def kept_of(sent: Mapping[str, CrossSums]) -> dict[str, CrossSums]:
+    """Return what a site keeps of the sums that it sent."""
+    return {p: sums.kept() for p, sums in sent.items()}
 
 
 def exchange_rows(rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap]) -> Procedure[_Exchanged]:
@@ -481,7 +488,7 @@ def exchange_rows(rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap
         p: CrossSums(pack_symmetric(rows.receivers.T @ rows.receivers), rows.receivers.T @ rows.own)
         for p, rows in inbox.items()
     }
-    return own, {p: received[p] for p in maps}, crosses(sent)
+    return own, {p: received[p] for p in maps}, kept_of(sent)
 
 
 def iterate(

@@ -16,10 +16,9 @@ from ..rows import Rows
 from ..scaling import Scaling
 from ..selection import Selector
 from ..solvers import make_solver
-from ..statistics import accumulate
 from ..system import assemble
 from .consensus import roll_call
-from .dekrr import Offers, Settings, SetUp, crosses, iterate, offer_of, read_offers, trade_sums
+from .dekrr import Offers, Settings, SetUp, iterate, kept_of, offer_of, read_offers, sum_up, trade_sums
 from .outcome import Outcome
 from .site import Procedure, Site
 
@@ -58,7 +57,7 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
         own_map, start = before.feature_map, before.coefficients
     maps, degrees = yield from _exchange_maps(site, own_map, before, known, selector, settings)
     _check_rows(site, own_map, maps, known, n_new, settings)
-    ready = yield from _exchange_sums(rows, new, before, known, own_map, maps, degrees)
+    ready = yield from _exchange_sums(rows, new, before, known, own_map, maps, degrees, settings)
     weights = ready.weights(roster, settings.alpha, settings.consensus)
     row = assemble(ready.own, ready.received, ready.sent, weights)
     solver = make_solver(
@@ -132,20 +131,21 @@ def _exchange_sums(
     own_map: FeatureMap,
     maps: dict[str, FeatureMap],
     degrees: dict[str, int],
+    settings: Settings,
 ) -> Procedure[SetUp]:
     """Exchange sums over new rows with old neighbours, and over all rows with new ones; add them up."""
     strangers = {p: maps[p] for p in maps if p not in known}
     if before is None:
-        own, changes = accumulate(rows, own_map, maps)
+        own, changes = sum_up(rows, own_map, maps, settings)
     else:
-        own, changes = accumulate(new, own_map, {p: maps[p] for p in known})
+        own, changes = sum_up(new, own_map, {p: maps[p] for p in known}, settings)
         if strangers:
-            changes |= accumulate(rows, own_map, strangers)[1]
+            changes |= sum_up(rows, own_map, strangers, settings)[1]
     received = yield from trade_sums(own_map, maps, changes)
-    sent = crosses(changes)
+    sent = kept_of(changes)
     if before is not None and before.ready is not None:
         old = before.ready
         own = old.own.plus(own)
         received |= {p: old.received[p].plus(received[p]) for p in known}
-        sent |= {p: old.sent[p] + sent[p] for p in known}
+        sent |= {p: old.sent[p].plus(sent[p]) for p in known}
     return SetUp(own_map, maps, degrees, own, received, {p: sent[p] for p in maps})

@@ -80,7 +80,7 @@ def exchange_private_sums(
     shared: FeatureMap,
     maps: Mapping[str, FeatureMap],
     mechanism: GaussianSums,
-) -> Procedure[tuple[OwnSums, dict[str, CrossSums], dict[str, Array]]]:
+) -> Procedure[tuple[OwnSums, dict[str, CrossSums], dict[str, CrossSums]]]:
     """Perturb the site's sums once and exchange them: the same D (D + 1) / 2 numbers for every neighbour.
 
     Where all sites have the same features B_pj = C_pj = Z'Z, so one perturbed matrix takes the place of every
@@ -98,4 +98,4 @@ def exchange_private_sums(
         cross=dict.fromkeys(maps, (0, size)),
     )
     received = {p: CrossSums(inbox[p].gram, unpack_symmetric(inbox[p].gram, size)) for p in maps}
-    return own, received, dict.fromkeys(maps, own.gram)
+    return own, received, dict.fromkeys(maps, CrossSums(np.empty(0), own.gram))
