@@ -34,6 +34,7 @@ from .types import Array
 
 MAPPINGS = ("cos", "cossin")
 LONG_WAVE = 0.02
+_LIKELY_TO_TAKEN = 8
 
 # A constructor that only stores its keywords, as scikit-learn wants it.
 _parameters = dataclass(eq=False, repr=False, kw_only=True)
@@ -525,7 +526,8 @@ class _Products:
 
     Orthogonal least squares needs the columns of what it takes, a small part of the pool. Those of the candidates
     that come next in gain are computed along with the one that is asked for, in one product that reads the pool
-    once: most of them are asked for later. Where folds together take a good part of the pool, all are computed.
+    once: some of them are asked for later. Four columns are computed for each that is taken, and all together cost half
+    of what they cost in parts, so that all are computed where folds together take an eighth of the pool.
 
     Parameters
     ----------
@@ -546,7 +548,7 @@ class _Products:
         y = y[order]
         features = pool.feature_map(X[order])
         self._n_candidates, self._width = pool.n_candidates, pool.width
-        nearly_all = 2 * n_taken * len(self.folds) > pool.n_candidates
+        nearly_all = _LIKELY_TO_TAKEN * n_taken * len(self.folds) > pool.n_candidates
         self._n_likely = pool.n_candidates if nearly_all else min(max(16, n_taken // 4), pool.n_candidates)
         self._parts = [features[end - size : end] for end, size in zip(ends, self.n_rows, strict=True)]
         self.moments = np.array(

@@ -29,7 +29,7 @@ def bench(
         Path | None, typer.Option(envvar="DEKRR_DATA", help="Where the data sets are; made rows of their shape if not.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller problems: a taste, in about half a minute.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Keep the figures in this JSON file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the figures in this JSON file, as they come.")] = None,
     compare: Annotated[Path | None, typer.Option(help="Compare with the figures in this JSON file.")] = None,
 ) -> None:
     """Time fits against the paper's algorithm in plain numpy, scikit-learn, and the processor's floor."""
@@ -46,12 +46,20 @@ def bench(
         with Console(stderr=True).status(f"timing {name}"):
             for figure in FIGURES[name](data_dir, quick=quick):
                 figures.append(figure)
+                if out is not None:
+                    write(out, Bench(about, figures))
                 table.add_row(*_row(figure), *([_change(figure, before.get(figure.name))] if compare else []))
     console.print(table)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(msgspec.json.format(msgspec.json.encode(Bench(about, figures))))
         console.print(f"figures: {out}")
+
+
+def write(path: Path, bench: Bench) -> None:
+    """Write figures to a file; it has all that were measured so far, whenever the run ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(bench)))
+    part.replace(path)
 
 
 def read(path: Path) -> Bench:
