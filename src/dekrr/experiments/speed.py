@@ -94,6 +94,7 @@ class Problem:
         return lambda: DeKRRRegressor(**settings | changes).fit(self.X, self.y, sites=self.sites)
 
 
+_CHOSEN_BY = GreedySelector().max_rows or 0  # rows of a site
 _SHAPES = {  # rows, columns, features, sigma
     "houses": (10_320, 8, 60, 0.25),
     "tomshardware": (14_090, 96, 150, 4.0),
@@ -247,7 +248,7 @@ def large_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
         candidates = 20 * given.n_features if features == "greedy" else 0
         seconds = {
             "fit": best_seconds(fit, 3 if quick else 1),
-            "floor": rates.floor(given, candidates, sample=10 * 5000),
+            "floor": rates.floor(given, candidates, sample=10 * _CHOSEN_BY),
             peer: peer_seconds,
         }
         settings = given.settings | {"features": features, "precision": precision, "consensus": 1.0, "tol": 1e-6}
@@ -264,7 +265,7 @@ def greedy_choice(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
         y = np.sin(X @ rng.normal(size=96))
         selector = GreedySelector(150, sigma=4.0)
         pool = selector.draw_pool(96, rng).feature_map
-        rows = X[: min(n_rows, 5000)]
+        rows = X[: min(n_rows, _CHOSEN_BY)]
         parts = (pool.frequencies, pool.phases, pool.amplitudes)
 
         def evaluate(rows: Array = rows, parts: Any = parts) -> None:
