@@ -44,7 +44,7 @@ from dekrr.rows import ArrayRows
 from meshes import Mesh
 
 D = 100
-ROWS = 320  # a site sends sums of 2 D features over no fewer than 3 D rows
+ROWS = 600  # a site sends sums of 2 D features over no fewer than 3 D rows that do not stand alone
 
 
 class Watch:

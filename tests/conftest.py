@@ -94,7 +94,6 @@ class Problem:
             for _ in range(3):
                 leverage = np.diag(features[left] @ np.linalg.pinv(features[left]))
                 if (leverage > self.max_leverage).all():
-                    left = np.arange(site.n_rows)
                     break
                 left = left[leverage <= self.max_leverage]
             kept &= np.isin(np.arange(site.n_rows), left)

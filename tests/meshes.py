@@ -30,7 +30,7 @@ COLUMNS = ["u", "v"]
 class Mesh:
     """Files of a network in a folder, with keys, and its sites' rows."""
 
-    def __init__(self, folder, n_sites, *, method="dekrr", settings=None, patience=20.0, rows=30, hosts=None, **table):
+    def __init__(self, folder, n_sites, *, method="dekrr", settings=None, patience=20.0, rows=60, hosts=None, **table):
         self.folder = Path(folder)
         self.names = [f"s{i:02d}" for i in range(n_sites)]
         numbers = {"sigma": 0.5, "alpha": 1e-3} | ({"consensus": 1.0} if method == "dekrr" else {})

@@ -27,7 +27,9 @@ PATIENCE = 10.0
 METHODS = {
     "dekrr": partial(
         dekrr.train,
-        settings=dekrr.Settings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, verify_features=False),
+        settings=dekrr.Settings(
+            tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False
+        ),
     ),
     "dkla": partial(dkla.train, settings=dkla.Settings(tol=1e-3, max_rounds=12, min_rows=1)),
     "allreduce": partial(allreduce.train, settings=allreduce.Settings(min_rows=1)),

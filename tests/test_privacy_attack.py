@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dekrr.errors import SettingsError
+from dekrr.errors import DataError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.messages import Coefficients, RowFeatures, Sums
 from dekrr.privacy import attack, guards
@@ -204,13 +204,16 @@ def test_a_lattice_gives_rows_back_without_a_start():
 
 
 def test_frequencies_of_a_neighbours_own_choice_give_rows_away_and_are_refused(coast):
-    """All guards but the proof of features allow the lattice; the proof, which is the default, does not."""
+    """Limits on rows and features allow the lattice; the proof of features and leverages, both the default, do not."""
     smaller = replace(coast, n_features=8)
     found = attack.attack_by_lattice(smaller, fine=4, coarse=6, n_lattice_columns=2)
     assert found.shares[1e-3] > 0.1
     assert found.chance[1e-3] < 0.02
     with pytest.raises(SettingsError, match="not in the pool"):
         attack.attack_by_lattice(smaller, fine=4, coarse=6, n_lattice_columns=2, settings=attack.GUARDED)
+    unproved = msgspec.structs.replace(attack.GUARDED, verify_features=False)
+    with pytest.raises(DataError, match="of which stand alone"):
+        attack.attack_by_lattice(smaller, fine=4, coarse=6, n_lattice_columns=2, settings=unproved)
 
 
 def test_rows_known_before_do_not_count():

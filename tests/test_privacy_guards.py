@@ -25,6 +25,7 @@ from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
 from dekrr.selection import SELECTORS, EnergySelector, GreedySelector
+from dekrr.statistics import accumulate, unpack_symmetric
 
 RING = {"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")}
 
@@ -215,7 +216,7 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
     few = replace(few, rows=few.rows.take(slice(n_rows)))
     selector = GreedySelector(6, sigma=0.5, mapping=mapping, shortlist=8.0)
     run_settings = dekrr.Settings(
-        scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature, verify_features=False
+        scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature, max_leverage=1, verify_features=False
     )
     network = RecordingNetwork(RING)
     procedures = {s.name: dekrr.train(s, selector, run_settings, tuning) for s in (few, *others)}
@@ -247,7 +248,7 @@ def test_rows_of_a_fold_count_where_folds_are_tuned():
 def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
     """With the guards on there are as many folds as have min_rows rows at the smallest site, and two at least."""
     tuning = Tuning(sigmas=(0.5,), alphas=(1e-3, 1e-2), consensuses=(1.0,), folds=5)
-    run_settings = dekrr.Settings(scale=None, rows_per_feature=0.1, max_rounds=2, tol=0.0)
+    run_settings = dekrr.Settings(scale=None, rows_per_feature=0.1, max_leverage=1, max_rounds=2, tol=0.0)
     few, *others = sites(n_rows=60)
     few = replace(few, rows=few.rows.take(slice(n_rows)))
     network = RecordingNetwork(RING)
@@ -294,10 +295,10 @@ def test_a_site_that_joins_is_checked_like_the_others(verify):
 
 
 def test_rows_per_feature_counts_both_maps():
-    run(sites(n_rows=18), EnergySelector(6), rows_per_feature=1.5)
+    run(sites(n_rows=18), EnergySelector(6), rows_per_feature=1.5, max_leverage=1)
     with pytest.raises(DataError, match="18 here"):
-        run(sites(n_rows=17), EnergySelector(6), rows_per_feature=1.5)
-    run(sites(n_rows=12), EnergySelector(6), rows_per_feature=0.0)
+        run(sites(n_rows=17), EnergySelector(6), rows_per_feature=1.5, max_leverage=1)
+    run(sites(n_rows=12), EnergySelector(6), rows_per_feature=0.0, max_leverage=1)
 
 
 def test_maps_are_counted_over_a_run():
@@ -335,3 +336,46 @@ def test_flooded_frequencies_are_checked_too():
     high = FeatureMap.unweighted(rng.normal(scale=100, size=(2, 6)), np.zeros(6))
     with pytest.raises(MessageError, match="'b' sent a frequency of length"):
         procedure.send({"b": Features(high.frequencies, high.phases, high.amplitudes, 2)})
+
+
+def crowd_and_one_far_away(n_rows=200, seed=2):
+    rng = np.random.default_rng(seed)
+    X = np.vstack([rng.normal(0.5, 0.05, size=(n_rows - 1, 2)), [[3.0, -2.0]]])
+    return ArrayRows(X, rng.uniform(-1, 1, n_rows)), FeatureMap.unweighted(rng.normal(size=(2, 4)), rng.uniform(size=4))
+
+
+def test_no_sum_that_leaves_a_site_has_a_row_that_stands_alone():
+    rows, feature_map = crowd_and_one_far_away()
+    everywhere = [Site(name, RING[name], rows, feature_map=feature_map) for name in RING]
+    _, network = run(everywhere, EnergySelector(4), verify_features=False)
+    features = feature_map(rows.X[:-1])
+    expected = features.T @ features
+    sums = network.record.between("a", "b", Sums)
+    assert len(sums) == 1
+    np.testing.assert_allclose(unpack_symmetric(sums[0].gram, 4), expected, atol=1e-9)
+    np.testing.assert_allclose(sums[0].cross, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["double", "mixed"])
+def test_lone_rows_are_told_by_a_sample_and_counted(monkeypatch, precision):
+    monkeypatch.setattr("dekrr.rows.SAMPLE_ROWS", 50)
+    rows, feature_map = crowd_and_one_far_away()
+    are_lone = guards.LoneRows(rows, [feature_map, feature_map], 0.8)
+    own, others = accumulate(rows, feature_map, {"b": feature_map}, precision, are_lone)
+    everything, _ = accumulate(rows, feature_map, {}, precision)
+    alone = feature_map(rows.X[-1:])
+    assert are_lone.count == 1
+    assert others["b"].lone.dtype == np.float64
+    np.testing.assert_allclose(others["b"].lone, alone.T @ alone, atol=1e-6)
+    np.testing.assert_allclose(own.gram, everything.gram, atol=1e-4)
+    np.testing.assert_allclose(unpack_symmetric(others["b"].gram, 4), own.gram - others["b"].lone, atol=1e-4)
+
+
+def test_sums_over_the_few_rows_that_do_not_stand_alone_are_refused():
+    """Heavy tails: at first there are rows enough for the features, but most are alone with some of them."""
+    rng = np.random.default_rng(1)
+    rows = ArrayRows(np.exp(2 * rng.normal(size=(48, 3))), rng.uniform(-1, 1, 48))
+    maps = [FeatureMap.unweighted(0.3 * rng.normal(size=(3, 16)), rng.uniform(size=16)) for _ in range(3)]
+    everywhere = [Site(name, RING[name], rows, feature_map=m) for name, m in zip(RING, maps, strict=True)]
+    with pytest.raises(DataError, match="of which stand alone, too few for sums"):
+        run(everywhere, EnergySelector(16), verify_features=False)

@@ -221,6 +221,18 @@ def test_a_bad_frame_is_refused_told_once_and_changes_nothing(sender, frame, rea
     assert session.exchange == 1
 
 
+def test_frames_that_come_together_are_taken_as_if_they_came_one_by_one():
+    frames = [("b", hello("b")), ("b", data("b", 0, ROLL)), ("b", b"no frame"), ("b", data("b", 1, ROLL))]
+    together, told = lonely()
+    together.receive(frames, 0.0)
+    alone, told_alone = lonely()
+    for frame in frames:
+        alone.receive([frame], 0.0)
+    assert together.exchange == alone.exchange == 2
+    assert [word for word, _ in told].count("refused") == [word for word, _ in told_alone].count("refused") == 1
+    assert together.out == alone.out
+
+
 def test_early_frames_are_buffered_within_bounds_and_late_ones_and_repeats_ignored():
     session, _ = lonely()
     session.receive([("b", hello("b"))], 0.0)

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from .cores import letting_others_in
-
 # Interpolates sin(2 pi sqrt(v)) / sqrt(v) at the Chebyshev nodes of [0, 1/16]; the sine is off by 5e-16 and 7e-9.
 DOUBLE = (
     6.283185307179585,
@@ -120,8 +118,7 @@ def moment(
     if loops is not None:
         parts = tuple(map(np.ascontiguousarray, (frequencies, phases, amplitudes)))
         X, y = np.ascontiguousarray(X), np.ascontiguousarray(y)
-        with letting_others_in():
-            return np.asarray(loops.moment(X, parts, *terms_of(X.dtype), _rows_per_block(frequencies), y))
+        return np.asarray(loops.moment(X, parts, *terms_of(X.dtype), _rows_per_block(frequencies), y))
     total = np.zeros(len(phases))
     for rows, block in wave_blocks(X, frequencies, phases, amplitudes):
         total += y[rows] @ block

@@ -64,10 +64,10 @@ class FeatureMap:
         frequencies, phases, amplitudes = (part.astype(np.float32) for part in self._double)
         return frequencies, phases, amplitudes
 
-    def __call__(self, X: Array, *, single: bool = False) -> Array:
-        """Return the features of rows `X`, shape (n_rows, n_features); in single precision if asked."""
-        features = np.empty((len(X), self.n_features), dtype=np.float32 if single else np.float64)
-        evaluate(*self._parts(X, single=single), features)
+    def __call__(self, X: Array, out: Array | None = None) -> Array:
+        """Return the features of rows `X`, shape (n_rows, n_features); written to `out`, in its precision, if given."""
+        features = np.empty((len(X), self.n_features)) if out is None else out
+        evaluate(*self._parts(X, single=features.dtype == np.float32), features)
         return features
 
     def moment(self, X: Array, y: Array) -> Array:

@@ -2,7 +2,7 @@
 
 Everything that a procedure asks of its rows is here: how many there are, their bounds, a sample to choose features
 and settings by, and blocks to sum over. Rows that are read in batches are passed over twice at most: for the first
-three together, and for the sums; once where only sums are asked for.
+three together, and for the sums; once where only sums are asked for, over all rows.
 """
 
 from abc import ABC, abstractmethod

@@ -5,19 +5,21 @@ computes about its own map Z_jj'Z_jj and Z_jj'y_j, and for each neighbour p, kno
 B_pj = Z_pj'Z_pj and C_pj = Z_pj'Z_jj. Rows are read in blocks, from memory or from disk, and never needed again.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from .cores import letting_others_in
 from .features import FeatureMap
 from .rows import Rows
 from .types import Array
 
 PRECISIONS = ("double", "mixed")
 AreLone = Callable[[Sequence[Array]], np.ndarray]
+_NOTHING = np.empty(0, dtype=np.uint8)
+_mine = threading.local()
 _BYTES_PER_BLOCK = 1 << 22  # of features: half of what two cores have of a third-level cache
 
 
@@ -106,6 +108,15 @@ def unpack_symmetric(packed: Array, size: int) -> Array:
     return matrix
 
 
+def _scratch(n_rows: int, n_columns: int, dtype: type) -> Array:
+    """Return an array of this thread to write over: fresh memory would cost as much as the features in it."""
+    size = n_rows * n_columns * np.dtype(dtype).itemsize
+    if getattr(_mine, "bytes", _NOTHING).size < size:
+        _mine.bytes = np.empty(size, dtype=np.uint8)
+    features: Array = _mine.bytes[:size].view(dtype).reshape(n_rows, n_columns)
+    return features
+
+
 def rows_per_block(bytes_per_row: int) -> int:
     """Return how many rows of features are summed over at a time: few enough for the cache, enough for a product."""
     return max(256, _BYTES_PER_BLOCK // bytes_per_row)
@@ -142,21 +153,21 @@ def accumulate(
     with_own = np.zeros((own.n_features, joint.n_features))
     grams = [np.zeros((m.n_features, m.n_features)) for m in maps[1:]]
     moment = np.zeros(own.n_features)
-    lone: Array | float = 0.0
+    lone = np.zeros((own.n_features, own.n_features)) if are_lone else 0.0
     response_energy = 0.0
     single = precision == "mixed"
-    with letting_others_in():
-        for X, y in rows.blocks(rows_per_block(joint.n_features * (4 if single else 8))):
-            features = joint(X, single=single)
-            moment += y.astype(features.dtype, copy=False) @ features[:, slices[0]]
-            response_energy += float(y @ y)
-            if are_lone is not None:
-                left_out = are_lone([features[:, part] for part in slices])
+    for X, y in rows.blocks(rows_per_block(joint.n_features * (4 if single else 8))):
+        features = joint(X, out=_scratch(len(X), joint.n_features, np.float32 if single else np.float64))
+        moment += y.astype(features.dtype, copy=False) @ features[:, slices[0]]
+        response_energy += float(y @ y)
+        if are_lone is not None:
+            left_out = are_lone([features[:, part] for part in slices])
+            if left_out.any():
                 alone, features = features[left_out, slices[0]], features[~left_out]
-                lone = lone + alone.T @ alone
-            with_own += features[:, slices[0]].T @ features
-            for gram, part in zip(grams, slices[1:], strict=True):
-                gram += features[:, part].T @ features[:, part]
+                lone += alone.T @ alone
+        with_own += features[:, slices[0]].T @ features
+        for gram, part in zip(grams, slices[1:], strict=True):
+            gram += features[:, part].T @ features[:, part]
     own_sums = OwnSums(with_own[:, slices[0]] + lone, moment, response_energy)
     cross = {
         name: CrossSums(pack_symmetric(gram), with_own[:, part].T, lone)

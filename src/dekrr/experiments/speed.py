@@ -19,12 +19,12 @@ import networkx as nx
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..cores import free_cores
 from ..cosines import compiled, terms_of, wave_blocks
 from ..data.files import read_table
 from ..data.partitions import by_response
 from ..errors import DataError
 from ..estimators import DeKRRRegressor
+from ..networks.local import free_cores
 from ..selection import GreedySelector
 from ..types import Array
 from .peers import paper_port, pooled_peers

@@ -60,10 +60,10 @@ def solve_network(
             received = {names[p]: sent[names[p]][name] for p in neighbors[j]}
             row = assemble(own[name], received, sent[name], Weights(n_rows, n_sites, alpha, penalties[name], penalties))
             matrix[parts[j], parts[j]] = row.hessian
-            start = 0
+            couplings, start = row.couplings, 0
             for p in neighbors[j]:
                 size = maps[p].n_features
-                matrix[parts[j], parts[p]] = -row.couplings[:, start : start + size]
+                matrix[parts[j], parts[p]] = -couplings[:, start : start + size]
                 start += size
             right[parts[j]] = row.right_side
         theta = cho_solve(cho_factor(matrix, overwrite_a=True, check_finite=False), right, check_finite=False)

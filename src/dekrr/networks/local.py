@@ -8,7 +8,8 @@ the same whatever their number.
 """
 
 import contextlib
-import threading
+import multiprocessing
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,6 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from ..cores import free_cores, turn
 from ..errors import MessageError
 from ..messages import AnyMessage, Message, decode, encode
 from ..protocols.site import Outbox, Procedure, Result
@@ -189,13 +189,6 @@ def _take(steps: deque[_Step]) -> None:
             steps.popleft().take()
 
 
-def _take_in_turns(steps: deque[_Step], lock: threading.Lock) -> None:
-    with contextlib.suppress(IndexError):
-        while True:
-            with turn(lock):
-                steps.popleft().take()
-
-
 @contextlib.contextmanager
 def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
     """Give a function that takes all steps: in threads, unless steps after such messages have been fast before.
@@ -206,8 +199,7 @@ def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
         yield lambda steps: _take(deque(steps))
         return
 
-    fast: set[frozenset[type]] = {frozenset()}  # before the first exchange there is little to do
-    lock = threading.Lock()
+    fast: set[frozenset[type]] = set()
 
     def take_all(steps: list[_Step]) -> None:
         left = deque(steps)
@@ -217,8 +209,8 @@ def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
             left.popleft().take()
         if kind not in fast or time.perf_counter() - start > _SLOW:
             fast.discard(kind)
-            others = [pool.submit(_take_in_turns, left, lock) for _ in range(n_threads - 1)]
-            _take_in_turns(left, lock)
+            others = [pool.submit(_take, left) for _ in range(n_threads - 1)]
+            _take(left)
             for other in others:
                 other.result()
         else:
@@ -233,3 +225,10 @@ def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
 @cache
 def _controller() -> ThreadpoolController:
     return ThreadpoolController()
+
+
+def free_cores() -> int:
+    """Return the cores of this process; one in a child process, whose siblings have the others."""
+    if multiprocessing.parent_process() is not None:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

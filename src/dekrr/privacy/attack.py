@@ -13,7 +13,6 @@ from sklearn.base import clone
 from .. import topology
 from ..data import by_response, halves, load, make_sites
 from ..errors import DataError
-from ..features import FeatureMap
 from ..messages import Moments, RowFeatures, Sums
 from ..protocols import dekrr
 from ..protocols.site import Site
@@ -404,9 +403,10 @@ def infer(problem: Problem, view: View, target: str | None = None, *, guesses: i
 
 
 def fingerprinting(problem: Problem, target: str | None = None) -> Callable[[Site], Forger]:
-    """Return the liar that verification allows: the longest frequencies of its pool, as many as the target answers.
+    """Return the liar that verification allows: the longest frequencies of its pool, as many as a shortlist may have.
 
-    Features of high frequencies are unrelated for any two rows that differ, so that sums become fingerprints.
+    Features of high frequencies are unrelated for any two rows that differ, so that sums become fingerprints. With more
+    of them in the final choice so many rows stand alone that a site refuses.
     """
     victim, _ = problem.pair(target)
     selector = problem.selector()
@@ -416,10 +416,7 @@ def fingerprinting(problem: Problem, target: str | None = None) -> Callable[[Sit
         pool = selector.draw_pool(victim.X.shape[1], site.rng())
         order = np.argsort(-np.linalg.norm(pool.frequencies, axis=0))
 
-        def forge(asked: int) -> FeatureMap:
-            return pool.keep(order[: most if asked == 0 else 2 * most - problem.n_features])
-
-        return forge
+        return lambda asked: pool.keep(order[:most])
 
     return forger
 
@@ -435,7 +432,7 @@ def attack_by_lattice(
 ) -> RowsFromSums:
     """Recover rows by frequencies of a neighbour's own choice; see `lattice`.
 
-    It keeps to every guard but the proof of features, which has to be off.
+    It keeps to every guard but the proof of features and the leverage of rows, which have to be off.
 
     Parameters
     ----------
@@ -456,7 +453,7 @@ def attack_by_lattice(
     most = problem.longest_shortlist(attacker)
     capacities = [most, 2 * most - problem.n_features]
     maps = lattice.maps(capacities)
-    settings = settings or msgspec.structs.replace(GUARDED, verify_features=False)
+    settings = settings or msgspec.structs.replace(GUARDED, verify_features=False, max_leverage=1)
     begun = time.process_time()
     record, _ = overhear(
         problem.sites,

@@ -19,7 +19,7 @@ from ..features import FeatureMap
 from ..messages import Chosen
 from ..rows import ArrayRows, Rows
 from ..selection import LONG_WAVE, GreedySelector, Selector
-from ..statistics import AreLone, accumulate
+from ..statistics import accumulate
 from ..types import Array
 
 MAX_MAPS = 64
@@ -97,18 +97,24 @@ def check_frequencies(maps: Mapping[str, FeatureMap], limit: float) -> None:
 
 
 def check_rows(
-    site: str, n_rows: int, own_map: FeatureMap, maps: Mapping[str, FeatureMap], rows_per_feature: float
+    site: str,
+    n_rows: int,
+    own_map: FeatureMap,
+    maps: Mapping[str, FeatureMap],
+    rows_per_feature: float,
+    n_lone: int = 0,
 ) -> None:
-    """Refuse sums of more features than the site's rows can hide among.
+    """Refuse sums of more features than the site's rows, without those that are left out, can hide among.
 
     Where a site has fewer rows than there are features, its own and the neighbour's together, the sums have a null
     space that singles the rows out; just above that, directions with next to no weight still do.
     """
     for neighbor, feature_map in maps.items():
         features = own_map.n_features + feature_map.n_features
-        if n_rows < rows_per_feature * features:
+        if n_rows - n_lone < rows_per_feature * features:
+            there = f"{n_rows} rows, {n_lone} of which stand alone," if n_lone else f"{n_rows} rows,"
             raise DataError(
-                f"site {site!r} has {n_rows} rows, too few for sums of its {own_map.n_features} features and the "
+                f"site {site!r} has {there} too few for sums of its {own_map.n_features} features and the "
                 f"{feature_map.n_features} of site {neighbor!r}: from less than {rows_per_feature:g} rows a feature, "
                 f"{int(np.ceil(rows_per_feature * features))} here, rows can be computed. Use fewer features, join the "
                 "site to another, or lower rows_per_feature"
@@ -144,24 +150,40 @@ def typical_rows(rows: ArrayRows, feature_map: FeatureMap, max_leverage: float) 
     return _trim(rows, feature_map, max_leverage)[0] if max_leverage < 1 else rows
 
 
-def lone_rows(rows: Rows, maps: Sequence[FeatureMap], max_leverage: float) -> AreLone | None:
-    """Return what tells, from their features by each map, rows whose leverage by any of them is above `max_leverage`.
+class LoneRows:
+    """Tells rows whose leverage by any of some maps is above `max_leverage`, and counts them.
 
     Leverages are those among the rows of the site's sample, without those that are lone there.
+
+    Parameters
+    ----------
+    rows : Rows
+    maps : sequence of FeatureMap
+    max_leverage : float
+        Below 1.
+
+    Attributes
+    ----------
+    count : int
+        How many were told so far.
     """
-    if max_leverage >= 1 or not rows.n_rows:
-        return None
-    whitenings = [_trim(rows.sample, feature_map, max_leverage)[1] for feature_map in maps]
 
-    def are_lone(features: Sequence[Array]) -> np.ndarray:
-        leverages = [_leverage(part, whitening) for part, whitening in zip(features, whitenings, strict=True)]
-        return np.asarray(np.max(leverages, axis=0) > max_leverage)
+    def __init__(self, rows: Rows, maps: Sequence[FeatureMap], max_leverage: float) -> None:
+        self.count = 0
+        self._max_leverage = max_leverage
+        self._whitenings = [_trim(rows.sample, feature_map, max_leverage)[1] for feature_map in maps]
 
-    return are_lone
+    def __call__(self, features: Sequence[Array]) -> np.ndarray:
+        """Return which rows of a block are lone, from their features by each map."""
+        leverages = [_leverage(part, whitening) for part, whitening in zip(features, self._whitenings, strict=True)]
+        lone = np.max(leverages, axis=0) > self._max_leverage
+        self.count += int(np.count_nonzero(lone))
+        return np.asarray(lone)
 
 
 def _trim(rows: ArrayRows, feature_map: FeatureMap, max_leverage: float) -> tuple[ArrayRows, Array]:
-    """Return the rows that are not lone, and (Z'Z)^-1/2 of them; nothing is lone where everything would be."""
+    """Return the rows that are not lone, and the (Z'Z)^-1/2 that told; where all would be lone, none is."""
+    told = np.zeros((feature_map.n_features, feature_map.n_features))
     for _ in range(_LEVERAGE_PASSES):
         gram = accumulate(rows, feature_map, {})[0].gram / rows.weight
         values, vectors = np.linalg.eigh(gram)
@@ -169,11 +191,12 @@ def _trim(rows: ArrayRows, feature_map: FeatureMap, max_leverage: float) -> tupl
         leverages = [_leverage(feature_map(X), whitening) for X, _ in rows.blocks(_ROWS_PER_BLOCK)]
         typical = np.concatenate(leverages) <= max_leverage
         if not typical.any():
-            return rows, np.zeros_like(whitening)
+            break
+        told = whitening
         if typical.all():
             break
         rows = rows.take(typical)
-    return rows, whitening
+    return rows, told
 
 
 def _leverage(features: Array, whitening: Array) -> Array:

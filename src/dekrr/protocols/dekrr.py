@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from sklearn.base import clone
 
-from ..errors import SettingsError
+from ..errors import DataError, SettingsError
 from ..features import FeatureMap
 from ..messages import (
     Chosen,
@@ -79,7 +79,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         neighbour, and twice as many for each of a neighbour's shortlist. Sites shorten their shortlists to what
         neighbours allow.
     max_leverage : float
-        Rows of a higher leverage are left out of sums of shortlists; 1 keeps all.
+        Rows of a higher leverage are left out of all sums for neighbours; 1 keeps all.
     max_maps : int
         The most feature maps, shortlists among them, that a neighbour may ask sums for in a run.
     verify_features : bool
@@ -249,6 +249,7 @@ def asks_for_sums_alone(selector: Selector, settings: Settings, tuning: Tuning |
         or settings.allocation != "equal"
         or settings.exchange != "sums"
         or (settings.scale == "minmax" and settings.bounds is None)
+        or (settings.max_leverage < 1 and settings.privacy is None)
     )
 
 
@@ -275,7 +276,7 @@ def set_up_in_one_pass(
         own, received, sent = yield from exchange_private_sums(site, own, digest, own_map, maps, mechanism)
         return roster, SetUp(own_map, maps, degrees, own, received, sent), mechanism
     site.ledger.admit(maps, settings.max_maps)
-    own, sums = sum_up(rows, own_map, maps, settings)
+    own, sums = accumulate(rows, own_map, maps, settings.precision)
     site.require_rows(settings.min_rows)
     guards.check_rows(site.name, site.n_rows, own_map, maps, settings.rows_per_feature)
     roster = yield from roll_call(site)
@@ -440,17 +441,26 @@ def exchange_sums(
 ) -> Procedure[_Exchanged]:
     """Exchange B_jp and C_jp: sums over rows, D (D + 1) / 2 + D^2 numbers an edge and direction."""
     site.ledger.admit(maps, settings.max_maps)
-    own, sent = sum_up(rows, own_map, maps, settings)
+    own, sent = sum_up(site, rows, own_map, maps, settings)
     received = yield from trade_sums(own_map, maps, sent)
     return own, received, kept_of(sent)
 
 
 def sum_up(
-    rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap], settings: Settings
+    site: Site, rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap], settings: Settings
 ) -> tuple[OwnSums, dict[str, CrossSums]]:
-    """Return the site's sums, those for neighbours without rows that stand alone."""
-    are_lone = guards.lone_rows(rows, [own_map, *maps.values()], settings.max_leverage) if maps else None
-    return accumulate(rows, own_map, maps, settings.precision, are_lone)
+    """Return the site's sums, those for neighbours without rows that stand alone; refuse them over too few rows."""
+    if settings.max_leverage >= 1 or not maps or not rows.n_rows:
+        return accumulate(rows, own_map, maps, settings.precision)
+    are_lone = guards.LoneRows(rows, [own_map, *maps.values()], settings.max_leverage)
+    sums = accumulate(rows, own_map, maps, settings.precision, are_lone)
+    guards.check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature, are_lone.count)
+    if rows.n_rows - are_lone.count < settings.min_rows:
+        raise DataError(
+            f"all but {rows.n_rows - are_lone.count} of the {rows.n_rows} rows of site {site.name!r} stand alone among "
+            f"the features, which leaves fewer than min_rows={settings.min_rows}; use fewer features"
+        )
+    return sums
 
 
 def trade_sums(

@@ -3,7 +3,8 @@
 Sums over rows add up, so new rows cost their own sums only, which are sent as they are; features and scaling stay.
 A site that joins chooses features from its own rows and exchanges full sums with its neighbours; the others are
 not touched but for N, J and the number of neighbours. A site that leaves takes its edges with it. The solver starts
-from the coefficients that were there. The result is that of training on all rows with the same features.
+from the coefficients that were there. The result is that of training on all rows with the same features (but for rows
+that stand alone and are left out of sums, which is judged among the rows that are sent together).
 """
 
 import numpy as np
@@ -57,7 +58,7 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
         own_map, start = before.feature_map, before.coefficients
     maps, degrees = yield from _exchange_maps(site, own_map, before, known, selector, settings)
     _check_rows(site, own_map, maps, known, n_new, settings)
-    ready = yield from _exchange_sums(rows, new, before, known, own_map, maps, degrees, settings)
+    ready = yield from _exchange_sums(site, rows, new, before, known, own_map, maps, degrees, settings)
     weights = ready.weights(roster, settings.alpha, settings.consensus)
     row = assemble(ready.own, ready.received, ready.sent, weights)
     solver = make_solver(
@@ -124,6 +125,7 @@ def _check_rows(
 
 
 def _exchange_sums(
+    site: Site,
     rows: Rows,
     new: Rows,
     before: Outcome | None,
@@ -136,11 +138,11 @@ def _exchange_sums(
     """Exchange sums over new rows with old neighbours, and over all rows with new ones; add them up."""
     strangers = {p: maps[p] for p in maps if p not in known}
     if before is None:
-        own, changes = sum_up(rows, own_map, maps, settings)
+        own, changes = sum_up(site, rows, own_map, maps, settings)
     else:
-        own, changes = sum_up(new, own_map, {p: maps[p] for p in known}, settings)
+        own, changes = sum_up(site, new, own_map, {p: maps[p] for p in known}, settings)
         if strangers:
-            changes |= sum_up(rows, own_map, strangers, settings)[1]
+            changes |= sum_up(site, rows, own_map, strangers, settings)[1]
     received = yield from trade_sums(own_map, maps, changes)
     sent = kept_of(changes)
     if before is not None and before.ready is not None:
