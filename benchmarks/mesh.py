@@ -10,7 +10,7 @@ same processes do three things one after another:
   without the solver;
 - round: run DeKRR as `dekrr node` does.
 
-A round's time is the median over sites of (last round's time - first round's time) / rounds. Its CPU time is that of
+A round's time is the median over sites of (last round's time - 20th round's time) / rounds between. Its CPU time is that of
 all processes between those moments, user and system, divided by rounds: on a busy machine the steadier figure.
 """
 
@@ -44,6 +44,7 @@ from dekrr.rows import ArrayRows
 from meshes import Mesh
 
 D = 100
+SETTLED = 20  # rounds; before, some sites may still be at their sums, and others wait for them
 ROWS = 600  # a site sends sums of 2 D features over no fewer than 3 D rows that do not stand alone
 
 
@@ -118,10 +119,10 @@ def mesh_rounds(path, *, solver):
     costs = []
 
     def measure(event, details):
-        if event == "exchange" and node.session.rounds == 1:
+        if event == "exchange" and node.session.rounds == SETTLED:
             costs.append(Watch())
         elif event == "exchange" and node.session.rounds == last and len(costs) == 1:
-            costs.append(costs[0].per_round(last - 1))
+            costs.append(costs[0].per_round(last - SETTLED))
 
     node.listeners += [Record(path.parent / RECORD, node.session), measure]
     node.run()
