@@ -10,8 +10,8 @@ same processes do three things one after another:
   without the solver;
 - round: run DeKRR as `dekrr node` does.
 
-A round's time is the median over sites of (last round's time - 20th round's time) / rounds between. Its CPU time is that of
-all processes between those moments, user and system, divided by rounds: on a busy machine the steadier figure.
+A round's time is the median over sites of (last round's time - 20th round's time) / rounds between. Its CPU time is
+that of all processes between those moments, user and system, divided by rounds: on a busy machine the steadier figure.
 """
 
 import argparse
