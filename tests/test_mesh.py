@@ -175,7 +175,7 @@ def test_status_of_a_network_that_runs_and_of_one_that_has_ended(tmp_path):
     wait_until(lambda: list(ask().values()) == ["greeting"] * 3 + ["no answer"])
     processes["s03"] = mesh.process("s03")
     wait_until(lambda: set(ask().values()) == {"running"})
-    assert all(about["state"] == "up" for about in answers["s03"]["neighbors"].values())
+    wait_until(lambda: ask() and {about["state"] for about in answers["s03"]["neighbors"].values()} == {"up"})
     for process in processes.values():
         process.join(60)
     assert set(ask().values()) == {"no answer; its model is there"}
