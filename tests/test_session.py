@@ -294,12 +294,17 @@ def test_terms_that_differ_are_all_named():
 RECORDS = [Opening("r", "a", "d", (), None), Received(0, {"b": b"xyz"}), Received(1, {})]
 
 
-def test_a_journal_keeps_whole_records_and_drops_one_cut_short(tmp_path):
-    path = tmp_path / "checkpoint"
+def written(folder):
+    path = folder / "checkpoint"
     journal = FileJournal(path)
     for record in RECORDS:
         journal.append(record)
     journal.close()
+    return path
+
+
+def test_a_journal_keeps_whole_records_and_drops_one_cut_short(tmp_path):
+    path = written(tmp_path)
     assert path.stat().st_mode & 0o777 == 0o600
     whole = path.read_bytes()
     for end in range(len(whole) + 1):
@@ -318,11 +323,7 @@ def test_a_journal_keeps_whole_records_and_drops_one_cut_short(tmp_path):
 
 
 def test_what_a_power_cut_left_is_dropped(tmp_path):
-    path = tmp_path / "checkpoint"
-    journal = FileJournal(path)
-    for record in RECORDS:
-        journal.append(record)
-    journal.close()
+    path = written(tmp_path)
     whole = path.read_bytes()
     for place in range(20, len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import DataError, SettingsError
+from ..experiments.results import replace_file
 from ..experiments.speed import FIGURES, Figure, machine
 
 _NOISE = 1.25  # a ratio that is worse by less than this is not called slower
@@ -57,9 +58,7 @@ def bench(
 def write(path: Path, bench: Bench) -> None:
     """Write figures to a file; it has all that were measured so far, whenever the run ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(bench)))
-    part.replace(path)
+    replace_file(path, msgspec.json.format(msgspec.json.encode(bench)))
 
 
 def read(path: Path) -> Bench:

@@ -112,7 +112,7 @@ class Results:
         """Remember the command of a run, for the report."""
         self.folder.mkdir(parents=True, exist_ok=True)
         commands = dict(sorted({**self.commands, run: command}.items()))
-        _replace(self.folder / COMMANDS, json.dumps(commands, indent=1).encode() + b"\n")
+        replace_file(self.folder / COMMANDS, json.dumps(commands, indent=1).encode() + b"\n")
 
 
 def _identity(task: Task) -> tuple[Any, ...]:
@@ -160,10 +160,10 @@ def _write(path: Path, rows: list[dict[str, Any]], columns: dict[str, str]) -> N
     )
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
-    _replace(path, sink.getvalue().to_pybytes())
+    replace_file(path, sink.getvalue().to_pybytes())
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Write beside `path` and take its place in one step."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(data)

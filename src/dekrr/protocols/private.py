@@ -98,4 +98,4 @@ def exchange_private_sums(
         cross=dict.fromkeys(maps, (0, size)),
     )
     received = {p: CrossSums(inbox[p].gram, unpack_symmetric(inbox[p].gram, size)) for p in maps}
-    return own, received, dict.fromkeys(maps, CrossSums(np.empty(0), own.gram))
+    return own, received, dict.fromkeys(maps, CrossSums(message.gram, own.gram).kept())
