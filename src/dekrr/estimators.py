@@ -325,12 +325,15 @@ class _FeatureRegressor(_SiteRegressor):
         self.graph_ = self._graph(labels, seed)
         names = dict(zip(labels, names_of(labels), strict=True))
         sizes = self._sizes(labels)
+        selectors: dict[int, Selector] = {}
+        for size in set(sizes.values()):
+            selectors[size] = self._selector(size).checked()
         network = LocalNetwork(nx.relabel_nodes(self.graph_, names))
         procedures = {}
         for label, own_rows in rows.items():
             neighbors = tuple(names[p] for p in self.graph_[label])
             site = Site(names[label], neighbors, own_rows, seed=seed)
-            procedures[site.name] = self._procedure(site, self._selector(sizes[label]), names)
+            procedures[site.name] = self._procedure(site, selectors[sizes[label]], names)
         outcomes = network.run(procedures)
         self._keep(labels, names, outcomes, network.traffic)
 

@@ -153,7 +153,7 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
         """
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        self.feature_map_ = self.select(X, y, np.random.default_rng(seed))
+        self.feature_map_ = self.checked().select(X, y, np.random.default_rng(seed))
         self._n_features_out = self.feature_map_.n_features
         return self
 
@@ -168,12 +168,16 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
         tags.target_tags.required = True
         return tags
 
+    def checked(self) -> Self:
+        """Return the selector itself, or raise an error that names the parameter that is wrong."""
+        self._validate_params()
+        return self
+
     def select(self, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
         """Draw a pool with `rng` and keep the best for rows `X` (n_rows, n_columns) and responses `y`."""
         return self._choose(self._large_enough_pool(X.shape[1], rng), X, y, rng)
 
     def _large_enough_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
-        self._validate_params()
         pool = self.draw_pool(n_columns, rng)
         if self._n_kept > pool.n_candidates:
             raise SettingsError(

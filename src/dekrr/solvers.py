@@ -17,10 +17,11 @@ theta'B theta is 1 / (1 + 2 consensus), up to alpha, and this is the a that is t
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, eigvalsh
+from scipy.linalg import eigvalsh
+from scipy.linalg.lapack import dpotrf, dpotri
 
 from .errors import SettingsError
-from .statistics import CrossSums, OwnSums, unpack_symmetric
+from .statistics import CrossSums, OwnSums, pack_symmetric, unpack_symmetric
 from .system import BlockRow, Weights, pull
 from .types import Array
 
@@ -56,13 +57,14 @@ def _inverse(matrix: Array) -> Array:
     A round that multiplies by it is faster than one that solves with a factor, and each corrects the last one's
     rounding, as residuals are computed anew.
     """
-    try:
-        return np.asarray(cho_solve(cho_factor(matrix), np.eye(len(matrix))))
-    except np.linalg.LinAlgError:
+    factor, failed_at = dpotrf(matrix, clean=False)
+    if failed_at:
         raise SettingsError(
             "a site's system is not positive definite: alpha is too small for features that depend on each other "
             'this much, or for the errors of precision="mixed"; raise alpha'
-        ) from None
+        )
+    upper, _ = dpotri(factor, overwrite_c=True)
+    return unpack_symmetric(pack_symmetric(upper), len(upper))
 
 
 class Jacobi:

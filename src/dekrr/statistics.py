@@ -81,15 +81,18 @@ class CrossSums:
         return CrossSums(weight * self.gram, weight * self.cross, weight * self.lone)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)
 def _upper(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where entries of the upper triangle are in a flattened matrix, and each entry's place among them."""
     rows, columns = np.triu_indices(size)
-    return rows, columns
+    places = np.empty((size, size), dtype=np.intp)
+    places[rows, columns] = places[columns, rows] = np.arange(rows.size)
+    return np.ravel_multi_index((rows, columns), (size, size)), places
 
 
 def pack_symmetric(matrix: Array) -> Array:
     """Return the upper triangle of a symmetric matrix (D, D) as a vector of D (D + 1) / 2 numbers."""
-    return np.asarray(matrix[_upper(len(matrix))])
+    return matrix.take(_upper(len(matrix))[0])
 
 
 def unpack_symmetric(packed: Array, size: int) -> Array:
@@ -101,11 +104,7 @@ def unpack_symmetric(packed: Array, size: int) -> Array:
     array([[1., 2.],
            [2., 3.]])
     """
-    matrix = np.empty((size, size))
-    rows, columns = _upper(size)
-    matrix[rows, columns] = packed
-    matrix[columns, rows] = packed
-    return matrix
+    return packed.take(_upper(size)[1])
 
 
 def _scratch(n_rows: int, n_columns: int, dtype: type) -> Array:

@@ -10,66 +10,90 @@ the same whatever their number.
 import contextlib
 import multiprocessing
 import os
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
 from ..errors import MessageError
-from ..messages import AnyMessage, Message, decode, encode
+from ..messages import AnyMessage, decode, encode
 from ..protocols.site import Outbox, Procedure, Result
 
 Edge = tuple[Any, Any]
 _SLOW = 1e-3  # seconds of one site's step, from which threads gain more than they cost
 
 
-@dataclass
 class Traffic:
-    """What went over each directed edge.
+    """What went over each directed edge: encoded messages, without a network's framing.
 
-    Parameters
-    ----------
-    bytes : Counter of (sender, receiver)
-        Encoded messages, without a network's framing.
-    messages : Counter of (sender, receiver)
-    bytes_by_kind, messages_by_kind : Counter of str
-        The same by kind of message.
+    Examples
+    --------
+    >>> traffic = Traffic()
+    >>> traffic.count("a", "b", "Sums", 100)
+    >>> traffic.count("a", "b", "Coefficients", 10)
+    >>> traffic.bytes
+    Counter({('a', 'b'): 110})
+    >>> traffic.messages_by_kind
+    Counter({'Sums': 1, 'Coefficients': 1})
     """
 
-    bytes: Counter[Edge] = field(default_factory=Counter)
-    messages: Counter[Edge] = field(default_factory=Counter)
-    bytes_by_kind: Counter[str] = field(default_factory=Counter)
-    messages_by_kind: Counter[str] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self._counts: dict[tuple[Any, Any, str], list[int]] = {}  # messages and bytes
 
-    def count(self, edge: Edge, kind: str, size: int) -> None:
+    def count(self, sender: Any, receiver: Any, kind: str, size: int) -> None:
         """Add one message of `size` bytes."""
-        self.bytes[edge] += size
-        self.messages[edge] += 1
-        self.bytes_by_kind[kind] += size
-        self.messages_by_kind[kind] += 1
+        key = sender, receiver, kind
+        counted = self._counts.get(key)
+        if counted is None:
+            counted = self._counts[key] = [0, 0]
+        counted[0] += 1
+        counted[1] += size
+
+    @property
+    def bytes(self) -> Counter[Edge]:
+        """Bytes by (sender, receiver)."""
+        return self._total(by=slice(2), what=1)
+
+    @property
+    def messages(self) -> Counter[Edge]:
+        """Messages by (sender, receiver)."""
+        return self._total(by=slice(2), what=0)
+
+    @property
+    def bytes_by_kind(self) -> Counter[str]:
+        """Bytes by kind of message."""
+        return self._total(by=2, what=1)
+
+    @property
+    def messages_by_kind(self) -> Counter[str]:
+        """Messages by their kind."""
+        return self._total(by=2, what=0)
+
+    def _total(self, by: slice | int, what: int) -> Counter[Any]:
+        total: Counter[Any] = Counter()
+        for key, counted in self._counts.items():
+            total[key[by]] += counted[what]
+        return total
 
     @property
     def total_bytes(self) -> int:
         """Bytes over all edges."""
-        return self.bytes.total()
+        return sum(size for _, size in self._counts.values())
 
     def relabelled(self, labels: Mapping[str, Any]) -> "Traffic":
         """Return the same with each site's name replaced by its label."""
-        return Traffic(
-            Counter({(labels[a], labels[b]): size for (a, b), size in self.bytes.items()}),
-            Counter({(labels[a], labels[b]): count for (a, b), count in self.messages.items()}),
-            self.bytes_by_kind,
-            self.messages_by_kind,
-        )
+        traffic = Traffic()
+        traffic._counts = {(labels[a], labels[b], kind): counted for (a, b, kind), counted in self._counts.items()}
+        return traffic
 
     def sent_by(self, site: Any) -> int:
         """Bytes that one site sent."""
-        return sum(size for (sender, _), size in self.bytes.items() if sender == site)
+        return sum(size for (sender, _, _), (_, size) in self._counts.items() if sender == site)
 
 
 class LocalNetwork:
@@ -135,24 +159,25 @@ class LocalNetwork:
         inboxes: dict[str, dict[str, AnyMessage]] = {name: {} for name in outboxes}
         for sender in list(outboxes):
             outbox = outboxes.pop(sender)
+            if not self.neighbors[sender].issuperset(outbox):
+                self._refuse(sender, outbox)
             carried: dict[int, tuple[str, int, AnyMessage]] = {}  # what is the same for all is decoded once
             for receiver, message in outbox.items():
-                self._check(sender, receiver, message)
                 known = carried.get(id(message))
                 if known is None:
                     data = encode(message)
                     known = carried[id(message)] = type(message).__name__, len(data), decode(data, sender)
                 kind, size, arrived = known
-                self.traffic.count((sender, receiver), kind, size)
+                self.traffic.count(sender, receiver, kind, size)
                 inboxes[receiver][sender] = arrived
         return inboxes
 
-    def _check(self, sender: str, receiver: str, message: Message) -> None:
-        if receiver not in self.neighbors[sender]:
-            raise MessageError(
-                f"site {sender!r} wants to send {type(message).__name__} to {receiver!r}, which is not its neighbour; "
-                f"its neighbours are {sorted(self.neighbors[sender])}"
-            )
+    def _refuse(self, sender: str, outbox: Outbox) -> None:
+        receiver, message = next((to, what) for to, what in outbox.items() if to not in self.neighbors[sender])
+        raise MessageError(
+            f"site {sender!r} wants to send {type(message).__name__} to {receiver!r}, which is not its neighbour; "
+            f"its neighbours are {sorted(self.neighbors[sender])}"
+        )
 
 
 class _Step:
@@ -189,11 +214,16 @@ def _take(steps: deque[_Step]) -> None:
             steps.popleft().take()
 
 
+def _help(steps: deque[_Step], first_taken: threading.Event) -> None:
+    if not first_taken.wait(_SLOW):
+        _take(steps)
+
+
 @contextlib.contextmanager
 def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
-    """Give a function that takes all steps: in threads, unless steps after such messages have been fast before.
+    """Give a function that takes all steps: in threads, once the first site's has turned out to be slow.
 
-    Threads that libraries start themselves would fight these, and are put off.
+    Where steps after such messages have been fast before, threads are not even asked to stand by. Threads that libraries start themselves would fight these, and are put off.
     """
     if n_threads == 1:
         yield lambda steps: _take(deque(steps))
@@ -204,19 +234,19 @@ def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
     def take_all(steps: list[_Step]) -> None:
         left = deque(steps)
         kind = steps[0].kind
+        first, taken = left.popleft(), threading.Event()
+        others = [] if kind in fast else [pool.submit(_help, left, taken) for _ in range(n_threads - 1)]
         start = time.perf_counter()
-        if kind in fast:
-            left.popleft().take()
-        if kind not in fast or time.perf_counter() - start > _SLOW:
+        first.take()
+        if time.perf_counter() - start < _SLOW:
+            fast.add(kind)
+            taken.set()
+        elif not others:
             fast.discard(kind)
             others = [pool.submit(_take, left) for _ in range(n_threads - 1)]
-            _take(left)
-            for other in others:
-                other.result()
-        else:
-            _take(left)
-        if time.perf_counter() - start < _SLOW * len(steps) / n_threads:
-            fast.add(kind)
+        _take(left)
+        for other in others:
+            other.result()
 
     with _controller().limit(limits=1, user_api="blas"), ThreadPoolExecutor(n_threads - 1) as pool:
         yield take_all

@@ -172,7 +172,7 @@ class Node:
         features = self.config.features()
         selector = SELECTORS[features.features](
             features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
-        )
+        ).checked()
         tuning = self.config.tuning()
         own = feature_map if self.config.method == "dekrr" and tuning is None else None
         site = Site(self.config.site, neighbors, self._rows, seed=features.seed, feature_map=own)

@@ -499,7 +499,7 @@ class Session:
                 encoded[id(message)] = self._frame(body), len(body)
                 self._watch(message)
             frames[name], size = encoded[id(message)]
-            self.traffic.count((self.plan.name, name), type(message).__name__, size)
+            self.traffic.count(self.plan.name, name, type(message).__name__, size)
         if len(frames) < len(self.present):
             frames = {**dict.fromkeys(self.present, self._frame(None)), **frames}
         self._sent.append(frames)
