@@ -28,6 +28,7 @@ from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import EnergySelector
+from dekrr.solvers import lower_end
 from dekrr.topology import build
 
 SPLITS = {"houses": 60, "airquality": 70, "energy": 90}
@@ -168,7 +169,7 @@ def rounds_to(gap, method, consensus, name, directory):
     if method == "oracle":
         ends = eigh(H, preconditioner, eigvals_only=True)[[0, -1]]
     else:
-        ends = np.array([1 / (1 + 2 * consensus), 2 - 1 / (1 + 2 * consensus)])
+        ends = np.array([lower_end(consensus), 2 - lower_end(consensus)])
     centre, radius = ends.mean(), np.diff(ends)[0] / 2
     theta, step, rho = np.zeros_like(d), np.zeros_like(d), 0.0
     for k in range(2000):
