@@ -76,14 +76,14 @@ class Traffic:
 
     def _total(self, by: slice | int, what: int) -> Counter[Any]:
         total: Counter[Any] = Counter()
-        for key, counted in self._counts.items():
+        for key, counted in list(self._counts.items()):  # which another thread may be adding to
             total[key[by]] += counted[what]
         return total
 
     @property
     def total_bytes(self) -> int:
         """Bytes over all edges."""
-        return sum(size for _, size in self._counts.values())
+        return sum(size for _, size in list(self._counts.values()))
 
     def relabelled(self, labels: Mapping[str, Any]) -> "Traffic":
         """Return the same with each site's name replaced by its label."""
