@@ -5,7 +5,8 @@
 Every site is a process with mutual TLS on loopback, four neighbours in a ring and 100 features. In each repeat the
 same processes do three things one after another:
 
-- bare: exchange frames of the same size with nothing but Zenoh (same configuration, same access control);
+- bare: exchange frames of the same size with nothing but Zenoh (same configuration, same access control), before and
+  after the other two, of which the mean counts: other work on the machine comes and goes;
 - carried: exchange the same messages as `dekrr node` does, with sessions, checks, checkpoint and record, but
   without the solver;
 - round: run DeKRR as `dekrr node` does.
@@ -130,13 +131,17 @@ def mesh_rounds(path, *, solver):
 
 
 def site(path, rounds, barrier, n_ready, results):
-    """Be one site: the bare exchange, the carried one, then the run."""
+    """Be one site: the bare exchange, the carried one, the run, and the bare exchange again."""
     link = link_of(read_site(path), path.parent, insecure=False)
-    bare = bare_rounds(link, rounds, barrier, n_ready)
+    before = bare_rounds(link, rounds, barrier, n_ready[0])
     barrier.wait()
     carried = mesh_rounds(path, solver=False)
     barrier.wait()
-    results.put((bare, carried, mesh_rounds(path, solver=True)))
+    full = mesh_rounds(path, solver=True)
+    barrier.wait()
+    after = bare_rounds(link, rounds, barrier, n_ready[1])
+    bare = tuple(statistics.mean(both) for both in zip(before, after, strict=True))
+    results.put((bare, carried, full))
 
 
 def measure(n_sites, rounds):
@@ -148,7 +153,8 @@ def measure(n_sites, rounds):
     with tempfile.TemporaryDirectory() as folder:
         settings = {"n_features": D, "tol": 0.0, "max_rounds": rounds}
         mesh = Mesh(folder, n_sites, settings=settings, rows=ROWS, start_patience=300.0)
-        barrier, n_ready, results = context.Barrier(n_sites), context.Value("i"), context.Queue()
+        barrier, results = context.Barrier(n_sites), context.Queue()
+        n_ready = context.Value("i"), context.Value("i")
         paths = [mesh.home(name) / "site.toml" for name in mesh.names]
         processes = [context.Process(target=site, args=(path, rounds, barrier, n_ready, results)) for path in paths]
         for process in processes:
