@@ -10,11 +10,11 @@ the same whatever their number.
 import contextlib
 import multiprocessing
 import os
+import queue
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..protocols.site import Outbox, Procedure, Result
 
 Edge = tuple[Any, Any]
 _SLOW = 1e-3  # seconds of one site's step, from which threads gain more than they cost
+_GLANCE = 0.02  # seconds
 
 
 class Traffic:
@@ -214,42 +215,76 @@ def _take(steps: deque[_Step]) -> None:
             steps.popleft().take()
 
 
-def _help(steps: deque[_Step], first_taken: threading.Event) -> None:
-    if not first_taken.wait(_SLOW):
-        _take(steps)
+class _Crew:
+    """Threads that take steps beside the one that asks for it, where steps are long enough to be worth it.
+
+    The first step is always taken by the thread that asks. Helpers join when it lasts: soon after messages of a kind
+    that has not been fast before, otherwise when it is over or at their next glance.
+    """
+
+    def __init__(self, n_helpers: int) -> None:
+        self._left: deque[_Step] = deque()
+        self._fast: set[frozenset[type]] = set()
+        self._calls: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
+        self._busy = [threading.Lock() for _ in range(n_helpers)]
+        self._over = False
+        self._helpers = [threading.Thread(target=self._help, args=(busy,), daemon=True) for busy in self._busy]
+
+    def __enter__(self) -> "_Crew":
+        for helper in self._helpers:
+            helper.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over = True
+        self._left.clear()
+        self._call(None)
+        for helper in self._helpers:
+            helper.join()
+
+    def take_all(self, steps: list[_Step]) -> None:
+        """Take all steps and return when the last is taken."""
+        self._left = left = deque(steps)
+        kind = steps[0].kind
+        first_taken = None if kind in self._fast else threading.Event()
+        if first_taken:
+            self._call(first_taken)
+        start = time.perf_counter()
+        left.popleft().take()
+        if time.perf_counter() - start < _SLOW:
+            self._fast.add(kind)
+            if first_taken:
+                first_taken.set()
+        elif not first_taken:
+            self._fast.discard(kind)
+            self._call(None)
+        _take(left)
+        for busy in self._busy:
+            with busy:
+                pass
+
+    def _call(self, first_taken: threading.Event | None) -> None:
+        for _ in self._helpers:
+            self._calls.put(first_taken)
+
+    def _help(self, busy: threading.Lock) -> None:
+        while not self._over:
+            first_taken = None
+            with contextlib.suppress(queue.Empty):
+                first_taken = self._calls.get(timeout=_GLANCE)
+            if first_taken is None or not first_taken.wait(_SLOW):
+                with busy:
+                    _take(self._left)
 
 
 @contextlib.contextmanager
 def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
-    """Give a function that takes all steps: in threads, once the first site's has turned out to be slow.
-
-    Where steps after such messages have been fast before, threads are not even asked to stand by. Threads that libraries start themselves would fight these, and are put off.
-    """
+    """Give a function that takes all steps; threads that libraries start themselves would fight ours, and are put off."""
     if n_threads == 1:
         yield lambda steps: _take(deque(steps))
         return
-
-    fast: set[frozenset[type]] = set()
-
-    def take_all(steps: list[_Step]) -> None:
-        left = deque(steps)
-        kind = steps[0].kind
-        first, taken = left.popleft(), threading.Event()
-        others = [] if kind in fast else [pool.submit(_help, left, taken) for _ in range(n_threads - 1)]
-        start = time.perf_counter()
-        first.take()
-        if time.perf_counter() - start < _SLOW:
-            fast.add(kind)
-            taken.set()
-        elif not others:
-            fast.discard(kind)
-            others = [pool.submit(_take, left) for _ in range(n_threads - 1)]
-        _take(left)
-        for other in others:
-            other.result()
-
-    with _controller().limit(limits=1, user_api="blas"), ThreadPoolExecutor(n_threads - 1) as pool:
-        yield take_all
+    with _controller().limit(limits=1, user_api="blas"), _Crew(n_threads - 1) as crew:
+        yield crew.take_all
 
 
 @cache
