@@ -38,6 +38,8 @@ def test_floors_grow_with_what_is_needed():
     assert rates.floor(small, candidates=400) > rates.floor(small)
     by_hand = 1000 * (5 * 20 / 1e9 + (5 * 20 * 4 + 5 * 20 * 21 / 2 + 4 * 20**2) / 1e10)
     assert rates.floor(small) == pytest.approx(by_hand)
+    of_shortlists = 1000 * (60 * 400 + 5 * 60 * 4 + 5 * 60 * 61 / 2) / 1e10
+    assert rates.greedy_choice(small, 400) == pytest.approx(1000 * 5 * 60 / 1e9 + of_shortlists)
 
 
 def test_made_rows_stand_in_for_data_that_is_not_there(tmp_path):

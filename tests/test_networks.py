@@ -1,3 +1,6 @@
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -54,3 +57,33 @@ def test_an_error_says_at_which_site():
     with pytest.raises(ValueError, match="broken") as caught:
         LocalNetwork(PATH).run({"a": say({}), "b": fail(), "c": say({})})
     assert caught.value.__notes__ == ["at site 'b', after exchange 1"]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.002])
+def test_every_step_is_taken_once_whenever_helpers_look(monkeypatch, pause):
+    monkeypatch.setattr("dekrr.networks.local._GLANCE", 1e-6)
+    names = [f"site {i}" for i in range(12)]
+    neighbors = {name: [names[i - 1], names[(i + 1) % 12]] for i, name in enumerate(names)}
+
+    def add_up(name, exchanges):
+        total = 0.0
+        for number in range(exchanges):
+            inbox = yield {p: Total(np.array([float(number)])) for p in neighbors[name]}
+            total += sum(message.values[0] for message in inbox.values())
+            if number % 20 == 19:
+                time.sleep(pause)
+        return total
+
+    network = LocalNetwork(neighbors, n_threads=3)
+    assert network.run({name: add_up(name, 200) for name in names}) == dict.fromkeys(names, 2.0 * sum(range(200)))
+
+
+def test_threads_end_with_a_run_that_fails():
+    def fail(name):
+        yield {}
+        raise ValueError(name)
+
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="a"):
+        LocalNetwork(PATH, n_threads=3).run({name: fail(name) for name in PATH})
+    assert threading.active_count() == before

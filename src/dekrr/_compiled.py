@@ -54,3 +54,28 @@ def moment(X: Any, parts: Any, quarter: Any, terms: Any, size: Any, y: Any) -> A
         overwrite(block, phases, amplitudes, quarter, terms)
         total += np.dot(y[start : start + size], block)
     return total
+
+
+@_compile
+def weigh(weights: Any, features: Any) -> Any:
+    """Return weights'features in double precision; eight rows at a time, so that few sums are read and written."""
+    n_rows, n_features = features.shape
+    total = np.zeros(n_features)
+    whole = n_rows - n_rows % 8
+    for i in range(0, whole, 8):
+        a, b, c, d, e, f, g, h = weights[i : i + 8]
+        for k in range(n_features):
+            total[k] += (
+                a * features[i, k]
+                + b * features[i + 1, k]
+                + c * features[i + 2, k]
+                + d * features[i + 3, k]
+                + e * features[i + 4, k]
+                + f * features[i + 5, k]
+                + g * features[i + 6, k]
+                + h * features[i + 7, k]
+            )
+    for i in range(whole, n_rows):
+        for k in range(n_features):
+            total[k] += weights[i] * features[i, k]
+    return total

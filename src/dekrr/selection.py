@@ -27,14 +27,16 @@ from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from .cosines import compiled
 from .errors import SettingsError
 from .features import FeatureMap, paired
 from .kernels import KERNELS, make_kernel
+from .statistics import weigh
 from .types import Array
 
 MAPPINGS = ("cos", "cossin")
 LONG_WAVE = 0.02
-_LIKELY_TO_TAKEN = 8
+_SHARE = 10  # of the pool that has to be taken for its products to be computed as a whole
 
 # A constructor that only stores its keywords, as scikit-learn wants it.
 _parameters = dataclass(eq=False, repr=False, kw_only=True)
@@ -227,8 +229,10 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
 def _random_columns(n_columns: int, n_candidates: int, most: int, rng: np.random.Generator) -> Array:
     """Return factors that leave each candidate 1 to `most` random columns, at the same expected length."""
     how_many = np.minimum(rng.integers(1, most + 1, n_candidates), n_columns)
-    rank = rng.random((n_columns, n_candidates)).argsort(axis=0).argsort(axis=0)
-    return np.where(rank < how_many, np.sqrt(n_columns / how_many), 0.0)
+    draws = rng.random((n_columns, n_candidates))
+    lowest = np.sort(np.partition(draws, min(most, n_columns) - 1, axis=0)[:most], axis=0)
+    used = draws <= lowest[how_many - 1, np.arange(n_candidates)]
+    return np.where(used, np.sqrt(n_columns / how_many), 0.0)
 
 
 @_parameters
@@ -506,8 +510,8 @@ class _Sums(Protocol):
     def diagonal(self, offset: int = 0) -> Array:
         """Return the entries (i, i + offset) of Z'Z."""
 
-    def column(self, i: int, gain: Array) -> Array:
-        """Return column i of Z'Z; the candidates of the highest `gain` are likely to be asked for next."""
+    def column(self, i: int) -> Array:
+        """Return column i of Z'Z."""
 
 
 class _GramSums:
@@ -521,17 +525,16 @@ class _GramSums:
     def diagonal(self, offset: int = 0) -> Array:
         return np.diagonal(self._gram, offset)
 
-    def column(self, i: int, gain: Array) -> Array:
+    def column(self, i: int) -> Array:
         return np.asarray(self._gram[i])
 
 
 class _Products:
-    """Products of candidates over the rows of each fold; Z'Z by columns, some likely ones at a time.
+    """Products of candidates over the rows of each fold.
 
-    Orthogonal least squares needs the columns of what it takes, a small part of the pool. Those of the candidates
-    that come next in gain are computed along with the one that is asked for, in one product that reads the pool
-    once: some of them are asked for later. Four columns are computed for each that is taken, and all together cost half
-    of what they cost in parts, so that all are computed where folds together take an eighth of the pool.
+    Orthogonal least squares needs the columns of Z'Z of what it takes. Each reads the whole pool, which is therefore
+    kept in single precision; products and sums of it are in double, so that Z'Z is that of features next to the right
+    ones. Where folds together take a tenth of the pool or more, Z'Z as a whole takes less time.
 
     Parameters
     ----------
@@ -549,34 +552,31 @@ class _Products:
         self.folds: np.ndarray = folds if len(y) else np.zeros(1, dtype=int)
         self.n_rows: np.ndarray = counts if len(y) else np.zeros(1, dtype=int)
         ends = np.cumsum(self.n_rows)
-        y = y[order]
-        features = pool.feature_map(X[order])
-        self._n_candidates, self._width = pool.n_candidates, pool.width
-        nearly_all = _LIKELY_TO_TAKEN * n_taken * len(self.folds) > pool.n_candidates
-        self._n_likely = pool.n_candidates if nearly_all else min(max(16, n_taken // 4), pool.n_candidates)
+        whole = _SHARE * n_taken * len(self.folds) >= pool.n_candidates or compiled() is None
+        n_features = pool.n_candidates * pool.width
+        features = np.empty((len(y), n_features), dtype=np.float64 if whole else np.float32)
+        pool.feature_map(X[order], out=features)
         self._parts = [features[end - size : end] for end, size in zip(ends, self.n_rows, strict=True)]
-        self.moments = np.array(
-            [y[end - size : end] @ part for part, end, size in zip(self._parts, ends, self.n_rows, strict=True)]
-        )
+        responses = [y[order][end - size : end] for end, size in zip(ends, self.n_rows, strict=True)]
+        self.moments = np.array([weigh(*each) for each in zip(responses, self._parts, strict=True)])
         self._columns: dict[int, Array] = {}
+        if whole:
+            grams = np.empty((len(self._parts), n_features, n_features))
+            for part, gram in zip(self._parts, grams, strict=True):
+                np.matmul(part.T, part, out=gram)
+            self._columns = dict(enumerate(grams.transpose(1, 0, 2)))
 
     def diagonals(self, offset: int) -> Array:
         """Return the entries (i, i + offset) of every fold's Z'Z, shape (n_folds, n_features - offset)."""
         last = self._parts[0].shape[1] - offset
-        return np.array([np.einsum("ni,ni->i", part[:, :last], part[:, offset:]) for part in self._parts])
+        return np.array(
+            [np.einsum("ni,ni->i", part[:, :last], part[:, offset:], dtype=np.float64) for part in self._parts]
+        )
 
-    def columns(self, i: int, gain: Array) -> Array:
+    def columns(self, i: int) -> Array:
         """Return column i of every fold's Z'Z, shape (n_folds, n_features)."""
         if i not in self._columns:
-            likely = np.argpartition(-gain, self._n_likely - 1)[: self._n_likely]
-            wanted = np.append(likely, i % self._n_candidates)
-            wanted = np.unique(wanted + self._n_candidates * np.arange(self._width)[:, None])
-            new = [k for k in wanted.tolist() if k not in self._columns]
-            chosen = slice(None) if self._n_likely == self._n_candidates else new
-            products = np.empty((len(self._parts), len(new), self._parts[0].shape[1]))
-            for part, product in zip(self._parts, products, strict=True):
-                np.matmul(part[:, chosen].T, part, out=product)
-            self._columns |= dict(zip(new, products.transpose(1, 0, 2), strict=True))
+            self._columns[i] = np.array([weigh(part[:, i], part) for part in self._parts])
         return self._columns[i]
 
 
@@ -592,8 +592,8 @@ class _PoolSums:
     def diagonal(self, offset: int = 0) -> Array:
         return np.asarray(self._products.diagonals(offset)[self._folds].sum(axis=0))
 
-    def column(self, i: int, gain: Array) -> Array:
-        return np.asarray(self._products.columns(i, gain)[self._folds].sum(axis=0))
+    def column(self, i: int) -> Array:
+        return np.asarray(self._products.columns(i)[self._folds].sum(axis=0))
 
 
 def greedy_path(sums: _Sums, n_taken: int, *, ridge: float, width: int = 1) -> tuple[np.ndarray, Array]:
@@ -603,7 +603,7 @@ def greedy_path(sums: _Sums, n_taken: int, *, ridge: float, width: int = 1) -> t
 
     Parameters
     ----------
-    sums : object with `moment`, `column(i, gain)` and `diagonal(offset)`
+    sums : object with `moment`, `column(i)` and `diagonal(offset)`
         Z'y and Z'Z of all candidates. For ``width=2``, candidate i is the pair of features i and
         n_candidates + i.
     n_taken : int
@@ -628,7 +628,7 @@ def greedy_path(sums: _Sums, n_taken: int, *, ridge: float, width: int = 1) -> t
         for column in range(best, width * n_candidates, n_candidates):
             size = len(taken) * width + column // n_candidates
             pivot = np.sqrt(max(remaining[column], floor))
-            row = sums.column(column, gain) - factor[:size, column] @ factor[:size]
+            row = sums.column(column) - factor[:size, column] @ factor[:size]
             row[column] += ridge
             row /= pivot
             factor[size] = row

@@ -12,7 +12,7 @@ self penalty from 0 on, whether or not it meets the condition of the paper's Pro
 eigenvalues in [a, 2 - a]. An eigenvalue outside that interval but inside (0, 2) is still damped in every
 round, so it converges for any 0 < a < 1. Where all sites agree on a function the quotient theta'H theta /
 theta'B theta is 1 / (1 + 2 consensus), up to alpha. The smallest eigenvalue is at most that, on real data 0 to 11 %
-below; a is taken 5 % below.
+below; a is 1 / (1 + 2.1 consensus).
 """
 
 from typing import NamedTuple, Protocol
@@ -144,8 +144,8 @@ def next_weight(weight: float, radius_squared: float) -> float:
 
 
 def lower_end(consensus: float) -> float:
-    """Return 0.95 / (1 + 2 consensus), the lower end that Chebyshev takes."""
-    return 0.95 / (1 + 2 * consensus)
+    """Return 1 / (1 + 2.1 consensus), the lower end that Chebyshev takes."""
+    return 1 / (1 + 2.1 * consensus)
 
 
 def proposition_1(own: OwnSums, received: dict[str, CrossSums], weights: Weights) -> float:
@@ -177,7 +177,7 @@ def make_solver(
 ) -> Solver:
     """Return the solver called `name` for one site's block row."""
     if name == "chebyshev":
-        return Chebyshev(row, lower_end(consensus) if received else 1.0)
+        return Chebyshev(row, lower_end(consensus if received else 0.0))
     if name != "jacobi":
         raise SettingsError(f'unknown solver {name!r}; choose "jacobi" or "chebyshev"')
     gram = weights.own_penalty * own.gram

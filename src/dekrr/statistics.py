@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from .cosines import compiled
 from .features import FeatureMap
 from .rows import Rows
 from .types import Array
@@ -114,6 +115,25 @@ def _scratch(n_rows: int, n_columns: int, dtype: type) -> Array:
         _mine.bytes = np.empty(size, dtype=np.uint8)
     features: Array = _mine.bytes[:size].view(dtype).reshape(n_rows, n_columns)
     return features
+
+
+def weigh(weights: Array, features: Array) -> Array:
+    """Return weights'features, with products and sums in double precision whatever the features have.
+
+    Parameters
+    ----------
+    weights : ndarray of shape (n_rows,)
+    features : ndarray of float64 or float32, shape (n_rows, n_features)
+
+    Examples
+    --------
+    >>> weigh(np.array([1.0, 1e-9]), np.ones((2, 1), dtype=np.float32)) - 1 > 0
+    array([ True])
+    """
+    loops = compiled() if features.dtype == np.float32 else None
+    if loops is None:
+        return np.asarray(np.matmul(weights, features, dtype=np.float64))
+    return np.asarray(loops.weigh(weights.astype(np.float64), features))
 
 
 def rows_per_block(bytes_per_row: int) -> int:

@@ -244,13 +244,14 @@ class _Crew:
 
     def take_all(self, steps: list[_Step]) -> None:
         """Take all steps and return when the last is taken."""
-        self._left = left = deque(steps)
-        kind = steps[0].kind
+        first, left = steps[0], deque(steps[1:])
+        self._left = left
+        kind = first.kind
         first_taken = None if kind in self._fast else threading.Event()
         if first_taken:
             self._call(first_taken)
         start = time.perf_counter()
-        left.popleft().take()
+        first.take()
         if time.perf_counter() - start < _SLOW:
             self._fast.add(kind)
             if first_taken:
@@ -279,7 +280,7 @@ class _Crew:
 
 @contextlib.contextmanager
 def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
-    """Give a function that takes all steps; threads that libraries start themselves would fight ours, and are put off."""
+    """Give a function that takes all steps; threads of other libraries would fight ours, and are put off."""
     if n_threads == 1:
         yield lambda steps: _take(deque(steps))
         return

@@ -277,7 +277,7 @@ class _Stack:
 
 def _solve(site: Site, stack: _Stack, theta: Array, consensus: float) -> Procedure[tuple[Array, dict[str, Array]]]:
     """Run as many rounds of Chebyshev as its bound asks for, from where the last consensus ended."""
-    radius = 1 - lower_end(consensus) if site.neighbors else 0.0
+    radius = 1 - lower_end(consensus if site.neighbors else 0.0)
     rounds = 1 if radius == 0 else int(np.ceil(np.arccosh(1 / _ACCURACY) / np.arccosh(1 / radius)))
     folds, alphas, _ = theta.shape
     previous, weight = theta, 0.0
