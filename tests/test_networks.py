@@ -1,3 +1,4 @@
+import sys
 import threading
 import time
 
@@ -59,9 +60,19 @@ def test_an_error_says_at_which_site():
     assert caught.value.__notes__ == ["at site 'b', after exchange 1"]
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.002])
-def test_every_step_is_taken_once_whenever_helpers_look(monkeypatch, pause):
+@pytest.fixture
+def hasty_threads(monkeypatch):
+    """Let helpers look as often as they can, and threads take turns as often as they can."""
     monkeypatch.setattr("dekrr.networks.local._GLANCE", 1e-6)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+@pytest.mark.parametrize("pause", [0.0, 0.002])
+def test_every_step_is_taken_once_whenever_helpers_look(pause):
     names = [f"site {i}" for i in range(12)]
     neighbors = {name: [names[i - 1], names[(i + 1) % 12]] for i, name in enumerate(names)}
 
