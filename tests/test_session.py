@@ -182,7 +182,7 @@ def data(sender, exchange, message, **changes):
     return msgspec.msgpack.encode(Data(**{**plain, **changes}))
 
 
-ROLL = Roll({"b": (8, -1)})
+ROLL = Roll({"b": 8}, {})
 NAN = encode(Coefficients(np.zeros(2), (0.0, 0.0))).replace(np.zeros(1).tobytes(), np.full(1, np.nan).tobytes(), 1)
 
 
@@ -200,8 +200,9 @@ NAN = encode(Coefficients(np.zeros(2), (0.0, 0.0))).replace(np.zeros(1).tobytes(
         ("b", data("b", 0, ROLL, gone=("b",)), "declares"),
         ("b", data("b", 0, b"\x00"), "no message"),
         ("b", data("b", 0, NAN), "NaN"),
-        ("b", data("b", 0, Roll({"b": (8, 10**9)})), "cannot be"),
-        ("b", data("b", 0, Roll({"z": (8, -1)})), "cannot be"),
+        ("b", data("b", 0, Roll({}, {"b": 10**9})), "cannot be"),
+        ("b", data("b", 0, Roll({"z": 8}, {})), "cannot be"),
+        ("b", data("b", 0, Roll({"b": -1}, {})), "cannot be"),
         ("b", data("b", 0, Unchanged((float("nan"), 1.0))), "NaN"),
         ("b", data("b", 0, Features(np.zeros((2, 3)), np.zeros(2), np.zeros(3), 1)), "do not fit"),
     ],

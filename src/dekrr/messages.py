@@ -24,9 +24,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Roll(Message, frozen=True, tag="roll"):
-    """The sites the sender has newly heard of: name, rows, and eccentricity (-1 while it is unknown)."""
+    """What the sender has newly heard of sites, by name: their rows, and the hops to the site farthest from them."""
 
-    sites: dict[str, tuple[int, int]]
+    rows: dict[str, int]
+    eccentricities: dict[str, int]
 
 
 class Bounds(Message, frozen=True, tag="bounds"):

@@ -542,8 +542,9 @@ class Session:
     def _decode(self, body: bytes, sender: str) -> AnyMessage:
         message = decode(body, sender)
         if isinstance(message, Roll):
-            for name, (rows, eccentricity) in message.sites.items():
-                if name not in self.plan.sites or rows < 0 or not -1 <= eccentricity < len(self.plan.sites):
+            for name in (*message.rows, *message.eccentricities):
+                rows, hops = message.rows.get(name, 0), message.eccentricities.get(name, 0)
+                if name not in self.plan.sites or rows < 0 or not 0 <= hops < len(self.plan.sites):
                     raise MessageError(f"site {sender!r} tells of a site {name!r} that cannot be", sender)
         return message
 

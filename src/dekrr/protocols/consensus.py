@@ -61,30 +61,30 @@ def roll_call(site: Site) -> Procedure[Roster]:
     diameter + 1 exchanges, and everybody does diameter exchanges later: whoever has all eccentricities
     knows the diameter, hence the exchange in which all leave together.
     """
-    known: dict[str, tuple[int, int]] = {site.name: (site.n_rows, -1)}
+    rows = {site.name: site.n_rows}
+    eccentricities: dict[str, int] = {}
     first_heard: dict[str, tuple[int, str | None]] = {site.name: (0, None)}
-    news = dict(known)
+    news = Roll(dict(rows), {})
     exchanges = 0
     diameter: int | None = None
     while diameter is None or exchanges < 2 * diameter + 1:
-        inbox = expect((yield site.to_all(Roll(news))), Roll)
+        inbox = expect((yield site.to_all(news)), Roll)
         exchanges += 1
-        names_before = len(known)
-        news = {}
+        news = Roll({}, {})
         for sender, message in sorted(inbox.items()):
-            for name, entry in message.sites.items():
-                if name not in known or known[name][1] < entry[1]:
-                    known[name] = news[name] = entry
-                    first_heard.setdefault(name, (exchanges, sender))
-        if len(known) == names_before and known[site.name][1] < 0:
-            known[site.name] = news[site.name] = (site.n_rows, exchanges - 1)
-        eccentricities = [eccentricity for _, eccentricity in known.values()]
-        if min(eccentricities) >= 0:
-            diameter = max(eccentricities)
-    root = min(known)
+            for name in [name for name in message.rows if name not in rows]:
+                rows[name] = news.rows[name] = message.rows[name]
+                first_heard[name] = exchanges, sender
+            for name in [name for name in message.eccentricities if name not in eccentricities]:
+                eccentricities[name] = news.eccentricities[name] = message.eccentricities[name]
+        if not news.rows and site.name not in eccentricities:
+            eccentricities[site.name] = news.eccentricities[site.name] = exchanges - 1
+        if diameter is None and len(eccentricities) == len(rows):
+            diameter = max(eccentricities.values())
+    root = min(rows)
     depth, parent = first_heard[root]
-    rows = {name: known[name][0] for name in sorted(known)}
-    return Roster(rows, diameter, root, height=known[root][1], depth=depth, parent=parent)
+    in_order = {name: rows[name] for name in sorted(rows)}
+    return Roster(in_order, diameter, root, height=eccentricities[root], depth=depth, parent=parent)
 
 
 def agree_on_scaling(site: Site, roster: Roster) -> Procedure[Scaling]:
