@@ -6,8 +6,9 @@ and has the local network run them; the procedures are the ones that a deploymen
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -43,6 +44,8 @@ from .selection import MAPPINGS, SELECTORS, Selector
 from .sources import Source, arrays_of, inputs_of, is_mapping, is_source, labels_of, open_source
 from .statistics import PRECISIONS
 from .types import Array
+
+Training = Callable[[Site, Selector], Procedure[Outcome]]
 
 # A constructor that only stores its keywords, as scikit-learn wants it.
 _parameters = dataclass(eq=False, repr=False, kw_only=True)
@@ -329,11 +332,12 @@ class _FeatureRegressor(_SiteRegressor):
         for size in set(sizes.values()):
             selectors[size] = self._selector(size).checked()
         network = LocalNetwork(nx.relabel_nodes(self.graph_, names))
+        train = self._training(names)
         procedures = {}
         for label, own_rows in rows.items():
             neighbors = tuple(names[p] for p in self.graph_[label])
             site = Site(names[label], neighbors, own_rows, seed=seed)
-            procedures[site.name] = self._procedure(site, selectors[sizes[label]], names)
+            procedures[site.name] = train(site, selectors[sizes[label]])
         outcomes = network.run(procedures)
         self._keep(labels, names, outcomes, network.traffic)
 
@@ -342,8 +346,8 @@ class _FeatureRegressor(_SiteRegressor):
         """Return the graph of sites."""
 
     @abstractmethod
-    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
-        """Return what one site does."""
+    def _training(self, names: Mapping[Hashable, str]) -> Training:
+        """Return what a site does with its selector."""
 
     def _sizes(self, labels: list[Hashable]) -> dict[Hashable, int]:
         """Return how many features each site gets (its mean, where an allocation shares them out)."""
@@ -594,7 +598,7 @@ class DeKRRRegressor(_NetworkRegressor):
         )
         return SELECTORS["plain"](n_features, kernel=self.kernel, sigma=self._grid("sigma")[0])
 
-    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
+    def _training(self, names: Mapping[Hashable, str]) -> Training:
         grids = {name: self._grid(name) for name in GRIDS}
         settings = self._settings(grids["alpha"][0], grids["consensus"][0])
         tuning = None
@@ -608,7 +612,7 @@ class DeKRRRegressor(_NetworkRegressor):
                 prediction=self.prediction,
             )
             settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
-        return dekrr.train(site, selector, settings, tuning)
+        return partial(dekrr.train, settings=settings, tuning=tuning)
 
     def _settings(self, alpha: float, consensus: float) -> dekrr.Settings:
         return dekrr.Settings(
@@ -788,7 +792,7 @@ class DKLARegressor(_NetworkRegressor):
         "max_rounds": [_COUNT],
     }
 
-    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
+    def _training(self, names: Mapping[Hashable, str]) -> Training:
         settings = dkla.Settings(
             alpha=self.alpha,
             rho=self.rho,
@@ -800,7 +804,7 @@ class DKLARegressor(_NetworkRegressor):
             selecting_site=_selecting_name(self.selecting_site, names),
             **self._censoring(),
         )
-        return dkla.train(site, selector, settings)
+        return partial(dkla.train, settings=settings)
 
     def _censoring(self) -> dict[str, float]:
         return {}
@@ -874,14 +878,14 @@ class AllReduceRegressor(_NetworkRegressor):
         "selecting_site": "no_validation",
     }
 
-    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
+    def _training(self, names: Mapping[Hashable, str]) -> Training:
         settings = allreduce.Settings(
             alpha=self.alpha,
             scale=self.scale,
             min_rows=self.min_rows,
             selecting_site=_selecting_name(self.selecting_site, names),
         )
-        return allreduce.train(site, selector, settings)
+        return partial(allreduce.train, settings=settings)
 
 
 @_parameters
@@ -891,8 +895,8 @@ class _UnconnectedRegressor(_FeatureRegressor):
     def _graph(self, labels: list[Hashable], seed: int) -> Any:
         return nx.create_empty_copy(nx.path_graph(labels))
 
-    def _procedure(self, site: Site, selector: Selector, names: Mapping[Hashable, str]) -> Procedure[Outcome]:
-        return allreduce.train(site, selector, allreduce.Settings(alpha=self.alpha, scale=self.scale))
+    def _training(self, names: Mapping[Hashable, str]) -> Training:
+        return partial(allreduce.train, settings=allreduce.Settings(alpha=self.alpha, scale=self.scale))
 
 
 @_parameters
