@@ -1,8 +1,11 @@
 import networkx as nx
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dekrr.errors import MessageError
+from dekrr.messages import Roll
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.consensus import Progress, agree_on_scaling, roll_call, tree_sum
 from dekrr.protocols.site import Site
@@ -102,3 +105,16 @@ def test_progress_with_tol_zero_never_settles():
     progress = Progress(0, tol=0.0)
     progress.after_exchange((0.0, 1.0), [])
     assert not progress.settled
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [Roll({"a": 5, "b": 8}, {"b": 1, "d": 1}), Roll({"b": 8}, {"c": 1})],
+    ids=["of a site that nobody has heard of", "of the listener itself"],
+)
+def test_a_neighbour_cannot_tell_what_it_cannot_know(lie):
+    procedure = roll_call(Site("c", ("b",), ArrayRows(np.zeros((3, 1)), np.zeros(3))))
+    next(procedure)
+    with pytest.raises(MessageError, match=r"'b' tells of '[cd]' what it cannot know yet") as caught:
+        procedure.send({"b": lie})
+    assert caught.value.sender == "b"

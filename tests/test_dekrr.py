@@ -16,7 +16,7 @@ from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import EnergySelector, GreedySelector, PlainSelector
-from dekrr.solvers import Jacobi
+from dekrr.solvers import Jacobi, _inverse
 from dekrr.system import BlockRow
 
 
@@ -228,3 +228,20 @@ def test_sites_with_different_columns_are_named():
     chosen = dekrr.Settings()
     with pytest.raises(MessageError, match=r"site '.' sent Bounds.lower of shape \(.,\), expected \(.,\)"):
         LocalNetwork(graph).run({n: dekrr.train(s, PlainSelector(5), chosen) for n, s in sites.items()})
+
+
+@pytest.mark.parametrize(("entry", "value"), [((0, 0), np.nan), ((5, 2), np.nan), ((7, 7), np.inf)])
+def test_a_system_that_is_not_finite_is_refused(entry, value):
+    matrix = np.eye(8)
+    matrix[entry] = value
+    with pytest.raises(SettingsError, match="too large"):
+        _inverse(matrix)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_inverse_is_numpy_s(order):
+    half = np.random.default_rng(0).normal(size=(30, 20))
+    matrix = np.array(half.T @ half, order=order)
+    np.testing.assert_allclose(_inverse(matrix), np.linalg.inv(matrix), rtol=1e-9, atol=1e-12)
+    with pytest.raises(SettingsError, match="not positive definite"):
+        _inverse(matrix - 100 * np.eye(20))

@@ -89,6 +89,47 @@ def test_every_step_is_taken_once_whenever_helpers_look(pause):
     assert network.run({name: add_up(name, 200) for name in names}) == dict.fromkeys(names, 2.0 * sum(range(200)))
 
 
+def test_whatever_ends_a_step_in_a_helper_ends_the_run():
+    def leave(name):
+        yield {}
+        time.sleep(0.01)
+        raise SystemExit(name)
+
+    with pytest.raises(SystemExit, match="a"):
+        LocalNetwork(PATH, n_threads=3).run({name: leave(name) for name in PATH})
+
+
+def test_no_thread_is_left_over_when_one_cannot_start(monkeypatch):
+    before, start = threading.active_count(), threading.Thread.start
+    started = []
+
+    def start_one(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="can't start"):
+        LocalNetwork(PATH, n_threads=3).run({name: say({}) for name in PATH})
+    assert threading.active_count() == before
+
+
+def test_helpers_come_when_the_first_site_is_quick_and_others_are_not():
+    threads = set()
+
+    def work(name):
+        for _ in range(3):
+            yield {}
+            if name != "a":
+                threads.add(threading.current_thread())
+                time.sleep(0.01)
+
+    path = {"a": ["b"], "b": "ac", "c": "bd", "d": "ce", "e": "df", "f": "e"}
+    LocalNetwork(path, n_threads=2).run({name: work(name) for name in path})
+    assert len(threads) == 2
+
+
 def test_threads_end_with_a_run_that_fails():
     def fail(name):
         yield {}

@@ -91,6 +91,13 @@ def test_first_call_fits():
     np.testing.assert_array_equal(first.predict(X), fitted().predict(X))
 
 
+def test_a_newcomer_s_settings_are_checked():
+    regressor = fitted().set_params(features=GreedySelector(ridge=-1.0))
+    edges = [("harbour", "station 00")]
+    with pytest.raises(ValueError, match="'ridge' parameter"):
+        regressor.partial_fit(X_MORE[:40], Y_MORE[:40], sites=np.full(40, "harbour"), edges=edges)
+
+
 def test_what_cannot_be():
     regressor = fitted()
     before = regressor.predict(X)

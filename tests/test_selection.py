@@ -6,6 +6,7 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from dekrr.cosines import compiled
 from dekrr.errors import SettingsError
 from dekrr.kernels import Gaussian
 from dekrr.selection import (
@@ -14,6 +15,7 @@ from dekrr.selection import (
     GreedySelector,
     LeverageSelector,
     PlainSelector,
+    Pool,
     SurrogateSelector,
     _GramSums,
     _PoolSums,
@@ -85,13 +87,14 @@ def test_greedy_does_not_take_copies():
 
 
 @pytest.mark.parametrize("mapping", ["cos", "cossin"])
-@pytest.mark.parametrize("n_rows", [12, 60])
+@pytest.mark.parametrize("n_rows", [12, 121])
 def test_columns_when_asked_for_take_the_same_way_as_the_whole_gram(mapping, n_rows):
     X, y = problem(n_rows=n_rows)
-    selector = GreedySelector(8, mapping=mapping)
+    selector = GreedySelector(16, mapping=mapping)
     pool = selector.draw_pool(3, np.random.default_rng(0))
     fold_of = np.arange(n_rows) % 3
     products = _Products(pool, X, y, 4, fold_of)
+    assert (products._parts[0].dtype == np.float32) == (n_rows == 121 and compiled() is not None)
     for kept in ([0, 1, 2], [0, 2]):
         rows = np.isin(fold_of, kept)
         lazily = greedy_path(_PoolSums(products, np.array(kept)), 4, ridge=1e-4, width=pool.width)
@@ -110,6 +113,21 @@ def test_a_pool_in_single_precision_serves_for_features_that_nearly_depend_on_ea
     best = greedy_path(sums_of(pool.feature_map(X), y), 40, ridge=selector.ridge * 400)[0]
     errors = [ridge_objective(features, y, 1e-7) for features in (chosen(X), pool.keep(best)(X))]
     assert errors[0] < 1.05 * errors[1]
+
+
+def test_rows_far_from_zero_are_chosen_by_as_well_as_others():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(400, 3))
+    y = np.sin(5 * X[:, 0]) * X[:, 1]
+    far = 2.0**17  # moves rows without rounding them much
+    selector = GreedySelector(30, sigma=0.5, linear=False)
+    near_pool = selector.draw_pool(3, np.random.default_rng(0))
+    far_pool = Pool(near_pool.frequencies, near_pool.phases - far * near_pool.frequencies.sum(axis=0))
+    chosen = [
+        greedy_path(_PoolSums(_Products(pool, rows, y, 30)), 30, ridge=selector.ridge * 400)[0]
+        for pool, rows in ((near_pool, X), (far_pool, X + far))
+    ]
+    np.testing.assert_array_equal(*chosen)
 
 
 def test_shortlists_of_folds_are_those_of_the_rows_outside():

@@ -1,6 +1,6 @@
-"""The loops of `dekrr.cosines`, compiled; importing this needs numba, and compiles once a machine and precision.
+"""Loops of `dekrr.cosines` and `dekrr.statistics`, compiled by numba once a machine and precision.
 
-Each runs over all blocks of rows without Python's lock, so that sites in threads do not wait for each other.
+Each runs over all rows without Python's lock, so that sites in threads do not wait for each other.
 """
 
 from typing import Any

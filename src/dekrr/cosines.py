@@ -56,6 +56,11 @@ def compiled() -> Any:
     return _compiled
 
 
+def loops_for(n_elements: int) -> Any:
+    """Return the module of compiled loops, or None where it is not there or not worth starting for so few elements."""
+    return compiled() if n_elements >= _WORTH_COMPILING else None
+
+
 def wave_blocks(
     X: np.ndarray,
     frequencies: np.ndarray,
@@ -85,7 +90,7 @@ def wave_blocks(
     slice(0, 2, None) [[-1.0, 0.0], [0.0, 2.0]]
     """
     n_rows, n_features = len(X), frequencies.shape[1]
-    loops = compiled() if n_rows * n_features >= _WORTH_COMPILING else None
+    loops = loops_for(n_rows * n_features)
     overwrite = _polynomial if loops is None else loops.overwrite
     size = min(n_rows, _rows_per_block(frequencies))
     buffer = np.empty((size, n_features), dtype=frequencies.dtype) if out is None else out
@@ -101,7 +106,7 @@ def evaluate(
     X: np.ndarray, frequencies: np.ndarray, phases: np.ndarray, amplitudes: np.ndarray, out: np.ndarray
 ) -> None:
     """Write amplitudes * cos(2 pi (X frequencies + phases)) of all rows to `out`; see `wave_blocks`."""
-    loops = compiled() if out.size >= _WORTH_COMPILING else None
+    loops = loops_for(out.size)
     if loops is None:
         for _ in wave_blocks(X, frequencies, phases, amplitudes, out):
             pass
@@ -114,7 +119,7 @@ def moment(
     X: np.ndarray, frequencies: np.ndarray, phases: np.ndarray, amplitudes: np.ndarray, y: np.ndarray
 ) -> np.ndarray:
     """Return y'amplitudes * cos(2 pi (X frequencies + phases)), in double precision, shape (n_features,)."""
-    loops = compiled() if len(X) * len(phases) >= _WORTH_COMPILING else None
+    loops = loops_for(len(X) * len(phases))
     if loops is not None:
         parts = tuple(map(np.ascontiguousarray, (frequencies, phases, amplitudes)))
         X, y = np.ascontiguousarray(X), np.ascontiguousarray(y)

@@ -733,7 +733,7 @@ class DeKRRRegressor(_NetworkRegressor):
             rows[label] = ChainedRows(parts) if len(parts) > 1 else parts[0]
             site = Site(names[label], tuple(names[p] for p in graph[label]), rows[label], seed=self._seed)
             size = before.feature_map.n_features if before else self._sizes(labels)[label]
-            selector = self._selector(size).set_params(sigma=self.sigma_)
+            selector = self._selector(size).set_params(sigma=self.sigma_).checked()
             procedures[site.name] = go_on(site, before, new_rows.get(label, no_rows), selector, settings)
         outcomes = network.run(procedures)
         self.sites_, self.graph_, self.rows_ = labels, graph, rows

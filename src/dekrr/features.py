@@ -70,6 +70,10 @@ class FeatureMap:
         evaluate(*self._parts(X, single=features.dtype == np.float32), features)
         return features
 
+    def around(self, center: Array) -> "FeatureMap":
+        """Return the map whose features of X - center are this one's of X; single precision has more to say of it."""
+        return FeatureMap(self.frequencies, (self.phases + center @ self.frequencies) % (2 * np.pi), self.amplitudes)
+
     def moment(self, X: Array, y: Array) -> Array:
         """Return Z'y, shape (n_features,), without ever holding the features Z of all rows."""
         return moment(*self._parts(X), y)

@@ -27,7 +27,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .cosines import compiled
+from .cosines import loops_for
 from .errors import SettingsError
 from .features import FeatureMap, paired
 from .kernels import KERNELS, make_kernel
@@ -36,7 +36,7 @@ from .types import Array
 
 MAPPINGS = ("cos", "cossin")
 LONG_WAVE = 0.02
-_SHARE = 10  # of the pool that has to be taken for its products to be computed as a whole
+_WHOLE_FROM = 0.1  # of the pool taken, its products are computed as a whole
 
 # A constructor that only stores its keywords, as scikit-learn wants it.
 _parameters = dataclass(eq=False, repr=False, kw_only=True)
@@ -176,7 +176,10 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
         return self
 
     def select(self, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
-        """Draw a pool with `rng` and keep the best for rows `X` (n_rows, n_columns) and responses `y`."""
+        """Draw a pool with `rng` and keep the best for rows `X` (n_rows, n_columns) and responses `y`.
+
+        Parameters are taken as `checked`.
+        """
         return self._choose(self._large_enough_pool(X.shape[1], rng), X, y, rng)
 
     def _large_enough_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
@@ -532,9 +535,10 @@ class _GramSums:
 class _Products:
     """Products of candidates over the rows of each fold.
 
-    Orthogonal least squares needs the columns of Z'Z of what it takes. Each reads the whole pool, which is therefore
-    kept in single precision; products and sums of it are in double, so that Z'Z is that of features next to the right
-    ones. Where folds together take a tenth of the pool or more, Z'Z as a whole takes less time.
+    Orthogonal least squares needs the columns of Z'Z of what it takes. Where folds together take a tenth of the pool or
+    more, Z'Z as a whole takes the least time. Otherwise columns are computed when they are asked for. Each reads the
+    whole pool, which is then kept in single precision, if compiled loops are there; products and sums of it are in
+    double, so that Z'Z is that of features next to the right ones.
 
     Parameters
     ----------
@@ -552,10 +556,15 @@ class _Products:
         self.folds: np.ndarray = folds if len(y) else np.zeros(1, dtype=int)
         self.n_rows: np.ndarray = counts if len(y) else np.zeros(1, dtype=int)
         ends = np.cumsum(self.n_rows)
-        whole = _SHARE * n_taken * len(self.folds) >= pool.n_candidates or compiled() is None
+        whole = n_taken * len(self.folds) >= _WHOLE_FROM * pool.n_candidates
         n_features = pool.n_candidates * pool.width
-        features = np.empty((len(y), n_features), dtype=np.float64 if whole else np.float32)
-        pool.feature_map(X[order], out=features)
+        single = not whole and loops_for(len(y) * n_features) is not None
+        features = np.empty((len(y), n_features), dtype=np.float32 if single else np.float64)
+        feature_map, X = pool.feature_map, X[order]
+        if single:
+            center = X.mean(axis=0)
+            feature_map, X = feature_map.around(center), X - center
+        feature_map(X, out=features)
         self._parts = [features[end - size : end] for end, size in zip(ends, self.n_rows, strict=True)]
         responses = [y[order][end - size : end] for end, size in zip(ends, self.n_rows, strict=True)]
         self.moments = np.array([weigh(*each) for each in zip(responses, self._parts, strict=True)])

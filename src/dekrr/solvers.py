@@ -58,6 +58,11 @@ def _inverse(matrix: Array) -> Array:
     A round that multiplies by it is faster than one that solves with a factor, and each corrects the last one's
     rounding, as residuals are computed anew.
     """
+    if not np.isfinite(matrix).all():
+        raise SettingsError(
+            "a site's system has numbers that are too large, from its own sums or from a neighbour's: scale rows and "
+            "responses at all sites"
+        )
     factor, failed_at = dpotrf(matrix, clean=False)
     if failed_at:
         raise SettingsError(

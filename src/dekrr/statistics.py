@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .cosines import compiled
+from .cosines import loops_for
 from .features import FeatureMap
 from .rows import Rows
 from .types import Array
@@ -92,7 +92,7 @@ def _upper(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pack_symmetric(matrix: Array) -> Array:
-    """Return the upper triangle of a symmetric matrix (D, D) as a vector of D (D + 1) / 2 numbers."""
+    """Return the upper triangle of a matrix (D, D) as a vector of D (D + 1) / 2 numbers."""
     return matrix.take(_upper(len(matrix))[0])
 
 
@@ -130,7 +130,7 @@ def weigh(weights: Array, features: Array) -> Array:
     >>> weigh(np.array([1.0, 1e-9]), np.ones((2, 1), dtype=np.float32)) - 1 > 0
     array([ True])
     """
-    loops = compiled() if features.dtype == np.float32 else None
+    loops = loops_for(features.size) if features.dtype == np.float32 else None
     if loops is None:
         return np.asarray(np.matmul(weights, features, dtype=np.float64))
     return np.asarray(loops.weigh(weights.astype(np.float64), features))

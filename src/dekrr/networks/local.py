@@ -26,7 +26,7 @@ from ..protocols.site import Outbox, Procedure, Result
 
 Edge = tuple[Any, Any]
 _SLOW = 1e-3  # seconds of one site's step, from which threads gain more than they cost
-_GLANCE = 0.02  # seconds
+_GLANCE = 0.02  # seconds after which a helper looks for steps without being called
 
 
 class Traffic:
@@ -75,26 +75,32 @@ class Traffic:
         """Messages by their kind."""
         return self._total(by=2, what=0)
 
+    def __repr__(self) -> str:
+        return f"Traffic({self.messages.total()} messages, {self.total_bytes} bytes, {len(self.bytes)} directed edges)"
+
+    def _items(self) -> list[tuple[tuple[Any, Any, str], list[int]]]:
+        return list(self._counts.items())  # a copy, as another thread may be adding to it
+
     def _total(self, by: slice | int, what: int) -> Counter[Any]:
         total: Counter[Any] = Counter()
-        for key, counted in list(self._counts.items()):  # which another thread may be adding to
+        for key, counted in self._items():
             total[key[by]] += counted[what]
         return total
 
     @property
     def total_bytes(self) -> int:
         """Bytes over all edges."""
-        return sum(size for _, size in list(self._counts.values()))
+        return sum(size for _, (_, size) in self._items())
 
     def relabelled(self, labels: Mapping[str, Any]) -> "Traffic":
         """Return the same with each site's name replaced by its label."""
         traffic = Traffic()
-        traffic._counts = {(labels[a], labels[b], kind): counted for (a, b, kind), counted in self._counts.items()}
+        traffic._counts = {(labels[a], labels[b], kind): [*counted] for (a, b, kind), counted in self._items()}
         return traffic
 
     def sent_by(self, site: Any) -> int:
         """Bytes that one site sent."""
-        return sum(size for (sender, _, _), (_, size) in self._counts.items() if sender == site)
+        return sum(size for (sender, _, _), (_, size) in self._items() if sender == site)
 
 
 class LocalNetwork:
@@ -189,7 +195,7 @@ class _Step:
         self.ended = False
         self.outbox: Outbox = {}
         self.result: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._procedure = procedure
         self._inbox = inboxes[name] if inboxes is not None else None
         self._exchange = exchange
@@ -204,9 +210,11 @@ class _Step:
             self.outbox = next(self._procedure) if self._inbox is None else self._procedure.send(self._inbox)
         except StopIteration as stop:
             self.ended, self.result = True, stop.value
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"at site {self.name!r}, after exchange {self._exchange}")
             self.error = error
+            if isinstance(error, KeyboardInterrupt):
+                raise
 
 
 def _take(steps: deque[_Step]) -> None:
@@ -215,11 +223,19 @@ def _take(steps: deque[_Step]) -> None:
             steps.popleft().take()
 
 
+def _lasts(step: _Step) -> bool:
+    """Take a step and return whether it was long enough for threads to be worth it."""
+    start = time.perf_counter()
+    step.take()
+    return time.perf_counter() - start >= _SLOW
+
+
 class _Crew:
     """Threads that take steps beside the one that asks for it, where steps are long enough to be worth it.
 
-    The first step is always taken by the thread that asks. Helpers join when it lasts: soon after messages of a kind
-    that has not been fast before, otherwise when it is over or at their next glance.
+    The first step is always taken by the thread that asks. After messages of a kind that has not been fast before,
+    helpers join as soon as it lasts. Otherwise they are called after the first step that lasted; and from time to time
+    they look whether there is anything to take.
     """
 
     def __init__(self, n_helpers: int) -> None:
@@ -231,8 +247,12 @@ class _Crew:
         self._helpers = [threading.Thread(target=self._help, args=(busy,), daemon=True) for busy in self._busy]
 
     def __enter__(self) -> "_Crew":
-        for helper in self._helpers:
-            helper.start()
+        try:
+            for helper in self._helpers:
+                helper.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -240,7 +260,8 @@ class _Crew:
         self._left.clear()
         self._call(None)
         for helper in self._helpers:
-            helper.join()
+            if helper.ident is not None:
+                helper.join()
 
     def take_all(self, steps: list[_Step]) -> None:
         """Take all steps and return when the last is taken."""
@@ -250,16 +271,17 @@ class _Crew:
         first_taken = None if kind in self._fast else threading.Event()
         if first_taken:
             self._call(first_taken)
-        start = time.perf_counter()
-        first.take()
-        if time.perf_counter() - start < _SLOW:
-            self._fast.add(kind)
-            if first_taken:
-                first_taken.set()
-        elif not first_taken:
-            self._fast.discard(kind)
+        called = _lasts(first)
+        if first_taken and not called:
+            first_taken.set()
+        elif called and not first_taken:
             self._call(None)
-        _take(left)
+        with contextlib.suppress(IndexError):
+            while True:
+                if _lasts(left.popleft()) and not called:
+                    called = True
+                    self._call(None)
+        (self._fast.discard if called else self._fast.add)(kind)
         for busy in self._busy:
             with busy:
                 pass

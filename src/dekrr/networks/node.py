@@ -148,11 +148,11 @@ class Node:
     def status(self) -> dict[str, Any]:
         """Return how the site is doing, as JSON can hold it."""
         session = self.session
-        peers = {}
+        peers, sent = {}, session.traffic.bytes
         for name, peer in session.peers.items():
             state = "gone" if name in session.gone else "up" if peer.up else "away"
-            sent = session.traffic.bytes[session.plan.name, name]
-            peers[name] = {"state": state, "waited for": name in session.missing, "bytes sent": sent}
+            in_bytes = sent[session.plan.name, name]
+            peers[name] = {"state": state, "waited for": name in session.missing, "bytes sent": in_bytes}
         residual = session.residual
         return {
             "run": session.plan.run,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import MessageError
 from ..messages import Bounds, Roll, Total, expect
 from ..scaling import Scaling
 from ..types import Array
@@ -76,6 +77,8 @@ def roll_call(site: Site) -> Procedure[Roster]:
                 rows[name] = news.rows[name] = message.rows[name]
                 first_heard[name] = exchanges, sender
             for name in [name for name in message.eccentricities if name not in eccentricities]:
+                if name not in rows or name == site.name:
+                    raise MessageError(f"site {sender!r} tells of {name!r} what it cannot know yet", sender)
                 eccentricities[name] = news.eccentricities[name] = message.eccentricities[name]
         if not news.rows and site.name not in eccentricities:
             eccentricities[site.name] = news.eccentricities[site.name] = exchanges - 1
