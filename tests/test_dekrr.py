@@ -11,6 +11,7 @@ from sklearn.linear_model import Ridge
 
 from conftest import make_problem
 from dekrr.errors import DataError, MessageError, SettingsError
+from dekrr.features import FeatureMap
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
@@ -228,6 +229,28 @@ def test_sites_with_different_columns_are_named():
     chosen = dekrr.Settings()
     with pytest.raises(MessageError, match=r"site '.' sent Bounds.lower of shape \(.,\), expected \(.,\)"):
         LocalNetwork(graph).run({n: dekrr.train(s, PlainSelector(5), chosen) for n, s in sites.items()})
+
+
+@pytest.mark.parametrize("tol", [1e-3, 1e-6])
+def test_sites_that_do_not_depend_on_each_other_stop_where_they_should(tol):
+    X = 2 * np.pi * np.arange(40)[:, None] / 40
+    maps = {
+        name: FeatureMap.unweighted(np.array([waves]), np.zeros(2))
+        for name, waves in (("a", [1.0, 3]), ("b", [2.0, 4]))
+    }
+    y = X[:, 0] * (6 - X[:, 0])
+    chosen = dekrr.Settings(
+        alpha=1e-6, scale=None, min_rows=1, rows_per_feature=0, max_leverage=1.0, verify_features=False, tol=tol
+    )
+    sites = [Site(name, (other,), ArrayRows(X, y), feature_map=maps[name]) for name, other in ("ab", "ba")]
+    outcomes = LocalNetwork({"a": "b", "b": "a"}).run(
+        {site.name: dekrr.train(site, PlainSelector(2), chosen) for site in sites}
+    )
+    for name, outcome in outcomes.items():
+        features = maps[name](X)
+        hessian = (1 + 2 * chosen.consensus) / 80 * features.T @ features + chosen.alpha / 2 * np.eye(2)
+        assert outcome.settled
+        np.testing.assert_allclose(outcome.coefficients, np.linalg.solve(hessian, features.T @ y / 80), rtol=tol)
 
 
 @pytest.mark.parametrize(("entry", "value"), [((0, 0), np.nan), ((5, 2), np.nan), ((7, 7), np.inf)])
