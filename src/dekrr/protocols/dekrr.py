@@ -521,7 +521,8 @@ def iterate(
         shares = listener.hear(inbox)
         residual = row.residual(state.coefficients, listener.known)
         length = math.sqrt(residual @ residual)
-        progress.after_exchange((length if length > _SUDDEN * last_length else last_length, scale), shares)
+        sudden = bool(inbox) and length <= _SUDDEN * last_length
+        progress.after_exchange((last_length if sudden else length, scale), shares)
         last_length = length
         outcome.objective_shares.append(row.objective_share(state.coefficients, residual))
         if keep_path:
