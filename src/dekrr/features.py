@@ -71,7 +71,7 @@ class FeatureMap:
         return features
 
     def around(self, center: Array) -> "FeatureMap":
-        """Return the map whose features of X - center are this one's of X; single precision has more to say of it."""
+        """Return the map whose features of X - center are this one's of X, with more digits in single precision."""
         return FeatureMap(self.frequencies, (self.phases + center @ self.frequencies) % (2 * np.pi), self.amplitudes)
 
     def moment(self, X: Array, y: Array) -> Array:

@@ -560,13 +560,13 @@ class _Products:
         n_features = pool.n_candidates * pool.width
         single = not whole and loops_for(len(y) * n_features) is not None
         features = np.empty((len(y), n_features), dtype=np.float32 if single else np.float64)
-        feature_map, X = pool.feature_map, X[order]
+        feature_map, X, y = pool.feature_map, X[order], y[order]
         if single:
             center = X.mean(axis=0)
             feature_map, X = feature_map.around(center), X - center
         feature_map(X, out=features)
         self._parts = [features[end - size : end] for end, size in zip(ends, self.n_rows, strict=True)]
-        responses = [y[order][end - size : end] for end, size in zip(ends, self.n_rows, strict=True)]
+        responses = [y[end - size : end] for end, size in zip(ends, self.n_rows, strict=True)]
         self.moments = np.array([weigh(*each) for each in zip(responses, self._parts, strict=True)])
         self._columns: dict[int, Array] = {}
         if whole:

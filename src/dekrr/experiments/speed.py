@@ -273,10 +273,8 @@ def large_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
             seconds["floor with the choice"] = seconds["floor"] + rates.greedy_choice(given, candidates)
         settings = given.settings | {"features": features, "precision": precision, "consensus": 1.0, "tol": 1e-6}
         name = f"household_power, {features}, {precision}"
-        yield _ratio(f"{name}: fit / floor", "fit", "floor", seconds, "lower", settings)
-        if candidates:
-            whole = "floor with the choice"
-            yield _ratio(f"{name}: fit / {whole}", "fit", whole, seconds, "lower", settings)
+        for floor in [key for key in seconds if key.startswith("floor")]:
+            yield _ratio(f"{name}: fit / {floor}", "fit", floor, seconds, "lower", settings)
         yield _ratio(f"{name}: {peer} / fit", peer, "fit", seconds, "higher", settings)
 
 
