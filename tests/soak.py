@@ -12,9 +12,11 @@ from functools import cache, partial
 from itertools import combinations
 from multiprocessing import Pool
 
+import msgspec
 import networkx as nx
 import numpy as np
 
+from dekrr.messages import encode
 from dekrr.networks.faulty import FaultyNetwork, draw_faults
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.session import Plan, Session
@@ -24,13 +26,8 @@ from dekrr.rows import ArrayRows
 from dekrr.selection import EnergySelector, GreedySelector, PlainSelector
 
 PATIENCE = 10.0
+SETTINGS = dekrr.Settings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1)
 METHODS = {
-    "dekrr": partial(
-        dekrr.train,
-        settings=dekrr.Settings(
-            tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False
-        ),
-    ),
     "dkla": partial(dkla.train, settings=dkla.Settings(tol=1e-3, max_rounds=12, min_rows=1)),
     "allreduce": partial(allreduce.train, settings=allreduce.Settings(min_rows=1)),
 }
@@ -51,15 +48,21 @@ class Problem:
         self.graph.remove_edges_from(nx.selfloop_edges(self.graph))
         self.method = str(rng.choice(["dekrr", "dekrr", "dkla", "allreduce"]))
         self.selector = (EnergySelector, GreedySelector, PlainSelector)[int(3 * rng.uniform())](4)
+        self.settings = msgspec.structs.replace(
+            SETTINGS, verify_features=bool(seed % 2), allocation=("equal", "sqrt")[seed % 3 == 0]
+        )
         self.rows = {}
         for name in self.names:
             n_rows = int(rng.integers(5, 12))
             self.rows[name] = rng.uniform(size=(n_rows, 2)), rng.uniform(-1, 1, size=n_rows)
 
-    def make(self, name, neighbors, feature_map):
-        feature_map = feature_map if self.method == "dekrr" else None
-        site = Site(name, tuple(neighbors), ArrayRows(*self.rows[name]), seed=self.seed, feature_map=feature_map)
-        return METHODS[self.method](site, self.selector)
+    def make(self, name, neighbors, offer):
+        site = Site(name, tuple(neighbors), ArrayRows(*self.rows[name]), seed=self.seed)
+        if self.method != "dekrr":
+            return METHODS[self.method](site, self.selector)
+        if offer is not None:
+            site = dekrr.with_features(site, offer, self.selector, self.settings)
+        return dekrr.train(site, self.selector, self.settings)
 
     def open_session(self, name, journal, observe):
         plan = Plan(
@@ -95,8 +98,8 @@ def _check_answers(problem, network):
     @cache
     def reference(gone):
         graph = problem.graph.subgraph([name for name in problem.names if name not in gone])
-        maps = {name: network.features.get((gone, name)) for name in graph}
-        return LocalNetwork(graph).run({name: problem.make(name, graph[name], maps[name]) for name in graph})
+        offers = {name: network.offers.get((gone, name)) for name in graph}
+        return LocalNetwork(graph).run({name: problem.make(name, graph[name], offers[name]) for name in graph})
 
     for name, ending in network.endings.items():
         if ending.outcome is None:
@@ -128,10 +131,11 @@ def _check_features(problem, faults, network):
     if problem.method != "dekrr":
         return
     forgetful = {crash.site for crash in faults.crashes if crash.forgets or crash.torn}
-    for (gone, name), later in network.features.items():
-        for (before, other), earlier in network.features.items():
+    chosen = {key: encode(msgspec.structs.replace(offer, n_neighbors=1)) for key, offer in network.offers.items()}
+    for (gone, name), later in chosen.items():
+        for (before, other), earlier in chosen.items():
             if name == other and before < gone and name not in forgetful:
-                kept = np.array_equal(later.frequencies, earlier.frequencies)
+                kept = later == earlier
                 assert kept, f"seed {problem.seed}: {name} changed its features between {before} and {gone}"
 
 

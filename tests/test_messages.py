@@ -1,4 +1,5 @@
 import re
+import struct
 
 import msgspec
 import numpy as np
@@ -28,22 +29,30 @@ def test_noise_is_refused_with_the_senders_name(data):
         messages.decode(data, "mallory")
 
 
-def wire(*array, kind="total"):
-    return msgspec.msgpack.encode([kind, list(array)])
+def wire(code, data, kind="total"):
+    return msgspec.msgpack.encode([kind, msgspec.msgpack.Ext(code, data)])
+
+
+def shaped(*shape):
+    return struct.pack("<2I", *shape)
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (wire("<f8", [2], np.zeros(1).tobytes()), "8 bytes of data where shape \\(2,\\) needs 16"),
-        (wire("<f8", [1], np.array([np.nan]).tobytes()), "NaN or infinite"),
-        (wire("<f8", [1], np.array([np.inf]).tobytes()), "NaN or infinite"),
-        (wire("|O", [1], b"\0" * 8), "element type '\\|O'"),
-        (wire("<f8", [-1], b""), "shape \\(-1,\\)"),
-        (wire("<f8", [1, 1, 1], b"\0" * 8), "shape \\(1, 1, 1\\)"),
-        (wire("<f8", [2**62, 2**62], b""), "needs"),
-        (wire("<f8", "x", b""), "Expected"),
-        (wire("<f8", [1], np.zeros(1).tobytes(), kind="exec"), "exec"),
+        (wire(0, b"\0" * 7), "multiple of element size"),
+        (wire(0, np.array([np.nan]).tobytes()), "NaN or infinite"),
+        (wire(0, np.array([np.inf]).tobytes()), "NaN or infinite"),
+        (wire(4, shaped(1, 1) + np.array([np.nan], "<f4").tobytes()), "NaN or infinite"),
+        (wire(6, b"\0" * 8), "extension of code 6"),
+        (wire(-2, b"\0" * 8), "extension of code -2"),
+        (wire(-1, b"\0" * 8), "Expected"),
+        (wire(3, b"\0" * 7), "a matrix without its shape"),
+        (wire(3, shaped(1, 2) + b"\0" * 8), "8 bytes of data where shape \\(1, 2\\) needs 16"),
+        (wire(3, shaped(2**32 - 1, 2**32 - 1)), "needs"),
+        (wire(0, np.zeros(1).tobytes(), kind="exec"), "exec"),
+        (wire(0, b"", kind="same"), "Expected"),
+        (msgspec.msgpack.encode(["total", [1.0]]), "Expected"),
         (msgspec.msgpack.encode(["total"]), "at least length 2"),
         (msgspec.msgpack.encode({"type": "total"}), "Expected `array`"),
         (b"", "truncated"),

@@ -1,12 +1,14 @@
 """All that may leave a site, and the checks on its arrival.
 
-Messages are msgspec structs, carried as MessagePack. An array travels as its element type, its shape and
-its bytes. Decoding checks the kind of message, the element type, that shape and bytes agree, and that
-every number is finite; `expect` then checks what only the receiver knows: the kind that is due now and the
-shapes it must have. Nothing is ever unpickled.
+Messages are msgspec structs, carried as MessagePack. An array travels as an extension whose code tells vector or
+matrix and the element type, and whose data are a matrix's shape and the numbers. Decoding checks the kind of
+message, the code, that shape and bytes agree, and that every number is finite; `expect` then checks what only the
+receiver knows: the kind that is due now and the shapes it must have. Nothing is ever unpickled.
 """
 
+import itertools
 import math
+import struct
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -16,7 +18,12 @@ import numpy as np
 from .errors import MessageError
 
 MAX_BYTES = 1 << 28
-_ELEMENT_TYPES = {name: np.dtype(name) for name in ("<f8", "<f4", "|i1")}
+_EXTENSIONS = {  # by code: dimensions and element type
+    code: (n_dimensions, np.dtype(name))
+    for code, (n_dimensions, name) in enumerate(itertools.product((1, 2), ("<f8", "<f4", "|i1")))
+}
+_CODES = {extension: code for code, extension in _EXTENSIONS.items()}
+_SHAPE = struct.Struct("<2I")  # of a matrix
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -117,38 +124,38 @@ AnyMessage = (
 Kind = TypeVar("Kind", bound=Message)
 
 
-class _Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An array as it travels."""
-
-    element_type: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-def _to_wire(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.str in _ELEMENT_TYPES:
-        return (value.dtype.str, value.shape, np.ascontiguousarray(value).data)
-    raise NotImplementedError(f"a message cannot carry {type(value).__name__} of type {getattr(value, 'dtype', '')}")
+def _to_wire(value: Any) -> msgspec.msgpack.Ext:
+    code = _CODES.get((value.ndim, value.dtype)) if isinstance(value, np.ndarray) else None
+    if code is None:
+        raise NotImplementedError(
+            f"a message cannot carry {type(value).__name__} of type {getattr(value, 'dtype', '')}"
+        )
+    data = np.ascontiguousarray(value).data
+    return msgspec.msgpack.Ext(code, data if value.ndim == 1 else _SHAPE.pack(*value.shape) + data)
 
 
-def _from_wire(kind: type, value: Any) -> Any:
-    packed = msgspec.convert(value, _Packed)
-    shape, dtype = packed.shape, _ELEMENT_TYPES.get(packed.element_type)
-    if dtype is None:
-        raise ValueError(f"element type {packed.element_type!r} is not one of {tuple(_ELEMENT_TYPES)}")
-    if len(shape) > 2 or min(shape, default=0) < 0:
-        raise ValueError(f"shape {shape} is not that of a vector or a matrix")
-    expected = math.prod(shape) * dtype.itemsize
-    if len(packed.data) != expected:
-        raise ValueError(f"{len(packed.data)} bytes of data where shape {shape} needs {expected}")
-    array = np.frombuffer(packed.data, dtype=dtype)
+def _from_wire(code: int, data: memoryview) -> np.ndarray:
+    if code not in _EXTENSIONS:
+        raise ValueError(f"an extension of code {code}, which is no array's")
+    n_dimensions, dtype = _EXTENSIONS[code]
+    array = np.frombuffer(bytes(data), dtype) if n_dimensions == 1 else _read_matrix(bytes(data), dtype)
     if np.count_nonzero(np.isfinite(array)) != array.size:
         raise ValueError("an array has NaN or infinite values")
-    return array if len(shape) == 1 else array.reshape(shape)
+    return array
+
+
+def _read_matrix(data: bytes, dtype: np.dtype) -> np.ndarray:
+    if len(data) < _SHAPE.size:
+        raise ValueError("a matrix without its shape")
+    shape = _SHAPE.unpack_from(data)
+    size, expected = len(data) - _SHAPE.size, math.prod(shape) * dtype.itemsize
+    if size != expected:
+        raise ValueError(f"{size} bytes of data where shape {shape} needs {expected}")
+    return np.frombuffer(data, dtype, offset=_SHAPE.size).reshape(shape)
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
-_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage, dec_hook=_from_wire)
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage, ext_hook=_from_wire)
 
 
 def encode(message: Message) -> bytes:
@@ -157,7 +164,7 @@ def encode(message: Message) -> bytes:
     Examples
     --------
     >>> len(encode(Coefficients(np.zeros(60), (0.0, 0.0))))
-    525
+    519
     """
     return _encoder.encode(message)
 

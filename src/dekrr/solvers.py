@@ -134,7 +134,7 @@ class Chebyshev:
     def update(self, state: State, residual: Array) -> State:
         """Return the state after one round: weight (theta + B^-1 residual - previous) + previous."""
         weight = next_weight(state.weight, self._radius_squared)
-        step = self._inverse @ residual
+        step = self._inverse.dot(residual)
         moved = weight * (state.coefficients + step - state.previous) + state.previous
         return State(moved, previous=state.coefficients, step=step, weight=weight)
 

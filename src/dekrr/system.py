@@ -81,12 +81,12 @@ class BlockRow:
     def residual(self, coefficients: Array, of_neighbors: Mapping[str, Array]) -> Array:
         """Return d_j - H_jj theta_j + sum_p P_jp theta_p, shape (D_j,)."""
         known = np.concatenate([coefficients, *(of_neighbors[p] for p in self.neighbors)])
-        residual: Array = self.right_side - self.matrix @ known
+        residual: Array = self.right_side - self.matrix.dot(known)
         return residual
 
     def objective_share(self, coefficients: Array, residual: Array) -> float:
         """Return this site's share of L: y_j'y_j / N - theta_j'(d_j + residual_j). All shares sum to L."""
-        return self.response_energy - float(coefficients @ (self.right_side + residual))
+        return self.response_energy - float(coefficients.dot(self.right_side + residual))
 
 
 def assemble(

@@ -16,11 +16,10 @@ import msgspec
 import numpy as np
 
 from ..errors import DekrrError
-from ..features import FeatureMap
-from ..messages import Features, decode
+from ..messages import decode
 from ..protocols.outcome import Outcome
 from .journal import MemoryJournal
-from .session import Data, Frame, Observer, Session
+from .session import Data, Frame, Observer, Offer, Session
 
 TICK = 0.5
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
@@ -116,7 +115,7 @@ class FaultyNetwork:
         Sites that crashed for good are not in it.
     injected : Counter of str
         Faults that happened, by kind.
-    features : dict of (gone, site) to FeatureMap
+    offers : dict of (gone, site) to message
         The features that each site told its neighbours in each epoch.
     unconfirmed : set of str
         Sites that kept their result without hearing from all that it stands.
@@ -134,7 +133,7 @@ class FaultyNetwork:
         self.neighbors = {name: tuple(neighbors[name]) for name in neighbors}
         self.endings: dict[str, Ending] = {}
         self.injected: Counter[str] = Counter()
-        self.features: dict[tuple[frozenset[str], str], FeatureMap] = {}
+        self.offers: dict[tuple[frozenset[str], str], Offer] = {}
         self.unconfirmed: set[str] = set()
         self.hung: list[str] = []
         self._open_session = open_session
@@ -249,7 +248,7 @@ class FaultyNetwork:
 
     def _post(self, name: str, session: Session) -> None:
         for receiver, data in session.out:
-            self._note_features(name, data)
+            self._note_offer(name, data)
             for _ in range(self._copies()):
                 self._at(self._now + self._delay(), self._deliver, name, receiver, data)
         session.out.clear()
@@ -272,13 +271,12 @@ class FaultyNetwork:
         with self._ending(receiver):
             self._sessions[receiver].receive([(sender, data)], self._now)
 
-    def _note_features(self, name: str, data: bytes) -> None:
+    def _note_offer(self, name: str, data: bytes) -> None:
         frame = _decoder.decode(data)
         if isinstance(frame, Data) and frame.body is not None:
             message = decode(frame.body, name)
-            if isinstance(message, Features) and message.n_neighbors:
-                feature_map = FeatureMap(message.frequencies, message.phases, message.amplitudes)
-                self.features.setdefault((frozenset(frame.gone), name), feature_map)
+            if isinstance(message, Offer) and message.n_neighbors:
+                self.offers.setdefault((frozenset(frame.gone), name), message)
 
 
 class _Ending:

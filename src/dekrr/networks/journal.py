@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-import numpy as np
 
 from ..errors import DataError
-from ..features import FeatureMap
-from ..messages import Features, decode, encode
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
@@ -31,7 +28,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
         Of the terms of the run and of the site's rows.
     gone : tuple of str
     features : bytes or None
-        The site's features as an encoded message, if it had chosen them in an earlier epoch.
+        The message that told the neighbours of the site's features, if it had chosen them in an earlier epoch.
     """
 
     run: str
@@ -51,26 +48,9 @@ class Received(msgspec.Struct, frozen=True, array_like=True, tag="inbox"):
 Record = Opening | Received
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
-_MAGIC = b"dekrr checkpoint 1\n"
+_MAGIC = b"dekrr checkpoint 2\n"
 _SYNCHRONISE_EVERY = 1.0  # seconds
 _LENGTH, _HEAD = 8, 12  # bytes of a record's length, and with its checksum
-
-
-def pack_map(feature_map: FeatureMap | None) -> bytes | None:
-    """Return a feature map as an encoded message."""
-    if feature_map is None:
-        return None
-    return encode(Features(feature_map.frequencies, feature_map.phases, feature_map.amplitudes, 0))
-
-
-def unpack_map(body: bytes | None) -> FeatureMap | None:
-    """Return what `pack_map` packed."""
-    if body is None:
-        return None
-    message = decode(body, "checkpoint")
-    assert isinstance(message, Features)
-    copies = [np.array(part) for part in (message.frequencies, message.phases, message.amplitudes)]
-    return FeatureMap(*copies)
 
 
 class Journal(Protocol):

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from ..errors import DataError, SettingsError
-from ..features import FeatureMap
 from ..model import Header, SiteModel
 from ..privacy.guards import Ledger
 from ..privacy.vault import Vault
@@ -33,7 +32,7 @@ from . import keys
 from .config import METHODS, SiteFile
 from .journal import FileJournal, synchronise
 from .mesh import Keys, Link, MeshNetwork
-from .session import Plan, Session
+from .session import Offer, Plan, Session
 
 CHECKPOINT, MODEL, RECORD = "checkpoint", "model.safetensors", "run.jsonl"
 _EXCHANGES_AT_A_TIME = 128  # lines of a record that are written together
@@ -168,17 +167,18 @@ class Node:
             "neighbors": peers,
         }
 
-    def _procedure(self, neighbors: tuple[str, ...], feature_map: FeatureMap | None) -> Procedure[Outcome]:
+    def _procedure(self, neighbors: tuple[str, ...], offer: Offer | None) -> Procedure[Outcome]:
         features = self.config.features()
         selector = SELECTORS[features.features](
             features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
         ).checked()
         tuning = self.config.tuning()
-        own = feature_map if self.config.method == "dekrr" and tuning is None else None
-        site = Site(self.config.site, neighbors, self._rows, seed=features.seed, feature_map=own)
+        site = Site(self.config.site, neighbors, self._rows, seed=features.seed)
         site = replace(site, ledger=self._ledger, vault=self._vault)
         settings = self.config.method_settings()
         if self.config.method == "dekrr":
+            if offer is not None and tuning is None:
+                site = dekrr.with_features(site, offer, selector, settings)
             return dekrr.train(site, selector, settings, tuning)
         procedure: Procedure[Outcome] = METHODS[self.config.method].train(site, selector, settings)
         return procedure

@@ -18,11 +18,21 @@ from typing import Any
 import msgspec
 
 from ..errors import AbsenceError, AgreementError, DisconnectedError, GoneError, MessageError
-from ..features import FeatureMap
-from ..messages import AnyMessage, Coefficients, Features, Message, Roll, Unchanged, decode, encode
+from ..messages import (
+    AnyMessage,
+    Bounds,
+    Chosen,
+    Coefficients,
+    Features,
+    Message,
+    Roll,
+    Unchanged,
+    decode,
+    encode,
+)
 from ..protocols.outcome import Outcome
 from ..protocols.site import Outbox, Procedure
-from .journal import Journal, NoJournal, Opening, Received, pack_map, unpack_map
+from .journal import Journal, NoJournal, Opening, Received
 from .local import Traffic
 
 RETRY = 1.0  # seconds after which a site asks for what it lacks
@@ -30,7 +40,7 @@ WINDOW = 64  # exchanges that are buffered ahead, and sent again at a time
 BUFFER_BYTES = 1 << 28  # and at most so many bytes of a neighbour
 REFUSING = 5.0  # seconds for which a site that refuses the run tells its neighbours why
 SLOWNESS = 10  # patiences granted to a neighbour that is alive but says nothing
-_FEATURES_START = msgspec.msgpack.encode(["features", 0, 0, 0, 0])[:10]  # how a Features message begins
+_EXACT = (Roll, Bounds, Chosen, Features)  # what a site says again to the last bit, wherever it is started again
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_unknown_fields=True):
@@ -79,7 +89,8 @@ class Data(msgspec.Struct, frozen=True, array_like=True, tag="data", forbid_unkn
 Frame = Hello | Data
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
-Maker = Callable[[tuple[str, ...], FeatureMap | None], Procedure[Outcome]]
+Offer = Features | Chosen
+Maker = Callable[[tuple[str, ...], Offer | None], Procedure[Outcome]]
 Observer = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -134,8 +145,8 @@ class Peer:
     finished : bool
     refused : bool
         Whether it knows that the run cannot start.
-    frames : dict of exchange to (body, message)
-        Its frames that are not yet used.
+    frames : dict of exchange to (body, message) or None
+        Its frames that are not yet used; None says that it had no message.
     """
 
     up: bool = False
@@ -145,7 +156,7 @@ class Peer:
     position: int = -1
     finished: bool = False
     refused: bool = False
-    frames: dict[int, tuple[bytes | None, AnyMessage | None]] = field(default_factory=dict)
+    frames: dict[int, tuple[bytes, AnyMessage] | None] = field(default_factory=dict)
 
     def begin_epoch(self) -> None:
         """Forget what belongs to an epoch."""
@@ -159,7 +170,7 @@ class Session:
     ----------
     plan : Plan
     make : callable
-        Makes the node procedure for given neighbours and, in a later epoch, features.
+        Makes the node procedure for given neighbours and, in a later epoch, the message that told of the features.
     journal : Journal, optional
         The checkpoint to resume from and to write.
     observe : callable, optional
@@ -200,9 +211,9 @@ class Session:
         self._make = make
         self._journal: Journal = journal or NoJournal()
         self._observe = observe or (lambda word, details: None)
-        self._own_map: FeatureMap | None = None
+        self._offer: Offer | None = None
         self._sent: list[dict[str, bytes]] = []
-        self._features_heard: dict[tuple[str, int], bytes] = {}
+        self._heard: dict[tuple[str, int], bytes] = {}
         self._procedure: Generator[Outbox, Mapping[str, AnyMessage], Outcome] | None = None
         self._started = self._agreed_at = self._waiting_since = self._finished_at = 0.0
         self._refused: set[tuple[str, str]] = set()
@@ -274,7 +285,7 @@ class Session:
         if isinstance(frame, Hello):
             self._take_hello(frame, now)
         elif frame.gone == self._epoch:
-            self._take_data(frame)
+            self._take_data(frame, now)
 
     def tick(self, now: float) -> None:
         """Write the checkpoint, ask again for what is missing, and give up on who is away for too long."""
@@ -354,8 +365,8 @@ class Session:
         gone = self.gone.union(frame.gone)
         if self.plan.name in gone:
             raise GoneError(
-                f"site {frame.sender!r} says that this site, {self.plan.name!r}, was away for too long and has been "
-                "declared gone; the others go on without it"
+                f"site {frame.sender!r} says that this site, {self.plan.name!r}, was away for too long, or came back "
+                "with other rows or features than it had, and has been declared gone; the others go on without it"
             )
         if gone != self.gone:
             self._change(gone, now, f"told by {frame.sender}")
@@ -448,8 +459,8 @@ class Session:
 
     def _open(self, now: float) -> None:
         """Start the procedure in the present epoch."""
-        opening = Opening(self.plan.run, self.plan.name, self.plan.digest, self._epoch, pack_map(self._own_map))
-        self._keep(opening)
+        features = None if self._offer is None else encode(self._offer)
+        self._keep(Opening(self.plan.run, self.plan.name, self.plan.digest, self._epoch, features))
         self._begin_procedure(now)
         self._send_all()
 
@@ -457,9 +468,9 @@ class Session:
         if self._procedure is not None:
             self._procedure.close()
         self.result = None
-        self._sent, self._features_heard = [], {}
+        self._sent, self._heard = [], {}
         self.rounds, self.exchange = 0, -1
-        self._procedure = self._until_all_have_theirs(self._make(self.present, self._own_map))
+        self._procedure = self._until_all_have_theirs(self._make(self.present, self._offer))
         self._step(None, now)
 
     def _until_all_have_theirs(self, procedure: Procedure[Outcome]) -> Procedure[Outcome]:
@@ -508,8 +519,8 @@ class Session:
         return _encoder.encode(Data(self.plan.run, self.plan.name, self._epoch, self.exchange, body))
 
     def _watch(self, message: Message) -> None:
-        if isinstance(message, Features) and message.n_neighbors:
-            self._own_map = FeatureMap(message.frequencies, message.phases, message.amplitudes)
+        if isinstance(message, (Features, Chosen)) and message.n_neighbors:
+            self._offer = message
         elif isinstance(message, (Coefficients, Unchanged)):
             self.rounds += 1
             residual, scale = message.progress
@@ -518,44 +529,51 @@ class Session:
     def _send_all(self) -> None:
         self.out += self._sent[-1].items()
 
-    def _take_data(self, frame: Data) -> None:
+    def _take_data(self, frame: Data, now: float) -> None:
         peer = self.peers[frame.sender]
         if frame.exchange > peer.position:
             peer.position = frame.exchange
-        if frame.body is not None and frame.body.startswith(_FEATURES_START):
-            self._refuse_other_features(frame.sender, frame.exchange, frame.body)
         if frame.exchange < self.exchange or frame.exchange in peer.frames:
+            self._compare(frame, now)
             return
         if frame.exchange != self.exchange:
             if frame.exchange >= max(self.exchange, 0) + WINDOW:
                 return
-            held = sum(len(body) for body, _ in peer.frames.values() if body is not None)
+            held = sum(len(buffered[0]) for buffered in peer.frames.values() if buffered is not None)
             if held + len(frame.body or b"") > BUFFER_BYTES:
                 return
+        if frame.body is None:
+            peer.frames[frame.exchange] = None
+            return
         try:
-            message = None if frame.body is None else self._decode(frame.body, frame.sender)
+            peer.frames[frame.exchange] = frame.body, self._decode(frame.body, frame.sender, frame.exchange)
         except MessageError as error:
             self.refuse(frame.sender, str(error))
-            return
-        peer.frames[frame.exchange] = (frame.body, message)
 
-    def _decode(self, body: bytes, sender: str) -> AnyMessage:
+    def _decode(self, body: bytes, sender: str, exchange: int) -> AnyMessage:
         message = decode(body, sender)
-        if isinstance(message, Roll):
-            for name in (*message.rows, *message.eccentricities):
-                rows, hops = message.rows.get(name, 0), message.eccentricities.get(name, 0)
-                if name not in self.plan.sites or rows < 0 or not 0 <= hops < len(self.plan.sites):
-                    raise MessageError(f"site {sender!r} tells of a site {name!r} that cannot be", sender)
+        if isinstance(message, _EXACT):
+            if isinstance(message, Roll):
+                self._check_roll(message, sender)
+            self._heard[sender, exchange] = body
         return message
 
-    def _refuse_other_features(self, sender: str, exchange: int, body: bytes) -> None:
-        """Stop when a neighbour that came back sends other features than those it sent before."""
-        if self._features_heard.setdefault((sender, exchange), body) != body:
-            raise MessageError(
-                f"site {sender!r} came back with other features than it had: has it lost its checkpoint, or have "
-                "its rows changed? Start the run again under another id",
-                sender,
-            )
+    def _check_roll(self, roll: Roll, sender: str) -> None:
+        for name in (*roll.rows, *roll.eccentricities):
+            rows, hops = roll.rows.get(name, 0), roll.eccentricities.get(name, 0)
+            if name not in self.plan.sites or rows < 0 or not 0 <= hops < len(self.plan.sites):
+                raise MessageError(f"site {sender!r} tells of a site {name!r} that cannot be", sender)
+
+    def _compare(self, frame: Data, now: float) -> None:
+        """Go on without a neighbour that came back and says something else than it said before."""
+        if self._heard.get((frame.sender, frame.exchange), frame.body) != frame.body:
+            self._give_up(frame.sender, f"site {frame.sender!r} came back with other rows or features than it had", now)
+
+    def _give_up(self, name: str, reason: str, now: float) -> None:
+        """Go on without a neighbour that would not do better if it were asked again; a result that is there stays."""
+        self.refuse(name, reason)
+        if self.result is None:
+            self._change(self.gone | {name}, now, reason)
 
     def _advance(self, now: float) -> None:
         """Take as many exchanges as are complete."""
@@ -565,16 +583,19 @@ class Session:
                 return
             if not self._is_complete(now):
                 return
-            taken = {name: self.peers[name].frames.pop(self.exchange) for name in self.present}
-            self._keep(Received(self.exchange, {p: body for p, (body, _) in taken.items() if body is not None}))
-            inbox = {p: message for p, (_, message) in taken.items() if message is not None}
+            bodies: dict[str, bytes] = {}
+            inbox: dict[str, AnyMessage] = {}
+            for name in self.present:
+                frame = self.peers[name].frames.pop(self.exchange)
+                if frame is not None:
+                    bodies[name], inbox[name] = frame
+            self._keep(Received(self.exchange, bodies))
             try:
                 self._step(inbox, now)
             except MessageError as error:
                 if error.sender not in self.present:
                     raise
-                self.refuse(str(error.sender), str(error))
-                self._change(self.gone | {str(error.sender)}, now, str(error))
+                self._give_up(str(error.sender), str(error), now)
                 continue
             self._observe("exchange", {})
             if not self.finished:
@@ -624,20 +645,28 @@ class Session:
             )
         self.agreed = set(self.plan.sites)
         self._set_gone(frozenset(opening.gone))
-        self._own_map = unpack_map(opening.features)
+        self._offer = _read_offer(opening.features)
         self._begin_procedure(now)
         for record in records[openings[-1] + 1 :]:
             assert isinstance(record, Received)
             if self.finished or record.exchange != self.exchange:
                 raise AgreementError("the checkpoint does not fit this version's procedure; remove it to start afresh")
             try:
-                self._step({p: decode(body, p) for p, body in record.bodies.items()}, now)
+                self._step({p: self._decode(body, p, record.exchange) for p, body in record.bodies.items()}, now)
             except MessageError as error:
                 if error.sender not in self.present:
                     raise
                 self._change(self.gone | {str(error.sender)}, now, str(error))
                 break
         self._observe("resumed", {"exchange": self.exchange})
+
+
+def _read_offer(body: bytes | None) -> Offer | None:
+    if body is None:
+        return None
+    message = decode(body, "checkpoint")
+    assert isinstance(message, Offer)
+    return message
 
 
 def disagreement(name: str, terms: Mapping[str, str], other: str, their_terms: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ rows in the place of lines 4 to 6, which send features of every row.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import msgspec
@@ -198,6 +198,8 @@ def train(
         rows = site.rows.scaled(scaling)
         n_features = yield from allocate(site, rows, selector, settings.allocation, roster)
         n_features = selector.most_features(n_features, site.n_rows)
+        if site.feature_map is not None:
+            n_features = site.feature_map.n_features
         if n_features != selector.n_features:
             selector = clone(selector).set_params(n_features=n_features)
         if tuning is not None:
@@ -334,6 +336,12 @@ def read_offers(site: Site, inbox: Inbox, n_columns: int, selector: Selector, se
     maps = {p: read_features(p, message) for p, message in offers.items()}
     guards.check_frequencies(maps, guards.frequency_limit(selector, n_columns))
     return maps, {p: message.n_neighbors for p, message in offers.items()}
+
+
+def with_features(site: Site, offer: Features | Chosen, selector: Selector, settings: Settings) -> Site:
+    """Return the site with the features that it once offered its neighbours."""
+    maps, _ = read_offers(site, {site.name: offer}, site.rows.n_columns, selector, settings)
+    return replace(site, feature_map=maps[site.name])
 
 
 def _proves(settings: Settings) -> bool:
@@ -520,7 +528,7 @@ def iterate(
         inbox = yield site.to_all(sender.message(state.coefficients, rounds, progress.share))
         shares = listener.hear(inbox)
         residual = row.residual(state.coefficients, listener.known)
-        length = math.sqrt(residual @ residual)
+        length = math.sqrt(residual.dot(residual))
         sudden = bool(inbox) and length <= _SUDDEN * last_length
         progress.after_exchange((last_length if sudden else length, scale), shares)
         last_length = length

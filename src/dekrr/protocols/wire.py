@@ -87,14 +87,12 @@ class Listener:
         """Take in a round's messages and return what they say about progress."""
         shares = []
         for p, message in inbox.items():
-            if isinstance(message, Unchanged):
-                shares.append(message.progress)
-                continue
-            known = self.known[p]
-            message = expect_one(p, message, Coefficients, values=known.shape)
-            if message.values.dtype.kind == "i":
-                self.known[p] = known + message.step * message.values
-            else:
-                self.known[p] = message.values.astype(np.float64, copy=False)
+            if not isinstance(message, Unchanged):
+                known = self.known[p]
+                message = expect_one(p, message, Coefficients, values=known.shape)
+                if message.values.dtype.kind == "i":
+                    self.known[p] = known + message.step * message.values
+                else:
+                    self.known[p] = message.values.astype(np.float64, copy=False)
             shares.append(message.progress)
         return shares
