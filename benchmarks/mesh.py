@@ -37,7 +37,6 @@ from dekrr.messages import Coefficients, encode, expect
 from dekrr.networks.config import read_site
 from dekrr.networks.mesh import MeshNetwork
 from dekrr.networks.node import RECORD, Node, Record, link_of
-from dekrr.networks.session import Data
 from dekrr.protocols.consensus import roll_call
 from dekrr.protocols.outcome import Outcome
 from dekrr.protocols.site import Site
@@ -64,7 +63,7 @@ def bare_rounds(link, rounds, barrier, n_ready):
     """Exchange frames with the neighbours, and nothing else; return the seconds of a round, by the clock and of CPU."""
     network = MeshNetwork(link)
     body = encode(Coefficients(np.zeros(D), (0.0, 0.0)))
-    frame = msgspec.msgpack.encode(Data("bare", link.name, (), 0, body))
+    frame = msgspec.msgpack.encode(["data", "bare", link.name, (), 0, msgspec.Raw(body)])
     with network.open("bare") as (arrivals, speak):
         heard = set()
         while n_ready.value < barrier.parties:  # until every link is up

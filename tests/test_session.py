@@ -28,7 +28,7 @@ from dekrr.networks import journal as journals
 from dekrr.networks.faulty import Crash, Faults, FaultyNetwork, Outage
 from dekrr.networks.journal import FileJournal, MemoryJournal, Opening, Received
 from dekrr.networks.local import LocalNetwork
-from dekrr.networks.session import WINDOW, Data, Hello, Plan, Session, disagreement
+from dekrr.networks.session import WINDOW, Hello, Plan, Session, disagreement
 from dekrr.selection import GreedySelector
 from soak import PATIENCE, SETTINGS, Problem, run_seed
 
@@ -192,8 +192,8 @@ def hello(sender, **changes):
 
 def data(sender, exchange, message, **changes):
     body = encode(message) if isinstance(message, Message) else message
-    plain = {"run": "r", "sender": sender, "gone": (), "exchange": exchange, "body": body}
-    return msgspec.msgpack.encode(Data(**{**plain, **changes}))
+    plain = {"run": "r", "sender": sender, "gone": (), "exchange": exchange}
+    return msgspec.msgpack.encode(["data", *{**plain, **changes}.values(), msgspec.Raw(body)])
 
 
 ROLL = Roll({"b": 8}, {})
@@ -212,7 +212,7 @@ NAN = encode(Coefficients(np.full(2, np.nan), (0.0, 0.0)))
         ("b", data("b", -1, ROLL), "exchange -1"),
         ("b", data("b", 0, ROLL, gone=("nobody",)), "declares"),
         ("b", data("b", 0, ROLL, gone=("b",)), "declares"),
-        ("b", data("b", 0, b"\x00"), "no message"),
+        ("b", data("b", 0, b"\x00"), "not a frame: Expected `array | null`, got `int`"),
         ("b", data("b", 0, NAN), "NaN"),
         ("b", data("b", 0, Roll({}, {"b": 10**9})), "cannot be"),
         ("b", data("b", 0, Roll({"z": 8}, {})), "cannot be"),

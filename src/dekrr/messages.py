@@ -139,7 +139,8 @@ def _from_wire(code: int, data: memoryview) -> np.ndarray:
         raise ValueError(f"an extension of code {code}, which is no array's")
     n_dimensions, dtype = _EXTENSIONS[code]
     array = np.frombuffer(bytes(data), dtype) if n_dimensions == 1 else _read_matrix(bytes(data), dtype)
-    if np.count_nonzero(np.isfinite(array)) != array.size:
+    finite = np.isfinite(array)
+    if finite.size and not finite.item(finite.argmin()):
         raise ValueError("an array has NaN or infinite values")
     return array
 
@@ -155,7 +156,14 @@ def _read_matrix(data: bytes, dtype: np.dtype) -> np.ndarray:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
-_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage, ext_hook=_from_wire)
+
+
+def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Return a decoder of a type that has messages in it; what it gives is yet to be checked by `check`."""
+    return msgspec.msgpack.Decoder(kind, ext_hook=_from_wire)
+
+
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = decoder_of(AnyMessage)
 
 
 def encode(message: Message) -> bytes:
@@ -177,6 +185,12 @@ def decode(data: bytes, sender: str) -> AnyMessage:
         message = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MessageError(f"site {sender!r} sent what is no message: {error}", sender) from None
+    check(message, sender)
+    return message
+
+
+def check(message: AnyMessage, sender: str) -> None:
+    """Refuse a message whose numbers outside arrays are not finite, or whose parts do not fit each other."""
     if isinstance(message, (Coefficients, Unchanged)):
         residual, scale = message.progress
         if not (math.isfinite(residual) and math.isfinite(scale)):
@@ -187,7 +201,6 @@ def decode(data: bytes, sender: str) -> AnyMessage:
         size = message.frequencies.shape[1:]
         if len(size) != 1 or message.phases.shape != size or message.amplitudes.shape != size:
             raise MessageError(f"site {sender!r} sent features whose parts do not fit each other", sender)
-    return message
 
 
 def expect(
@@ -202,24 +215,27 @@ def expect(
     **shapes : mapping of sender to shape
         By field name; -1 stands for any length.
     """
-    return {
-        sender: expect_one(sender, message, kind, **{field: wanted[sender] for field, wanted in shapes.items()})
-        for sender, message in inbox.items()
-    }
+    known = {sender: expect_kind(sender, message, kind) for sender, message in inbox.items()}
+    for field, wanted in shapes.items():
+        for sender, message in known.items():
+            expect_shape(sender, message, field, wanted[sender])
+    return known
 
 
-def expect_one(sender: str, message: AnyMessage, kind: type[Kind], **shapes: tuple[int, ...]) -> Kind:
-    """Return a message known to be of `kind` and its arrays of the given shapes; -1 stands for any length."""
+def expect_kind(sender: str, message: AnyMessage, kind: type[Kind]) -> Kind:
+    """Return a message known to be of `kind`."""
     if not isinstance(message, kind):
         raise MessageError(
             f"site {sender!r} sent {type(message).__name__} where {kind.__name__} is due; "
             "do all sites run the same procedure and version?",
             sender,
         )
-    for field, due in shapes.items():
-        shape = getattr(message, field).shape
-        if shape == due:
-            continue
-        if len(shape) != len(due) or any(w not in (-1, s) for w, s in zip(due, shape, strict=True)):
-            raise MessageError(f"site {sender!r} sent {kind.__name__}.{field} of shape {shape}, expected {due}", sender)
     return message
+
+
+def expect_shape(sender: str, message: Message, field: str, due: tuple[int, ...]) -> None:
+    """Refuse a message whose array `field` has another shape than the one due; -1 stands for any length."""
+    shape = getattr(message, field).shape
+    if len(shape) != len(due) or any(w not in (-1, s) for w, s in zip(due, shape, strict=True)):
+        name = type(message).__name__
+        raise MessageError(f"site {sender!r} sent {name}.{field} of shape {shape}, expected {due}", sender)

@@ -80,7 +80,7 @@ class BlockRow:
 
     def residual(self, coefficients: Array, of_neighbors: Mapping[str, Array]) -> Array:
         """Return d_j - H_jj theta_j + sum_p P_jp theta_p, shape (D_j,)."""
-        known = np.concatenate([coefficients, *(of_neighbors[p] for p in self.neighbors)])
+        known = np.concatenate([coefficients, *map(of_neighbors.__getitem__, self.neighbors)])
         residual: Array = self.right_side - self.matrix.dot(known)
         return residual
 

@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 
 from ..errors import DekrrError
-from ..messages import decode
+from ..messages import decoder_of
 from ..protocols.outcome import Outcome
 from .journal import MemoryJournal
 from .session import Data, Frame, Observer, Offer, Session
 
 TICK = 0.5
-_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+_decoder: msgspec.msgpack.Decoder[Frame] = decoder_of(Frame)
 
 
 @dataclass(frozen=True)
@@ -273,10 +273,8 @@ class FaultyNetwork:
 
     def _note_offer(self, name: str, data: bytes) -> None:
         frame = _decoder.decode(data)
-        if isinstance(frame, Data) and frame.body is not None:
-            message = decode(frame.body, name)
-            if isinstance(message, Offer) and message.n_neighbors:
-                self.offers.setdefault((frozenset(frame.gone), name), message)
+        if isinstance(frame, Data) and isinstance(frame.message, Offer) and frame.message.n_neighbors:
+            self.offers.setdefault((frozenset(frame.gone), name), frame.message)
 
 
 class _Ending:

@@ -39,10 +39,10 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
 
 class Received(msgspec.Struct, frozen=True, array_like=True, tag="inbox"):
-    """What came in one exchange: the encoded message of every neighbour that sent one."""
+    """What came in one exchange: the frame of every neighbour that sent a message."""
 
     exchange: int
-    bodies: dict[str, bytes]
+    frames: dict[str, bytes]
 
 
 Record = Opening | Received

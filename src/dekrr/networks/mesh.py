@@ -23,12 +23,10 @@ except ImportError:
     raise ImportError("sites as processes need Eclipse Zenoh: pip install 'dekrr[mesh]'", name="zenoh") from None
 
 from ..errors import NetworkError, SettingsError
-from ..messages import MAX_BYTES
 from ..protocols.outcome import Outcome
 from .config import RESERVED
-from .session import Session
+from .session import MAX_FRAME, Session
 
-FRAMING = 1 << 16  # bytes that a frame may have beyond its message
 _TICK = 0.25
 _LAST_WORDS = 0.3  # seconds for the last frames to leave
 _QUEUE = 4096  # frames that wait to be taken; the links wait when it is full
@@ -107,7 +105,7 @@ def zenoh_config(link: Link, run: str) -> dict[str, Any]:
             "link": {
                 "protocols": [protocol],
                 "tx": {"lease": 4000, "keep_alive": 4},
-                "rx": {"max_message_size": MAX_BYTES + FRAMING},
+                "rx": {"max_message_size": MAX_FRAME},
             },
         },
     }

@@ -8,7 +8,7 @@ import queue
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -205,9 +205,8 @@ class Node:
 
     def _after(self, waited: float) -> None:
         self.seconds_waiting += waited
-        with suppress(queue.Empty):
-            while not self._strangers.empty():
-                self.session.refuse(_STRANGER, self._strangers.get_nowait())
+        while not self._strangers.empty():  # nobody else takes from it
+            self.session.refuse(_STRANGER, self._strangers.get_nowait())
 
     def _tell(self, event: str, details: Mapping[str, Any]) -> None:
         if event == "finished":

@@ -19,6 +19,7 @@ import msgspec
 
 from ..errors import AbsenceError, AgreementError, DisconnectedError, GoneError, MessageError
 from ..messages import (
+    MAX_BYTES,
     AnyMessage,
     Bounds,
     Chosen,
@@ -27,7 +28,9 @@ from ..messages import (
     Message,
     Roll,
     Unchanged,
+    check,
     decode,
+    decoder_of,
     encode,
 )
 from ..protocols.outcome import Outcome
@@ -38,6 +41,7 @@ from .local import Traffic
 RETRY = 1.0  # seconds after which a site asks for what it lacks
 WINDOW = 64  # exchanges that are buffered ahead, and sent again at a time
 BUFFER_BYTES = 1 << 28  # and at most so many bytes of a neighbour
+MAX_FRAME = MAX_BYTES + (1 << 16)  # bytes of a message and of what is around it
 REFUSING = 5.0  # seconds for which a site that refuses the run tells its neighbours why
 SLOWNESS = 10  # patiences granted to a neighbour that is alive but says nothing
 _EXACT = (Roll, Bounds, Chosen, Features)  # what a site says again to the last bit, wherever it is started again
@@ -77,18 +81,18 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_un
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="data", forbid_unknown_fields=True):
-    """One neighbour's message in one exchange; no body means that it has none."""
+    """One neighbour's message in one exchange; None means that it has none."""
 
     run: str
     sender: str
     gone: tuple[str, ...]
     exchange: int
-    body: bytes | None
+    message: AnyMessage | None
 
 
 Frame = Hello | Data
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+_decoder: msgspec.msgpack.Decoder[Frame] = decoder_of(Frame)
 Offer = Features | Chosen
 Maker = Callable[[tuple[str, ...], Offer | None], Procedure[Outcome]]
 Observer = Callable[[str, Mapping[str, Any]], None]
@@ -145,8 +149,8 @@ class Peer:
     finished : bool
     refused : bool
         Whether it knows that the run cannot start.
-    frames : dict of exchange to (body, message) or None
-        Its frames that are not yet used; None says that it had no message.
+    frames : dict of exchange to (frame, message)
+        Its frames that are not yet used, as they came, and the message in each.
     """
 
     up: bool = False
@@ -156,7 +160,7 @@ class Peer:
     position: int = -1
     finished: bool = False
     refused: bool = False
-    frames: dict[int, tuple[bytes, AnyMessage] | None] = field(default_factory=dict)
+    frames: dict[int, tuple[bytes, AnyMessage | None]] = field(default_factory=dict)
 
     def begin_epoch(self) -> None:
         """Forget what belongs to an epoch."""
@@ -285,7 +289,7 @@ class Session:
         if isinstance(frame, Hello):
             self._take_hello(frame, now)
         elif frame.gone == self._epoch:
-            self._take_data(frame, now)
+            self._take_data(frame, data, now)
 
     def tick(self, now: float) -> None:
         """Write the checkpoint, ask again for what is missing, and give up on who is away for too long."""
@@ -316,6 +320,8 @@ class Session:
     def _check(self, sender: str, data: bytes) -> Frame:
         if sender not in self.peers:
             raise MessageError(f"site {sender!r} is not a neighbour")
+        if len(data) > MAX_FRAME:
+            raise MessageError(f"a frame of {len(data)} bytes; the most is {MAX_FRAME}")
         try:
             frame = _decoder.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -324,8 +330,13 @@ class Session:
             raise MessageError(f"a frame in the name of {frame.sender!r}")
         if frame.run != self.plan.run:
             raise MessageError(f"a frame of run {frame.run!r}; this is run {self.plan.run!r}")
-        if isinstance(frame, Data) and frame.exchange < 0:
-            raise MessageError(f"a frame of exchange {frame.exchange}")
+        if isinstance(frame, Data):
+            if frame.exchange < 0:
+                raise MessageError(f"a frame of exchange {frame.exchange}")
+            if frame.message is not None:
+                check(frame.message, sender)
+                if isinstance(frame.message, Roll):
+                    self._check_roll(frame.message, sender)
         if frame.gone and (not self.plan.sites.issuperset(frame.gone) or sender in frame.gone):
             raise MessageError(f"a frame that declares {sorted(frame.gone)} gone")
         return frame
@@ -516,7 +527,8 @@ class Session:
         self._sent.append(frames)
 
     def _frame(self, body: bytes | None) -> bytes:
-        return _encoder.encode(Data(self.plan.run, self.plan.name, self._epoch, self.exchange, body))
+        message = None if body is None else msgspec.Raw(body)
+        return _encoder.encode(("data", self.plan.run, self.plan.name, self._epoch, self.exchange, message))
 
     def _watch(self, message: Message) -> None:
         if isinstance(message, (Features, Chosen)) and message.n_neighbors:
@@ -529,34 +541,24 @@ class Session:
     def _send_all(self) -> None:
         self.out += self._sent[-1].items()
 
-    def _take_data(self, frame: Data, now: float) -> None:
+    def _take_data(self, frame: Data, data: bytes, now: float) -> None:
         peer = self.peers[frame.sender]
         if frame.exchange > peer.position:
             peer.position = frame.exchange
         if frame.exchange < self.exchange or frame.exchange in peer.frames:
-            self._compare(frame, now)
+            self._compare(frame, data, now)
             return
         if frame.exchange != self.exchange:
             if frame.exchange >= max(self.exchange, 0) + WINDOW:
                 return
-            held = sum(len(buffered[0]) for buffered in peer.frames.values() if buffered is not None)
-            if held + len(frame.body or b"") > BUFFER_BYTES:
+            if sum(len(buffered) for buffered, _ in peer.frames.values()) + len(data) > BUFFER_BYTES:
                 return
-        if frame.body is None:
-            peer.frames[frame.exchange] = None
-            return
-        try:
-            peer.frames[frame.exchange] = frame.body, self._decode(frame.body, frame.sender, frame.exchange)
-        except MessageError as error:
-            self.refuse(frame.sender, str(error))
+        peer.frames[frame.exchange] = data, frame.message
+        self._remember(frame, data)
 
-    def _decode(self, body: bytes, sender: str, exchange: int) -> AnyMessage:
-        message = decode(body, sender)
-        if isinstance(message, _EXACT):
-            if isinstance(message, Roll):
-                self._check_roll(message, sender)
-            self._heard[sender, exchange] = body
-        return message
+    def _remember(self, frame: Data, data: bytes) -> None:
+        if isinstance(frame.message, _EXACT):
+            self._heard[frame.sender, frame.exchange] = data
 
     def _check_roll(self, roll: Roll, sender: str) -> None:
         for name in (*roll.rows, *roll.eccentricities):
@@ -564,9 +566,9 @@ class Session:
             if name not in self.plan.sites or rows < 0 or not 0 <= hops < len(self.plan.sites):
                 raise MessageError(f"site {sender!r} tells of a site {name!r} that cannot be", sender)
 
-    def _compare(self, frame: Data, now: float) -> None:
+    def _compare(self, frame: Data, data: bytes, now: float) -> None:
         """Go on without a neighbour that came back and says something else than it said before."""
-        if self._heard.get((frame.sender, frame.exchange), frame.body) != frame.body:
+        if self._heard.get((frame.sender, frame.exchange), data) != data:
             self._give_up(frame.sender, f"site {frame.sender!r} came back with other rows or features than it had", now)
 
     def _give_up(self, name: str, reason: str, now: float) -> None:
@@ -583,13 +585,13 @@ class Session:
                 return
             if not self._is_complete(now):
                 return
-            bodies: dict[str, bytes] = {}
+            frames: dict[str, bytes] = {}
             inbox: dict[str, AnyMessage] = {}
             for name in self.present:
-                frame = self.peers[name].frames.pop(self.exchange)
-                if frame is not None:
-                    bodies[name], inbox[name] = frame
-            self._keep(Received(self.exchange, bodies))
+                frame, message = self.peers[name].frames.pop(self.exchange)
+                if message is not None:
+                    frames[name], inbox[name] = frame, message
+            self._keep(Received(self.exchange, frames))
             try:
                 self._step(inbox, now)
             except MessageError as error:
@@ -652,13 +654,23 @@ class Session:
             if self.finished or record.exchange != self.exchange:
                 raise AgreementError("the checkpoint does not fit this version's procedure; remove it to start afresh")
             try:
-                self._step({p: self._decode(body, p, record.exchange) for p, body in record.bodies.items()}, now)
+                self._step(self._read_again(record), now)
             except MessageError as error:
                 if error.sender not in self.present:
                     raise
                 self._change(self.gone | {str(error.sender)}, now, str(error))
                 break
         self._observe("resumed", {"exchange": self.exchange})
+
+    def _read_again(self, record: Received) -> dict[str, AnyMessage]:
+        inbox: dict[str, AnyMessage] = {}
+        for name, data in record.frames.items():
+            frame = self._check(name, data)
+            assert isinstance(frame, Data)
+            assert frame.message is not None
+            self._remember(frame, data)
+            inbox[name] = frame.message
+        return inbox
 
 
 def _read_offer(body: bytes | None) -> Offer | None:

@@ -154,8 +154,8 @@ class Progress:
         if self._age == 0:
             self._heard = own
         else:
-            residuals, scales = zip(self._heard, *neighbors, strict=True)
-            self._heard = max(residuals), max(scales)
+            residual, scale = map(max, self._heard, *neighbors)
+            self._heard = residual, scale
         if self._age == self._diameter:
             residual, scale = self._heard
             self.relative = residual / scale if scale > 0 else 0.0

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ..errors import SettingsError
-from ..messages import AnyMessage, Coefficients, Message, Unchanged, expect_one
+from ..messages import AnyMessage, Coefficients, Message, Unchanged, expect_kind, expect_shape
 from ..types import Array
 
 PRECISIONS = ("double", "single", "int8")
@@ -89,10 +89,13 @@ class Listener:
         for p, message in inbox.items():
             if not isinstance(message, Unchanged):
                 known = self.known[p]
-                message = expect_one(p, message, Coefficients, values=known.shape)
-                if message.values.dtype.kind == "i":
-                    self.known[p] = known + message.step * message.values
+                message = expect_kind(p, message, Coefficients)
+                values = message.values
+                if values.shape != known.shape:
+                    expect_shape(p, message, "values", known.shape)
+                if values.dtype.kind == "i":
+                    self.known[p] = known + message.step * values
                 else:
-                    self.known[p] = message.values.astype(np.float64, copy=False)
+                    self.known[p] = values.astype(np.float64, copy=False)
             shares.append(message.progress)
         return shares
