@@ -15,8 +15,9 @@ theta'B theta is 1 / (1 + 2 consensus), up to alpha. The smallest eigenvalue is 
 below; a is 1 / (1 + 2.1 consensus).
 """
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+import msgspec
 import numpy as np
 from scipy.linalg import eigvalsh
 from scipy.linalg.lapack import dpotrf, dpotri
@@ -29,7 +30,7 @@ from .types import Array
 SelfPenalty = float | str
 
 
-class State(NamedTuple):
+class State(msgspec.Struct, frozen=True):
     """Where an iteration stands at one site.
 
     `previous` and `weight` are Chebyshev's last coefficients and relaxation; Jacobi's `weight` is its self

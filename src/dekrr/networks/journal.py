@@ -150,7 +150,7 @@ class FileJournal:
     def append(self, record: Record) -> None:
         """Take a record; the beginning of an epoch is written at once."""
         self._pending.append(record)
-        if isinstance(record, Opening):
+        if type(record) is Opening:
             self.flush()
 
     def flush(self) -> None:

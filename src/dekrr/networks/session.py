@@ -44,7 +44,7 @@ BUFFER_BYTES = 1 << 28  # and at most so many bytes of a neighbour
 MAX_FRAME = MAX_BYTES + (1 << 16)  # bytes of a message and of what is around it
 REFUSING = 5.0  # seconds for which a site that refuses the run tells its neighbours why
 SLOWNESS = 10  # patiences granted to a neighbour that is alive but says nothing
-_EXACT = (Roll, Bounds, Chosen, Features)  # what a site says again to the last bit, wherever it is started again
+_EXACT = frozenset({Roll, Bounds, Chosen, Features})  # what a site says again to the last bit, wherever it starts again
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_unknown_fields=True):
@@ -286,7 +286,7 @@ class Session:
             return
         if frame.gone != self._epoch:
             self._take_news(frame, now)
-        if isinstance(frame, Hello):
+        if not isinstance(frame, Data):
             self._take_hello(frame, now)
         elif frame.gone == self._epoch:
             self._take_data(frame, data, now)
@@ -335,7 +335,7 @@ class Session:
                 raise MessageError(f"a frame of exchange {frame.exchange}")
             if frame.message is not None:
                 check(frame.message, sender)
-                if isinstance(frame.message, Roll):
+                if type(frame.message) is Roll:
                     self._check_roll(frame.message, sender)
         if frame.gone and (not self.plan.sites.issuperset(frame.gone) or sender in frame.gone):
             raise MessageError(f"a frame that declares {sorted(frame.gone)} gone")
@@ -516,11 +516,12 @@ class Session:
         for name, message in outbox.items():
             if name not in self.present:
                 raise MessageError(f"site {self.plan.name!r} wants to send to {name!r}, which is not its neighbour")
-            if id(message) not in encoded:
+            known = encoded.get(id(message))
+            if known is None:
                 body = encode(message)
-                encoded[id(message)] = self._frame(body), len(body)
+                known = encoded[id(message)] = self._frame(body), len(body)
                 self._watch(message)
-            frames[name], size = encoded[id(message)]
+            frames[name], size = known
             self.traffic.count(self.plan.name, name, type(message).__name__, size)
         if len(frames) < len(self.present):
             frames = {**dict.fromkeys(self.present, self._frame(None)), **frames}
@@ -531,12 +532,12 @@ class Session:
         return _encoder.encode(("data", self.plan.run, self.plan.name, self._epoch, self.exchange, message))
 
     def _watch(self, message: Message) -> None:
-        if isinstance(message, (Features, Chosen)) and message.n_neighbors:
-            self._offer = message
-        elif isinstance(message, (Coefficients, Unchanged)):
+        if isinstance(message, (Coefficients, Unchanged)):
             self.rounds += 1
             residual, scale = message.progress
             self.residual = residual / scale if scale else float("nan")
+        elif isinstance(message, (Features, Chosen)) and message.n_neighbors:
+            self._offer = message
 
     def _send_all(self) -> None:
         self.out += self._sent[-1].items()
@@ -557,7 +558,7 @@ class Session:
         self._remember(frame, data)
 
     def _remember(self, frame: Data, data: bytes) -> None:
-        if isinstance(frame.message, _EXACT):
+        if type(frame.message) in _EXACT:
             self._heard[frame.sender, frame.exchange] = data
 
     def _check_roll(self, roll: Roll, sender: str) -> None:

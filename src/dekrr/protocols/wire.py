@@ -87,10 +87,10 @@ class Listener:
         """Take in a round's messages and return what they say about progress."""
         shares = []
         for p, message in inbox.items():
-            if not isinstance(message, Unchanged):
-                known = self.known[p]
+            if not isinstance(message, (Coefficients, Unchanged)):
                 message = expect_kind(p, message, Coefficients)
-                values = message.values
+            if isinstance(message, Coefficients):
+                values, known = message.values, self.known[p]
                 if values.shape != known.shape:
                     expect_shape(p, message, "values", known.shape)
                 if values.dtype.kind == "i":
