@@ -22,6 +22,7 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.networks.session import Plan, Session
 from dekrr.protocols import allreduce, dekrr, dkla
 from dekrr.protocols.site import Site
+from dekrr.protocols.wire import PRECISIONS, Wire
 from dekrr.rows import ArrayRows
 from dekrr.selection import EnergySelector, GreedySelector, PlainSelector
 
@@ -34,7 +35,10 @@ METHODS = {
 
 
 class Problem:
-    """A small random graph of sites with a few rows each, and how its sites make their procedures."""
+    """A small random graph of sites with a few rows each, and how its sites make their procedures.
+
+    Every fourth has the rows and the settings of a deployment, whose guards would refuse so few rows.
+    """
 
     def __init__(self, seed):
         rng = np.random.default_rng([seed, 0])
@@ -47,13 +51,18 @@ class Problem:
         self.graph = nx.relabel_nodes(graph, dict(enumerate(self.names)))
         self.graph.remove_edges_from(nx.selfloop_edges(self.graph))
         self.method = str(rng.choice(["dekrr", "dekrr", "dkla", "allreduce"]))
-        self.selector = (EnergySelector, GreedySelector, PlainSelector)[int(3 * rng.uniform())](4)
+        mapping = ("cos", "cossin")[seed % 5 == 0]
+        self.selector = (EnergySelector, GreedySelector, PlainSelector)[int(3 * rng.uniform())](4, mapping=mapping)
         self.settings = msgspec.structs.replace(
             SETTINGS, verify_features=bool(seed % 2), allocation=("equal", "sqrt")[seed % 3 == 0]
         )
+        guarded = seed % 4 == 0
+        if guarded:
+            wire = Wire(precision=PRECISIONS[seed % 3], censor_start=0.01 * (seed % 5 == 0))
+            self.settings = dekrr.Settings(tol=1e-3, max_rounds=12, allocation=self.settings.allocation, wire=wire)
         self.rows = {}
         for name in self.names:
-            n_rows = int(rng.integers(5, 12))
+            n_rows = int(rng.integers(60, 120) if guarded else rng.integers(5, 12))
             self.rows[name] = rng.uniform(size=(n_rows, 2)), rng.uniform(-1, 1, size=n_rows)
 
     def make(self, name, neighbors, offer):

@@ -185,6 +185,17 @@ def test_features_in_proportion_to_the_root_of_the_rows():
     assert sum(n_features) == 4 * 26
 
 
+@pytest.mark.parametrize("allocation", ["sqrt", "gain"])
+def test_pairs_of_features_are_shared_out_whole(allocation):
+    graph, sites = sites_of_sizes([60, 70, 80, 90])
+    chosen = dekrr.Settings(allocation=allocation, rows_per_feature=0, max_leverage=1)
+    selector = GreedySelector(10, mapping="cossin", sigma=0.5)
+    outcomes = LocalNetwork(graph).run({n: dekrr.train(s, selector, chosen) for n, s in sites.items()})
+    n_features = [outcomes[n].feature_map.n_features for n in sorted(sites)]
+    assert all(n % 2 == 0 for n in n_features)
+    assert abs(sum(n_features) - 40) <= 4
+
+
 def test_features_go_where_they_lower_the_error_most():
     rng = np.random.default_rng(0)
     graph, sites = sites_of_sizes([120] * 4)

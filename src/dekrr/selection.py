@@ -196,13 +196,16 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
         return wanted
 
     @property
+    def width(self) -> int:
+        """Features that a candidate gives: a cosine, or a cosine and a sine."""
+        return 1 if self.mapping == "cos" else 2
+
+    @property
     def _n_kept(self) -> int:
         """How many candidates are kept: half of `n_features` when each is a pair."""
-        if self.mapping == "cos":
-            return int(self.n_features)
-        if self.n_features % 2:
+        if self.n_features % self.width:
             raise SettingsError(f'mapping="cossin" needs an even number of features, got {self.n_features}')
-        return int(self.n_features) // 2
+        return int(self.n_features) // self.width
 
     def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
         """Draw the candidates for rows of `n_columns` columns."""
@@ -447,8 +450,7 @@ class GreedySelector(Selector):
 
     def most_features(self, wanted: int, n_rows: int) -> int:
         """Return at most as many features as rows: what comes after leaves no residual to choose by."""
-        width = 1 if self.mapping == "cos" else 2
-        return min(wanted, max(width, n_rows - n_rows % width))
+        return min(wanted, max(self.width, n_rows - n_rows % self.width))
 
     def shortlisted(self, X: Array, y: Array, rng: np.random.Generator) -> Pool:
         """Return the best candidates by these rows: `shortlist` times as many as will be kept."""

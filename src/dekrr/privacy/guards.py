@@ -251,11 +251,10 @@ def redraw(selector: Selector, message: Chosen, seed: int, sender: str, n_column
         raise MessageError(
             f"site {sender!r} drew its pool with seed {message.seed}, not with the run's seed {seed}", sender
         )
-    width = 2 if selector.mapping == "cossin" else 1
-    n_sent = len(message.indices) * width
+    n_sent = len(message.indices) * selector.width
     if not n_sent:
         raise MessageError(f"site {sender!r} chose no features at all", sender)
-    if not 0 < message.n_features <= n_sent or message.n_features % width:
+    if not 0 < message.n_features <= n_sent or message.n_features % selector.width:
         raise MessageError(
             f"site {sender!r} sent {n_sent} features from a pool that it says is for {message.n_features}",
             sender,

@@ -355,7 +355,7 @@ def asks_neighbors(selector: Selector, site: Site) -> TypeGuard[GreedySelector]:
 
 def limit_shortlist(selector: GreedySelector, fewest_rows: int, rows_per_feature: float) -> GreedySelector:
     """Return the selector with a shortlist that a neighbour of `fewest_rows` rows still sends sums of."""
-    width = 2 if selector.mapping == "cossin" else 1
+    width = selector.width
     longest = guards.longest_shortlist(fewest_rows, rows_per_feature) // width * width / selector.n_features
     limited: GreedySelector = clone(selector).set_params(shortlist=max(1.0, min(selector.shortlist, longest)))
     return limited
@@ -420,7 +420,7 @@ def allocate(site: Site, rows: Rows, selector: Selector, allocation: str, roster
         return mean
     if allocation == "sqrt":
         roots = {name: np.sqrt(rows) for name, rows in roster.rows.items()}
-        return max(1, round(float(mean * roster.n_sites * roots[site.name] / sum(roots.values()))))
+        return in_candidates(selector, mean * roster.n_sites * roots[site.name] / sum(roots.values()))
     if allocation != "gain" or not isinstance(selector, GreedySelector):
         raise SettingsError(f'allocation={allocation!r}: choose "equal", "sqrt" or, for greedy features, "gain"')
     sample = rows.sample
@@ -428,7 +428,12 @@ def allocate(site: Site, rows: Rows, selector: Selector, allocation: str, roster
     gains = np.maximum.accumulate(gains[::-1])[::-1]
     wanted = np.maximum(np.sum(gains[:, None] >= _THRESHOLDS * roster.n_rows, axis=0), max(1, mean // _MOST_OF_MEAN))
     total = yield from tree_sum(site, roster, wanted.astype(float))
-    return max(1, round(float(np.interp(mean * roster.n_sites, total, wanted.astype(float)))))
+    return in_candidates(selector, np.interp(mean * roster.n_sites, total, wanted.astype(float)))
+
+
+def in_candidates(selector: Selector, n_features: float) -> int:
+    """Return the nearest number of features that whole candidates give, and not 0."""
+    return selector.width * max(1, round(float(n_features) / selector.width))
 
 
 def read_features(sender: str, message: Features) -> FeatureMap:
