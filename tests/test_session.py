@@ -25,6 +25,7 @@ from dekrr.messages import (
     encode,
 )
 from dekrr.networks import journal as journals
+from dekrr.networks import session as sessions
 from dekrr.networks.faulty import Crash, Faults, FaultyNetwork, Outage
 from dekrr.networks.journal import FileJournal, MemoryJournal, Opening, Received
 from dekrr.networks.local import LocalNetwork
@@ -363,6 +364,17 @@ def test_greedy_features_stay_when_a_site_dies_also_where_they_are_proved(verify
         assert type(before) is (Chosen if verify else Features)
         assert encode(msgspec.structs.replace(after, n_neighbors=before.n_neighbors)) == encode(before)
     assert all(ending.outcome is not None for ending in network.endings.values())
+
+
+def test_large_frames_ahead_are_kept_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(sessions, "BUFFER_BYTES", 64_000)
+    session, _ = lonely()
+    session.receive([("b", hello("b"))], 0.0)
+    for exchange in range(1, 6):
+        session.receive([("b", data("b", exchange, Total(np.zeros(2_500))))], 0.0)
+    assert set(session.peers["b"].frames) == {1, 2, 3}
+    session.receive([("b", data("b", 6, Total(np.zeros(2))))], 0.0)
+    assert set(session.peers["b"].frames) == {1, 2, 3, 6}
 
 
 def test_terms_that_differ_are_all_named():

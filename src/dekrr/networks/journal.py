@@ -6,6 +6,7 @@ ever appended; a record that a crash cut short is dropped, and any beginning of 
 
 import contextlib
 import os
+import struct
 import threading
 import time
 import zlib
@@ -50,7 +51,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 _MAGIC = b"dekrr checkpoint 2\n"
 _SYNCHRONISE_EVERY = 1.0  # seconds
-_LENGTH, _HEAD = 8, 12  # bytes of a record's length, and with its checksum
+_HEAD = struct.Struct(">QI")  # a record's length and checksum
 
 
 class Journal(Protocol):
@@ -131,7 +132,7 @@ class FileJournal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._off = False
-        self._pending: list[Record] = []
+        self._pending = bytearray()
         self._synchroniser = threading.Thread()
         self._synchronised = float("-inf")
         self._in_folder = False
@@ -144,12 +145,14 @@ class FileJournal:
             raise DataError(f"{path} is no checkpoint of this version; move it away to start afresh")
         self._end = 0
         if beginning == _MAGIC:
-            self._end = len(_MAGIC) + sum(_HEAD + len(data) for data in self._frames())
+            self._end = len(_MAGIC) + sum(_HEAD.size + len(data) for data in self._frames())
         os.ftruncate(self._descriptor, self._end)
 
     def append(self, record: Record) -> None:
         """Take a record; the beginning of an epoch is written at once."""
-        self._pending.append(record)
+        data = _encoder.encode(record)
+        self._pending += _HEAD.pack(len(data), zlib.crc32(data))
+        self._pending += data
         if type(record) is Opening:
             self.flush()
 
@@ -159,19 +162,16 @@ class FileJournal:
             return
         if self._failure is not None:
             raise self._failure
-        parts = [] if self._end else [_MAGIC]
-        for record in self._pending:
-            data = _encoder.encode(record)
-            parts += [len(data).to_bytes(_LENGTH), zlib.crc32(data).to_bytes(_HEAD - _LENGTH), data]
-        data, written = b"".join(parts), 0
+        written = 0
         try:
-            while written < len(data):
-                written += os.pwrite(self._descriptor, data[written:], self._end + written)
+            with memoryview(self._pending if self._end else _MAGIC + self._pending) as data:
+                while written < len(data):
+                    written += os.pwrite(self._descriptor, data[written:], self._end + written)
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._end)
             raise
-        self._end += len(data)
+        self._end += written
         self._pending.clear()
         if not self._synchroniser.is_alive() and time.monotonic() - self._synchronised > _SYNCHRONISE_EVERY:
             self._synchronised = time.monotonic()
@@ -221,16 +221,16 @@ class FileJournal:
     def _frames(self) -> Iterator[bytes]:
         """Yield records' bytes as far as they are whole."""
         position, end = len(_MAGIC), os.fstat(self._descriptor).st_size
-        while position + _HEAD <= end:
-            head = os.pread(self._descriptor, _HEAD, position)
-            size, checksum = int.from_bytes(head[:_LENGTH]), int.from_bytes(head[_LENGTH:])
-            if position + _HEAD + size > end:
+        while position + _HEAD.size <= end:
+            size, checksum = _HEAD.unpack(os.pread(self._descriptor, _HEAD.size, position))
+            position += _HEAD.size
+            if position + size > end:
                 return
-            data = os.pread(self._descriptor, size, position + _HEAD)
+            data = os.pread(self._descriptor, size, position)
             if not data or zlib.crc32(data) != checksum:
                 return
             yield data
-            position += _HEAD + size
+            position += size
 
 
 def synchronise(path: Path) -> None:

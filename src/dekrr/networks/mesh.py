@@ -217,7 +217,7 @@ class MeshNetwork:
     ) -> None:
         next_tick = 0.0
         while not session.done(now := time.monotonic()):
-            frames = _take(arrivals, len(session.missing) if session.phase == "running" else 1)
+            frames = _take(arrivals, session.n_awaited)
             waited = time.monotonic() - now
             now += waited
             session.receive(frames, now)

@@ -40,7 +40,7 @@ from .local import Traffic
 
 RETRY = 1.0  # seconds after which a site asks for what it lacks
 WINDOW = 64  # exchanges that are buffered ahead, and sent again at a time
-BUFFER_BYTES = 1 << 28  # and at most so many bytes of a neighbour
+BUFFER_BYTES = 1 << 28  # of a neighbour; a large frame that would make it more is not kept
 MAX_FRAME = MAX_BYTES + (1 << 16)  # bytes of a message and of what is around it
 REFUSING = 5.0  # seconds for which a site that refuses the run tells its neighbours why
 SLOWNESS = 10  # patiences granted to a neighbour that is alive but says nothing
@@ -162,6 +162,11 @@ class Peer:
     refused: bool = False
     frames: dict[int, tuple[bytes, AnyMessage | None]] = field(default_factory=dict)
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the frames that are not yet used."""
+        return sum(len(frame) for frame, _ in self.frames.values())
+
     def begin_epoch(self) -> None:
         """Forget what belongs to an epoch."""
         self.position, self.finished, self.frames, self.asked = -1, False, {}, float("-inf")
@@ -237,6 +242,14 @@ class Session:
     def missing(self) -> tuple[str, ...]:
         """The neighbours whose frame for this exchange has not come."""
         return tuple(name for name in self.present if self.exchange not in self.peers[name].frames)
+
+    @property
+    def n_awaited(self) -> int:
+        """How many frames must come before there is anything to do: those that are missing while it runs, or one."""
+        if self.exchange < 0 or self.result is not None or self.refusal:
+            return 1
+        exchange, peers = self.exchange, self.peers
+        return sum([exchange not in peers[name].frames for name in self.present])
 
     def start(self, now: float) -> None:
         """Resume from the journal, if it has anything, and greet the neighbours."""
@@ -552,7 +565,7 @@ class Session:
         if frame.exchange != self.exchange:
             if frame.exchange >= max(self.exchange, 0) + WINDOW:
                 return
-            if sum(len(buffered) for buffered, _ in peer.frames.values()) + len(data) > BUFFER_BYTES:
+            if len(data) > BUFFER_BYTES // WINDOW and peer.n_bytes + len(data) > BUFFER_BYTES:
                 return
         peer.frames[frame.exchange] = data, frame.message
         self._remember(frame, data)
