@@ -13,6 +13,7 @@ same processes do three things one after another:
 
 A round's time is the median over sites of (last round's time - 20th round's time) / rounds between. Its CPU time is
 that of all processes between those moments, user and system, divided by rounds: on a busy machine the steadier figure.
+The last line has the least of each over all repeats: what it costs when nothing else takes the cores' caches.
 """
 
 import argparse
@@ -191,15 +192,22 @@ def main():
     for n_sites in arguments.sites:
         repeats = [measure(n_sites, arguments.rounds) for _ in range(arguments.repeats)]
         for of, first in (("clock", 0), ("CPU", 3)):
-            bare, carried, full = (statistics.median(each[first + i] for each in repeats) for i in range(3))
-            ratios = [ratio([each[first + i] / each[first] for each in repeats]) for i in (1, 2)]
-            print(
-                f"{n_sites:5d} {of:>5} {bare:7.2f} {carried:7.2f} {ratios[0]:>19} {full:7.2f} {ratios[1]:>19}",
-                flush=True,
-            )
+            columns = [[each[first + i] for each in repeats] for i in range(3)]
+            ratios = [[each[first + i] / each[first] for each in repeats] for i in (1, 2)]
+            show(n_sites, of, [statistics.median(column) for column in columns], [spread(each) for each in ratios])
+        least = [min(each[i] for each in repeats) for i in range(3)]
+        show(n_sites, "least", least, [f"{least[i] / least[0]:.2f}" for i in (1, 2)])
 
 
-def ratio(values):
+def show(n_sites, of, milliseconds, ratios):
+    bare, carried, full = milliseconds
+    print(
+        f"{n_sites:5d} {of:>5} {bare:7.2f} {carried:7.2f} {ratios[0]:>19} {full:7.2f} {ratios[1]:>19}",
+        flush=True,
+    )
+
+
+def spread(values):
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
