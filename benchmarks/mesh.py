@@ -46,6 +46,7 @@ from meshes import Mesh
 
 D = 100
 SETTLED = 20  # rounds; before, some sites may still be at their sums, and others wait for them
+PROGRESS = (0.0,) * 6  # as in most rounds of ten sites
 ROWS = 600  # a site sends sums of 2 D features over no fewer than 3 D rows that do not stand alone
 
 
@@ -63,7 +64,7 @@ class Watch:
 def bare_rounds(link, rounds, barrier, n_ready):
     """Exchange frames with the neighbours, and nothing else; return the seconds of a round, by the clock and of CPU."""
     network = MeshNetwork(link)
-    body = encode(Coefficients(np.zeros(D), (0.0, 0.0)))
+    body = encode(Coefficients(np.zeros(D), PROGRESS))
     frame = msgspec.msgpack.encode(["data", "bare", link.name, (), 0, msgspec.Raw(body)])
     with network.open("bare") as (arrivals, speak):
         heard = set()
@@ -106,7 +107,7 @@ def without_solver(node, neighbors):
     site = Site(node.config.site, neighbors, ArrayRows(np.zeros((ROWS, 2)), np.zeros(ROWS)))
     roster = yield from roll_call(site)
     for _ in range(node.config.method_settings().max_rounds):
-        expect((yield site.to_all(Coefficients(np.zeros(D), (0.0, 0.0)))), Coefficients)
+        expect((yield site.to_all(Coefficients(np.zeros(D), PROGRESS))), Coefficients)
     nothing = FeatureMap.unweighted(np.zeros((2, D)), np.zeros(D))
     return Outcome(roster, None, nothing, np.zeros(D), objective_shares=[0.0])
 

@@ -1,3 +1,5 @@
+import math
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -88,12 +90,14 @@ def test_all_sites_stop_together_on_the_largest_residual(network, seed):
     for k in range(60):
         shares = {name: progress[name].share for name in graph}
         for name in graph:
-            progress[name].after_exchange((residuals[name][k], 1.0), [shares[p] for p in graph[name]])
+            progress[name].after_exchange((residuals[name][k], 1.0), {p: shares[p] for p in graph[name]})
         assert len({p.settled for p in progress.values()}) == 1
         assert len({p.relative for p in progress.values()}) == 1
-        if k >= diameter and k % max(diameter, 1) == 0:
+        if k >= diameter and (k - diameter) % max(1, math.ceil(diameter / 4)) == 0:
             largest = max(residuals[name][k - diameter] for name in graph)
             assert progress[min(graph)].relative == largest
+            assert progress[min(graph)].settled == (largest <= 0.01)
+        assert len(progress[min(graph)].share) <= 8
         if progress[min(graph)].settled:
             break
     else:
@@ -101,9 +105,17 @@ def test_all_sites_stop_together_on_the_largest_residual(network, seed):
     assert largest <= 0.01
 
 
+def test_a_share_of_another_length_is_refused():
+    progress = Progress(2, tol=0.1)
+    progress.after_exchange((1.0, 1.0), {"b": ()})
+    with pytest.raises(MessageError, match="site 'b' sent 4 numbers about progress, expected 2") as caught:
+        progress.after_exchange((1.0, 1.0), {"b": (0.0, 1.0, 0.0, 1.0)})
+    assert caught.value.sender == "b"
+
+
 def test_progress_with_tol_zero_never_settles():
     progress = Progress(0, tol=0.0)
-    progress.after_exchange((0.0, 1.0), [])
+    progress.after_exchange((0.0, 1.0), {})
     assert not progress.settled
 
 

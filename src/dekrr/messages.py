@@ -99,17 +99,17 @@ class RowFeatures(Message, frozen=True, tag="rows"):
 
 
 class Coefficients(Message, frozen=True, tag="theta"):
-    """The sender's coefficients, or steps to add to them, with its share of the stopping rule: (residual, scale)."""
+    """The sender's coefficients, or steps to add to them, with its share of the stopping rule: residuals and scales."""
 
     values: np.ndarray
-    progress: tuple[float, float]
+    progress: tuple[float, ...]
     step: float = 1.0
 
 
 class Unchanged(Message, frozen=True, tag="same"):
     """Instead of coefficients that differ too little from the last ones sent."""
 
-    progress: tuple[float, float]
+    progress: tuple[float, ...]
 
 
 class Total(Message, frozen=True, tag="total"):
@@ -192,8 +192,7 @@ def decode(data: bytes, sender: str) -> AnyMessage:
 def check(message: AnyMessage, sender: str) -> None:
     """Refuse a message whose numbers outside arrays are not finite, or whose parts do not fit each other."""
     if isinstance(message, (Coefficients, Unchanged)):
-        residual, scale = message.progress
-        if not (math.isfinite(residual) and math.isfinite(scale)):
+        if not all(map(math.isfinite, message.progress)):
             raise MessageError(f"site {sender!r} sent progress that is NaN or infinite", sender)
         if isinstance(message, Coefficients) and not math.isfinite(message.step):
             raise MessageError(f"site {sender!r} sent a step that is NaN or infinite", sender)

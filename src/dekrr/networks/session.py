@@ -547,7 +547,7 @@ class Session:
     def _watch(self, message: Message) -> None:
         if isinstance(message, (Coefficients, Unchanged)):
             self.rounds += 1
-            residual, scale = message.progress
+            residual, scale = message.progress[-2:] or (0.0, 0.0)
             self.residual = residual / scale if scale else float("nan")
         elif isinstance(message, (Features, Chosen)) and message.n_neighbors:
             self._offer = message

@@ -15,6 +15,8 @@ from ..scaling import Scaling
 from ..types import Array
 from .site import Procedure, Site
 
+_AT_A_TIME = 4  # rounds whose largest residual is on its way, at most
+
 
 @dataclass(frozen=True)
 class Roster:
@@ -126,8 +128,8 @@ class Progress:
     """Decides, at all sites in the same round, whether the largest residual is small enough.
 
     Every site's residual and scale (what it is relative to) ride on the message of the next exchange, and each
-    site passes on the largest it has heard. After `diameter` exchanges that is the largest of all, and the
-    next window begins.
+    site passes on the largest of that round that it has heard. After `diameter` exchanges that is the largest of all.
+    Rounds that may be decided on follow each other closely, so that a message tells of a few at a time.
 
     Parameters
     ----------
@@ -139,27 +141,28 @@ class Progress:
     def __init__(self, diameter: int, tol: float) -> None:
         self._diameter = diameter
         self._tol = tol
-        self._heard = (0.0, 0.0)
-        self._age = 0
+        self._every = max(1, -(-diameter // _AT_A_TIME))
+        self._exchanges = 0
+        self.share: tuple[float, ...] = ()  # what rides on the next message: residual, scale, newest round first
         self.relative = np.inf
         self.settled = False
 
-    @property
-    def share(self) -> tuple[float, float]:
-        """What rides on the next message."""
-        return self._heard
-
-    def after_exchange(self, own: tuple[float, float], neighbors: list[tuple[float, float]]) -> None:
+    def after_exchange(self, own: tuple[float, float], neighbors: Mapping[str, tuple[float, ...]]) -> None:
         """Take in what the neighbours passed on and this site's (residual, scale) after this exchange."""
-        if self._age == 0:
-            self._heard = own
-        else:
-            residual, scale = map(max, self._heard, *neighbors)
-            self._heard = residual, scale
-        if self._age == self._diameter:
-            residual, scale = self._heard
+        for sender, share in neighbors.items():
+            if len(share) != len(self.share):
+                raise MessageError(
+                    f"site {sender!r} sent {len(share)} numbers about progress, expected {len(self.share)}", sender
+                )
+        heard = tuple(map(max, self.share, *neighbors.values())) if neighbors else self.share
+        newest = self._exchanges % self._every
+        if newest == 0:
+            heard = own + heard
+        oldest = newest + (len(heard) // 2 - 1) * self._every
+        if oldest == self._diameter:
+            *others, residual, scale = heard
+            heard = tuple(others)
             self.relative = residual / scale if scale > 0 else 0.0
             self.settled = self._tol > 0 and self.relative <= self._tol
-            self._heard = own
-            self._age = 0
-        self._age += 1 if self._diameter else 0
+        self.share = heard
+        self._exchanges += 1

@@ -52,7 +52,7 @@ class Sender:
         self._wire = wire
         self.known = known
 
-    def message(self, coefficients: Array, rounds: int, progress: tuple[float, float]) -> Message:
+    def message(self, coefficients: Array, rounds: int, progress: tuple[float, ...]) -> Message:
         """Return the message of this round, and remember what it tells."""
         wire = self._wire
         if wire.censor_start and self._moved(coefficients) < wire.censor_start * wire.censor_decay**rounds:
@@ -83,9 +83,9 @@ class Listener:
     def __init__(self, known: Mapping[str, Array]) -> None:
         self.known = dict(known)
 
-    def hear(self, inbox: Mapping[str, AnyMessage]) -> list[tuple[float, float]]:
+    def hear(self, inbox: Mapping[str, AnyMessage]) -> dict[str, tuple[float, ...]]:
         """Take in a round's messages and return what they say about progress."""
-        shares = []
+        shares = {}
         for p, message in inbox.items():
             if not isinstance(message, (Coefficients, Unchanged)):
                 message = expect_kind(p, message, Coefficients)
@@ -97,5 +97,5 @@ class Listener:
                     self.known[p] = known + message.step * values
                 else:
                     self.known[p] = values.astype(np.float64, copy=False)
-            shares.append(message.progress)
+            shares[p] = message.progress
         return shares
