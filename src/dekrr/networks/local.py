@@ -295,7 +295,7 @@ class _Crew:
             first_taken = None
             with contextlib.suppress(queue.Empty):
                 first_taken = self._calls.get(timeout=_GLANCE)
-            if first_taken is None or not first_taken.wait(_SLOW):
+            if first_taken is None or not first_taken.wait(_SLOW / 2):
                 with busy:
                     _take(self._left)
 
