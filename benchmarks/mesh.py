@@ -46,7 +46,7 @@ from meshes import Mesh
 
 D = 100
 SETTLED = 20  # rounds; before, some sites may still be at their sums, and others wait for them
-PROGRESS = (0.0,) * 6  # as in most rounds of ten sites
+PROGRESS = (0.0,) * 3  # two or four numbers in a run of ten sites
 ROWS = 600  # a site sends sums of 2 D features over no fewer than 3 D rows that do not stand alone
 
 

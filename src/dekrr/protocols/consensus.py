@@ -15,7 +15,7 @@ from ..scaling import Scaling
 from ..types import Array
 from .site import Procedure, Site
 
-_AT_A_TIME = 4  # rounds whose largest residual is on its way, at most
+_AT_A_TIME = 2  # rounds whose largest residual is on its way
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Progress:
 
     Every site's residual and scale (what it is relative to) ride on the message of the next exchange, and each
     site passes on the largest of that round that it has heard. After `diameter` exchanges that is the largest of all.
-    Rounds that may be decided on follow each other closely, so that a message tells of a few at a time.
+    Two rounds are on their way at a time, so that every round, or every (diameter / 2)th, may be the last.
 
     Parameters
     ----------
