@@ -119,14 +119,13 @@ def test_progress_with_tol_zero_never_settles():
     assert not progress.settled
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [Roll({"a": 5, "b": 8}, {"b": 1, "d": 1}), Roll({"b": 8}, {"c": 1})],
-    ids=["of a site that nobody has heard of", "of the listener itself"],
-)
-def test_a_neighbour_cannot_tell_what_it_cannot_know(lie):
+@pytest.mark.parametrize("lie", [(1, 0), (0, 1), (-1, 0), (1, -1), (10**9, 0)])
+@pytest.mark.parametrize("exchange", [1, 2])
+def test_a_neighbour_cannot_tell_of_distances_that_it_cannot_know(lie, exchange):
     procedure = roll_call(Site("c", ("b",), ArrayRows(np.zeros((3, 1)), np.zeros(3))))
     next(procedure)
-    with pytest.raises(MessageError, match=r"'b' tells of '[cd]' what it cannot know yet") as caught:
-        procedure.send({"b": lie})
+    if exchange == 2:
+        procedure.send({"b": Roll({"b": 8, "a": 5}, 0, 0)})
+    with pytest.raises(MessageError, match=r"'b' tells of a distance that it cannot know yet") as caught:
+        procedure.send({"b": Roll({}, *lie)})
     assert caught.value.sender == "b"

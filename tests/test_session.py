@@ -197,7 +197,7 @@ def data(sender, exchange, message, **changes):
     return msgspec.msgpack.encode(["data", *{**plain, **changes}.values(), msgspec.Raw(body)])
 
 
-ROLL = Roll({"b": 8}, {})
+ROLL = Roll({"b": 8}, 0, 0)
 NAN = encode(Coefficients(np.full(2, np.nan), (0.0, 0.0)))
 
 
@@ -215,9 +215,9 @@ NAN = encode(Coefficients(np.full(2, np.nan), (0.0, 0.0)))
         ("b", data("b", 0, ROLL, gone=("b",)), "declares"),
         ("b", data("b", 0, b"\x00"), "not a frame: Expected `array | null`, got `int`"),
         ("b", data("b", 0, NAN), "NaN"),
-        ("b", data("b", 0, Roll({}, {"b": 10**9})), "cannot be"),
-        ("b", data("b", 0, Roll({"z": 8}, {})), "cannot be"),
-        ("b", data("b", 0, Roll({"b": -1}, {})), "cannot be"),
+        ("b", data("b", 0, Roll({}, 10**9, 0)), "cannot be"),
+        ("b", data("b", 0, Roll({"z": 8}, 0, 0)), "cannot be"),
+        ("b", data("b", 0, Roll({"b": -1}, 0, 0)), "cannot be"),
         ("b", data("b", 0, Unchanged((float("nan"), 1.0))), "NaN"),
         ("b", data("b", 0, Features(np.zeros((2, 3)), np.zeros(2), np.zeros(3), 1)), "do not fit"),
     ],
@@ -296,7 +296,7 @@ def test_a_refusal_is_passed_on_and_ends_the_run():
         [Features(np.full((2, 3), value), np.zeros(3), np.zeros(3), 1) for value in (1.0, 2.0)],
         [Chosen(0, 2, indices, np.empty(0), np.empty(0), 1) for indices in ([3, 4], [3, 5])],
         [Bounds(np.zeros(3), np.full(3, value)) for value in (1.0, 2.0)],
-        [Roll({"b": rows}, {}) for rows in (8, 9)],
+        [Roll({"b": rows}, 0, 0) for rows in (8, 9)],
     ],
     ids=lambda said: type(said[0]).__name__,
 )
@@ -322,7 +322,7 @@ def test_what_was_said_is_known_after_it_was_used_and_after_resuming():
     for each in (session, resumed):
         each.receive([("b", data("b", 0, ROLL))], 0.0)
         with pytest.raises(DisconnectedError, match="other rows or features"):
-            each.receive([("b", data("b", 0, Roll({"b": 9}, {})))], 0.0)
+            each.receive([("b", data("b", 0, Roll({"b": 9}, 0, 0)))], 0.0)
 
 
 def test_a_site_whose_rows_changed_under_a_lost_checkpoint_is_out_and_the_rest_is_right():

@@ -31,10 +31,14 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Roll(Message, frozen=True, tag="roll"):
-    """What the sender has newly heard of sites, by name: their rows, and the hops to the site farthest from them."""
+    """The rows of sites that the sender has newly heard of, and hops as far as known, or 0.
+
+    The most from any site to another, and from the root to another.
+    """
 
     rows: dict[str, int]
-    eccentricities: dict[str, int]
+    farthest: int
+    height: int
 
 
 class Bounds(Message, frozen=True, tag="bounds"):

@@ -575,10 +575,11 @@ class Session:
             self._heard[frame.sender, frame.exchange] = data
 
     def _check_roll(self, roll: Roll, sender: str) -> None:
-        for name in (*roll.rows, *roll.eccentricities):
-            rows, hops = roll.rows.get(name, 0), roll.eccentricities.get(name, 0)
-            if name not in self.plan.sites or rows < 0 or not 0 <= hops < len(self.plan.sites):
+        for name, rows in roll.rows.items():
+            if name not in self.plan.sites or rows < 0:
                 raise MessageError(f"site {sender!r} tells of a site {name!r} that cannot be", sender)
+        if not 0 <= roll.height <= roll.farthest < len(self.plan.sites):
+            raise MessageError(f"site {sender!r} tells of {roll.farthest} hops between sites, which cannot be", sender)
 
     def _compare(self, frame: Data, data: bytes, now: float) -> None:
         """Go on without a neighbour that came back and says something else than it said before."""
@@ -586,10 +587,11 @@ class Session:
             self._give_up(frame.sender, f"site {frame.sender!r} came back with other rows or features than it had", now)
 
     def _give_up(self, name: str, reason: str, now: float) -> None:
-        """Go on without a neighbour that would not do better if it were asked again; a result that is there stays."""
+        """Go on without a neighbour that would not do better if it were asked again, and tell it; a result stays."""
         self.refuse(name, reason)
         if self.result is None:
             self._change(self.gone | {name}, now, reason)
+            self._greet([name], now, asks=False)
 
     def _advance(self, now: float) -> None:
         """Take as many exchanges as are complete."""

@@ -57,39 +57,39 @@ class Roster:
 
 
 def roll_call(site: Site) -> Procedure[Roster]:
-    """Find all sites, their row counts and the diameter, in 2 diameter + 1 exchanges.
+    """Find all sites, their row counts and the diameter, in 2 diameter + 2 exchanges.
 
     In exchange k a site hears of the sites k hops away. The first exchange without a new name tells it its
-    eccentricity (the hops to the farthest site), which it floods too. The farthest two sites know theirs after
-    diameter + 1 exchanges, and everybody does diameter exchanges later: whoever has all eccentricities
-    knows the diameter, hence the exchange in which all leave together.
+    eccentricity (the hops to the farthest site), and all flood the largest they know. Eccentricities differ by 1 at
+    most along an edge. So a site that knows of m, less than the diameter, has one of m + 1 within m hops, which knows
+    it after exchange m + 2, and hears of it until exchange 2 m + 2. If it has not, m is the diameter: all know it then,
+    and leave together.
     """
     rows = {site.name: site.n_rows}
-    eccentricities: dict[str, int] = {}
-    first_heard: dict[str, tuple[int, str | None]] = {site.name: (0, None)}
-    news = Roll(dict(rows), {})
-    exchanges = 0
-    diameter: int | None = None
-    while diameter is None or exchanges < 2 * diameter + 1:
-        inbox = expect((yield site.to_all(news)), Roll)
+    root, depth, parent = site.name, 0, None
+    news = dict(rows)
+    farthest = height = exchanges = 0
+    counted = False
+    while not counted or exchanges < 2 * farthest + 2:
+        inbox = expect((yield site.to_all(Roll(news, farthest, height))), Roll)
         exchanges += 1
-        news = Roll({}, {})
+        news = {}
         for sender, message in sorted(inbox.items()):
-            for name in [name for name in message.rows if name not in rows]:
-                rows[name] = news.rows[name] = message.rows[name]
-                first_heard[name] = exchanges, sender
-            for name in [name for name in message.eccentricities if name not in eccentricities]:
-                if name not in rows or name == site.name:
-                    raise MessageError(f"site {sender!r} tells of {name!r} what it cannot know yet", sender)
-                eccentricities[name] = news.eccentricities[name] = message.eccentricities[name]
-        if not news.rows and site.name not in eccentricities:
-            eccentricities[site.name] = news.eccentricities[site.name] = exchanges - 1
-        if diameter is None and len(eccentricities) == len(rows):
-            diameter = max(eccentricities.values())
-    root = min(rows)
-    depth, parent = first_heard[root]
+            if not 0 <= message.height <= message.farthest <= max(0, exchanges - 2):
+                raise MessageError(f"site {sender!r} tells of a distance that it cannot know yet", sender)
+            new = {name: n_rows for name, n_rows in message.rows.items() if name not in rows}
+            rows |= new
+            news |= new
+            if min(new, default=root) < root:
+                root, depth, parent = min(new), exchanges, sender
+            farthest, height = max(farthest, message.farthest), max(height, message.height)
+        if not news and not counted:
+            counted = True
+            farthest = max(farthest, exchanges - 1)
+            if site.name == root:
+                height = exchanges - 1
     in_order = {name: rows[name] for name in sorted(rows)}
-    return Roster(in_order, diameter, root, height=eccentricities[root], depth=depth, parent=parent)
+    return Roster(in_order, farthest, root, height=height, depth=depth, parent=parent)
 
 
 def agree_on_scaling(site: Site, roster: Roster) -> Procedure[Scaling]:
