@@ -149,11 +149,10 @@ class Progress:
 
     def after_exchange(self, own: tuple[float, float], neighbors: Mapping[str, tuple[float, ...]]) -> None:
         """Take in what the neighbours passed on and this site's (residual, scale) after this exchange."""
+        due = len(self.share)
         for sender, share in neighbors.items():
-            if len(share) != len(self.share):
-                raise MessageError(
-                    f"site {sender!r} sent {len(share)} numbers about progress, expected {len(self.share)}", sender
-                )
+            if len(share) != due:
+                raise MessageError(f"site {sender!r} sent {len(share)} numbers about progress, expected {due}", sender)
         heard = tuple(map(max, self.share, *neighbors.values())) if neighbors else self.share
         newest = self._exchanges % self._every
         if newest == 0:
