@@ -212,6 +212,22 @@ def test_features_go_where_they_lower_the_error_most():
     assert abs(sum(n_features) - 48) <= 2
 
 
+def test_pairs_go_where_they_lower_the_error_most():
+    graph, sites = sites_of_sizes([120] * 4)
+    pitch = dict(zip(sites, (1, 1, 9, 9), strict=True))
+    responses = {n: np.sin(pitch[n] * s.X[:, 0]) * np.cos(pitch[n] * s.X[:, 1]) for n, s in sites.items()}
+    sites = {n: Site(n, s.neighbors, ArrayRows(s.X, responses[n])) for n, s in sites.items()}
+    chosen = dekrr.Settings(allocation="gain", scale=None, rows_per_feature=0, max_leverage=1)
+    selector = GreedySelector(16, mapping="cossin", sigma=0.5)
+    outcomes = LocalNetwork(graph).run({n: dekrr.train(s, selector, chosen) for n, s in sites.items()})
+    gains = {n: selector.gains(s.X, s.y, 24, s.rng()) for n, s in sites.items()}
+    falling = {n: np.maximum.accumulate(each[::-1])[::-1] for n, each in gains.items()}
+    threshold = np.sort(np.concatenate(list(falling.values())))[-4 * 8]
+    for n in sites:
+        best = max(2, np.sum(falling[n] >= threshold))
+        assert outcomes[n].feature_map.n_features / 2 == pytest.approx(best, abs=3)
+
+
 @pytest.mark.parametrize(("mapping", "expected"), [("cos", [15, 20, 20]), ("cossin", [14, 20, 20])])
 def test_no_more_greedy_features_than_rows(mapping, expected):
     graph, sites = sites_of_sizes([15, 40, 60])

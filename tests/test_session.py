@@ -366,8 +366,48 @@ def test_greedy_features_stay_when_a_site_dies_also_where_they_are_proved(verify
     assert all(ending.outcome is not None for ending in network.endings.values())
 
 
+def test_what_was_said_in_another_epoch_is_forgotten():
+    session, _ = lonely(neighbors=("b", "c", "d"))
+    offer = Features(np.zeros((2, 3)), np.zeros(3), np.zeros(3), 1)
+    session.receive([("b", data("b", 6, offer))], 0.0)
+    later = data("b", 6, Total(np.zeros(2)), gone=("d",))
+    session.receive([("b", later), ("b", later)], 0.0)
+    assert session.gone == {"d"}
+
+
+def test_what_was_said_before_the_start_is_remembered():
+    session, _ = lonely(neighbors=("b", "c"))
+    session.receive([("b", data("b", 0, ROLL))], 0.0)
+    session.receive([("b", hello("b")), ("c", hello("c"))], 0.0)
+    assert session.phase == "running"
+    session.receive([("b", data("b", 0, Roll({"b": 9}, 0, 0)))], 0.0)
+    assert session.gone == {"b"}
+
+
+def test_a_live_neighbour_that_only_sends_what_cannot_be_read_is_not_waited_for_without_end():
+    session, _ = lonely(neighbors=("b", "c"))
+    session.receive([("b", hello("b")), ("c", hello("c"))], 0.0)
+    for name in "bc":
+        session.peer_up(name, 0.0)
+    session.receive([("c", data("c", 0, Roll({"c": 8}, 0, 0)))], 0.0)
+    for second in range(1, 13):
+        session.receive([("b", data("b", 0, NAN)), ("b", hello("b", exchange=0))], float(second))
+        session.tick(float(second))
+        assert session.gone == (set() if second <= 10 else {"b"})
+
+
+def test_a_neighbour_without_a_message_where_one_is_due_is_declared_gone():
+    session, told = lonely(neighbors=("b", "c"))
+    session.receive([("b", hello("b")), ("c", hello("c"))], 0.0)
+    session.receive([("c", data("c", 0, Roll({"c": 8}, 0, 0)))], 0.0)
+    session.receive([("b", msgspec.msgpack.encode(["data", "r", "b", (), 0, None]))], 0.0)
+    assert session.gone == {"b"}
+    assert any("'b' sent nothing where a message is due" in str(details) for _, details in told)
+
+
 def test_large_frames_ahead_are_kept_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(sessions, "BUFFER_BYTES", 64_000)
+    monkeypatch.setattr(sessions, "SMALL_FRAME", 1_000)
     session, _ = lonely()
     session.receive([("b", hello("b"))], 0.0)
     for exchange in range(1, 6):

@@ -9,7 +9,7 @@ receiver knows: the kind that is due now and the shapes it must have. Nothing is
 import itertools
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -216,13 +216,21 @@ def expect(
     inbox : mapping of sender to message
     kind : type
     **shapes : mapping of sender to shape
-        By field name; -1 stands for any length.
+        By field name, of all senders from whom a message is due; -1 stands for any length.
     """
     known = {sender: expect_kind(sender, message, kind) for sender, message in inbox.items()}
     for field, wanted in shapes.items():
+        expect_senders(known, wanted)
         for sender, message in known.items():
             expect_shape(sender, message, field, wanted[sender])
     return known
+
+
+def expect_senders(inbox: Mapping[str, Any], due: Iterable[str]) -> None:
+    """Refuse an inbox without a message of somebody who owes one, or with one of somebody who does not."""
+    for sender in inbox.keys() ^ set(due):
+        what = "a message where none is due" if sender in inbox else "nothing where a message is due"
+        raise MessageError(f"site {sender!r} sent {what}; do all sites run the same procedure and version?", sender)
 
 
 def expect_kind(sender: str, message: AnyMessage, kind: type[Kind]) -> Kind:

@@ -40,7 +40,8 @@ from .local import Traffic
 
 RETRY = 1.0  # seconds after which a site asks for what it lacks
 WINDOW = 64  # exchanges that are buffered ahead, and sent again at a time
-BUFFER_BYTES = 1 << 28  # of a neighbour; a large frame that would make it more is not kept
+BUFFER_BYTES = 1 << 28  # of a neighbour; a frame that would make it more is not kept
+SMALL_FRAME = 1 << 16  # bytes; smaller ones are always kept
 MAX_FRAME = MAX_BYTES + (1 << 16)  # bytes of a message and of what is around it
 REFUSING = 5.0  # seconds for which a site that refuses the run tells its neighbours why
 SLOWNESS = 10  # patiences granted to a neighbour that is alive but says nothing
@@ -151,6 +152,10 @@ class Peer:
         Whether it knows that the run cannot start.
     frames : dict of exchange to (frame, message)
         Its frames that are not yet used, as they came, and the message in each.
+    said : dict of exchange to frame
+        What it would say again to the last bit.
+    garbled : bool
+        Whether something from it was refused.
     """
 
     up: bool = False
@@ -161,6 +166,8 @@ class Peer:
     finished: bool = False
     refused: bool = False
     frames: dict[int, tuple[bytes, AnyMessage | None]] = field(default_factory=dict)
+    said: dict[int, bytes] = field(default_factory=dict)
+    garbled: bool = False
 
     @property
     def n_bytes(self) -> int:
@@ -169,7 +176,8 @@ class Peer:
 
     def begin_epoch(self) -> None:
         """Forget what belongs to an epoch."""
-        self.position, self.finished, self.frames, self.asked = -1, False, {}, float("-inf")
+        self.position, self.finished, self.asked = -1, False, float("-inf")
+        self.frames, self.said, self.garbled = {}, {}, False
 
 
 class Session:
@@ -222,7 +230,6 @@ class Session:
         self._observe = observe or (lambda word, details: None)
         self._offer: Offer | None = None
         self._sent: list[dict[str, bytes]] = []
-        self._heard: dict[tuple[str, int], bytes] = {}
         self._procedure: Generator[Outbox, Mapping[str, AnyMessage], Outcome] | None = None
         self._started = self._agreed_at = self._waiting_since = self._finished_at = 0.0
         self._refused: set[tuple[str, str]] = set()
@@ -288,6 +295,8 @@ class Session:
             frame = self._check(sender, data)
         except MessageError as error:
             self.refuse(sender, str(error))
+            if sender in self.peers:
+                self.peers[sender].garbled = True
             return
         self.peers[sender].heard = now
         if self.refusal:
@@ -458,6 +467,8 @@ class Session:
 
     def _is_overdue(self, name: str, now: float) -> bool:
         peer = self.peers[name]
+        if peer.garbled:
+            return now - max(peer.changed, self._waiting_since) > self.plan.patience
         if peer.up:
             return now - max(peer.heard, self._waiting_since) > SLOWNESS * self.plan.patience
         return now - max(peer.heard, peer.changed, self._agreed_at) > self.plan.patience
@@ -492,7 +503,7 @@ class Session:
         if self._procedure is not None:
             self._procedure.close()
         self.result = None
-        self._sent, self._heard = [], {}
+        self._sent = []
         self.rounds, self.exchange = 0, -1
         self._procedure = self._until_all_have_theirs(self._make(self.present, self._offer))
         self._step(None, now)
@@ -565,14 +576,14 @@ class Session:
         if frame.exchange != self.exchange:
             if frame.exchange >= max(self.exchange, 0) + WINDOW:
                 return
-            if len(data) > BUFFER_BYTES // WINDOW and peer.n_bytes + len(data) > BUFFER_BYTES:
+            if len(data) > SMALL_FRAME and peer.n_bytes + len(data) > BUFFER_BYTES:
                 return
         peer.frames[frame.exchange] = data, frame.message
         self._remember(frame, data)
 
     def _remember(self, frame: Data, data: bytes) -> None:
         if type(frame.message) in _EXACT:
-            self._heard[frame.sender, frame.exchange] = data
+            self.peers[frame.sender].said[frame.exchange] = data
 
     def _check_roll(self, roll: Roll, sender: str) -> None:
         for name, rows in roll.rows.items():
@@ -583,7 +594,7 @@ class Session:
 
     def _compare(self, frame: Data, data: bytes, now: float) -> None:
         """Go on without a neighbour that came back and says something else than it said before."""
-        if self._heard.get((frame.sender, frame.exchange), data) != data:
+        if self.peers[frame.sender].said.get(frame.exchange, data) != data:
             self._give_up(frame.sender, f"site {frame.sender!r} came back with other rows or features than it had", now)
 
     def _give_up(self, name: str, reason: str, now: float) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import MessageError
-from ..messages import Bounds, Roll, Total, expect
+from ..messages import Bounds, Roll, Total, expect, expect_senders
 from ..scaling import Scaling
 from ..types import Array
 from .site import Procedure, Site
@@ -72,6 +72,7 @@ def roll_call(site: Site) -> Procedure[Roster]:
     counted = False
     while not counted or exchanges < 2 * farthest + 2:
         inbox = expect((yield site.to_all(Roll(news, farthest, height))), Roll)
+        expect_senders(inbox, site.neighbors)
         exchanges += 1
         news = {}
         for sender, message in sorted(inbox.items()):

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from sklearn.base import clone
 
-from ..errors import DataError, SettingsError
+from ..errors import DataError, MessageError, SettingsError
 from ..features import FeatureMap
 from ..messages import (
     Chosen,
@@ -23,6 +23,7 @@ from ..messages import (
     RowFeatures,
     Sums,
     expect,
+    expect_senders,
 )
 from ..model import OWN_WEIGHT
 from ..privacy import guards
@@ -309,6 +310,7 @@ def exchange_maps(
 ) -> Procedure[Offers]:
     """Exchange maps with all neighbours; return theirs and how many neighbours each of them has."""
     inbox = yield site.to_all(offer_of(site, feature_map, selector, settings, chosen=chosen))
+    expect_senders(inbox, site.neighbors)
     return read_offers(site, inbox, feature_map.n_columns, selector, settings)
 
 
@@ -423,12 +425,13 @@ def allocate(site: Site, rows: Rows, selector: Selector, allocation: str, roster
         return in_candidates(selector, mean * roster.n_sites * roots[site.name] / sum(roots.values()))
     if allocation != "gain" or not isinstance(selector, GreedySelector):
         raise SettingsError(f'allocation={allocation!r}: choose "equal", "sqrt" or, for greedy features, "gain"')
-    sample = rows.sample
-    gains = sample.weight * selector.gains(sample.X, sample.y, _MOST_OF_MEAN * mean, site.rng())
+    sample, width = rows.sample, selector.width
+    gains = sample.weight * selector.gains(sample.X, sample.y, _MOST_OF_MEAN * mean // width, site.rng())
     gains = np.maximum.accumulate(gains[::-1])[::-1]
-    wanted = np.maximum(np.sum(gains[:, None] >= _THRESHOLDS * roster.n_rows, axis=0), max(1, mean // _MOST_OF_MEAN))
-    total = yield from tree_sum(site, roster, wanted.astype(float))
-    return in_candidates(selector, np.interp(mean * roster.n_sites, total, wanted.astype(float)))
+    candidates = np.sum(gains[:, None] >= _THRESHOLDS * roster.n_rows, axis=0)
+    wanted = width * np.maximum(candidates, max(1, mean // _MOST_OF_MEAN // width)).astype(float)
+    total = yield from tree_sum(site, roster, wanted)
+    return in_candidates(selector, np.interp(mean * roster.n_sites, total, wanted))
 
 
 def in_candidates(selector: Selector, n_features: float) -> int:
@@ -439,6 +442,8 @@ def in_candidates(selector: Selector, n_features: float) -> int:
 def read_features(sender: str, message: Features) -> FeatureMap:
     """Return the feature map in a message whose frequencies have the right number of columns."""
     size = (message.frequencies.shape[1],)
+    if size == (0,):
+        raise MessageError(f"site {sender!r} chose no features at all", sender)
     expect({sender: message}, Features, phases={sender: size}, amplitudes={sender: size})
     return FeatureMap(message.frequencies, message.phases, message.amplitudes)
 

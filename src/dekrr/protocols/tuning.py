@@ -239,6 +239,7 @@ def _score_grid(
     share = 1 - 1 / tuning.folds
     shape = (len(ready), len(tuning.alphas), ready[0].own_map.n_features)
     state = np.zeros(shape)
+    sizes = {p: known.n_features for p, known in ready[0].maps.items()}
     scores = []
     for consensus in tuning.consensuses:
         systems = []
@@ -246,7 +247,7 @@ def _score_grid(
             weights = one.weights(roster, alpha=0.0, consensus=consensus, share=share)
             systems.append(assemble(one.own, one.received, one.sent, weights))
         stack = _Stack(systems, np.array(tuning.alphas) / roster.n_sites)
-        state, of_neighbors = yield from _solve(site, stack, state, consensus)
+        state, of_neighbors = yield from _solve(site, stack, sizes, state, consensus)
         errors = [
             held_out[k].error([state[k], *(of_neighbors[p][k] for p in stack.neighbors)]) for k in range(len(ready))
         ]
@@ -275,7 +276,9 @@ class _Stack:
         return np.asarray((self._inverses @ residual[..., None])[..., 0])
 
 
-def _solve(site: Site, stack: _Stack, theta: Array, consensus: float) -> Procedure[tuple[Array, dict[str, Array]]]:
+def _solve(
+    site: Site, stack: _Stack, sizes: Mapping[str, int], theta: Array, consensus: float
+) -> Procedure[tuple[Array, dict[str, Array]]]:
     """Run as many rounds of Chebyshev as its bound asks for, from where the last consensus ended."""
     radius = 1 - lower_end(consensus if site.neighbors else 0.0)
     rounds = 1 if radius == 0 else int(np.ceil(np.arccosh(1 / _ACCURACY) / np.arccosh(1 / radius)))
@@ -284,7 +287,7 @@ def _solve(site: Site, stack: _Stack, theta: Array, consensus: float) -> Procedu
     of_neighbors: dict[str, Array] = {}
     for k in range(rounds + 1):
         flat = Coefficients(np.ascontiguousarray(theta.reshape(folds * alphas, -1)), (0.0, 0.0))
-        shapes = dict.fromkeys(site.neighbors, (folds * alphas, -1))
+        shapes = {p: (folds * alphas, size) for p, size in sizes.items()}
         inbox = expect((yield site.to_all(flat)), Coefficients, values=shapes)
         of_neighbors = {p: message.values.reshape(folds, alphas, -1) for p, message in inbox.items()}
         if k == rounds:

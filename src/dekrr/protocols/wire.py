@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ..errors import SettingsError
-from ..messages import AnyMessage, Coefficients, Message, Unchanged, expect_kind, expect_shape
+from ..messages import AnyMessage, Coefficients, Message, Unchanged, expect_kind, expect_senders, expect_shape
 from ..types import Array
 
 PRECISIONS = ("double", "single", "int8")
@@ -85,6 +85,8 @@ class Listener:
 
     def hear(self, inbox: Mapping[str, AnyMessage]) -> dict[str, tuple[float, ...]]:
         """Take in a round's messages and return what they say about progress."""
+        if inbox.keys() != self.known.keys():
+            expect_senders(inbox, self.known)
         shares = {}
         for p, message in inbox.items():
             if not isinstance(message, (Coefficients, Unchanged)):
