@@ -119,13 +119,22 @@ def test_progress_with_tol_zero_never_settles():
     assert not progress.settled
 
 
+@pytest.mark.parametrize("rows", [{}, {"a": 5}, {"a": 5, "b": 8}, {"c": 3}])
+def test_a_neighbour_begins_with_its_own_rows(rows):
+    procedure = roll_call(Site("c", ("b",), ArrayRows(np.zeros((3, 1)), np.zeros(3))))
+    next(procedure)
+    with pytest.raises(MessageError, match="'b' does not begin with its own rows") as caught:
+        procedure.send({"b": Roll(rows, 0, 0)})
+    assert caught.value.sender == "b"
+
+
 @pytest.mark.parametrize("lie", [(1, 0), (0, 1), (-1, 0), (1, -1), (10**9, 0)])
 @pytest.mark.parametrize("exchange", [1, 2])
 def test_a_neighbour_cannot_tell_of_distances_that_it_cannot_know(lie, exchange):
     procedure = roll_call(Site("c", ("b",), ArrayRows(np.zeros((3, 1)), np.zeros(3))))
     next(procedure)
     if exchange == 2:
-        procedure.send({"b": Roll({"b": 8, "a": 5}, 0, 0)})
+        procedure.send({"b": Roll({"b": 8}, 0, 0)})
     with pytest.raises(MessageError, match=r"'b' tells of a distance that it cannot know yet") as caught:
-        procedure.send({"b": Roll({}, *lie)})
+        procedure.send({"b": Roll({"b": 8} if exchange == 1 else {}, *lie)})
     assert caught.value.sender == "b"

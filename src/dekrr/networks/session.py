@@ -685,7 +685,7 @@ class Session:
             except MessageError as error:
                 if error.sender not in self.present:
                     raise
-                self._change(self.gone | {str(error.sender)}, now, str(error))
+                self._give_up(str(error.sender), str(error), now)
                 break
         self._observe("resumed", {"exchange": self.exchange})
 

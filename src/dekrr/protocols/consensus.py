@@ -76,6 +76,8 @@ def roll_call(site: Site) -> Procedure[Roster]:
         exchanges += 1
         news = {}
         for sender, message in sorted(inbox.items()):
+            if exchanges == 1 and message.rows.keys() != {sender}:
+                raise MessageError(f"site {sender!r} does not begin with its own rows, and no others", sender)
             if not 0 <= message.height <= message.farthest <= max(0, exchanges - 2):
                 raise MessageError(f"site {sender!r} tells of a distance that it cannot know yet", sender)
             new = {name: n_rows for name, n_rows in message.rows.items() if name not in rows}
