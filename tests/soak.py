@@ -144,8 +144,7 @@ def _check_features(problem, faults, network):
     for (gone, name), later in chosen.items():
         for (before, other), earlier in chosen.items():
             if name == other and before < gone and name not in forgetful:
-                kept = later == earlier
-                assert kept, f"seed {problem.seed}: {name} changed its features between {before} and {gone}"
+                assert later == earlier, f"seed {problem.seed}: {name} changed its features between {before} and {gone}"
 
 
 def _check_liveness(problem, faults, endings, seed):

@@ -12,17 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import DekrrError
-from ..messages import decoder_of
 from ..protocols.outcome import Outcome
 from .journal import MemoryJournal
-from .session import Data, Frame, Observer, Offer, Session
+from .session import Data, Observer, Offer, Session, frame_decoder
 
 TICK = 0.5
-_decoder: msgspec.msgpack.Decoder[Frame] = decoder_of(Frame)
 
 
 @dataclass(frozen=True)
@@ -272,7 +269,7 @@ class FaultyNetwork:
             self._sessions[receiver].receive([(sender, data)], self._now)
 
     def _note_offer(self, name: str, data: bytes) -> None:
-        frame = _decoder.decode(data)
+        frame = frame_decoder.decode(data)
         if isinstance(frame, Data) and isinstance(frame.message, Offer) and frame.message.n_neighbors:
             self.offers.setdefault((frozenset(frame.gone), name), frame.message)
 

@@ -93,7 +93,7 @@ class Data(msgspec.Struct, frozen=True, array_like=True, tag="data", forbid_unkn
 
 Frame = Hello | Data
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Frame] = decoder_of(Frame)
+frame_decoder: msgspec.msgpack.Decoder[Frame] = decoder_of(Frame)
 Offer = Features | Chosen
 Maker = Callable[[tuple[str, ...], Offer | None], Procedure[Outcome]]
 Observer = Callable[[str, Mapping[str, Any]], None]
@@ -253,10 +253,7 @@ class Session:
     @property
     def n_awaited(self) -> int:
         """How many frames must come before there is anything to do: those that are missing while it runs, or one."""
-        if self.exchange < 0 or self.result is not None or self.refusal:
-            return 1
-        exchange, peers = self.exchange, self.peers
-        return sum([exchange not in peers[name].frames for name in self.present])
+        return len(self.missing) if self.phase == "running" else 1
 
     def start(self, now: float) -> None:
         """Resume from the journal, if it has anything, and greet the neighbours."""
@@ -345,7 +342,7 @@ class Session:
         if len(data) > MAX_FRAME:
             raise MessageError(f"a frame of {len(data)} bytes; the most is {MAX_FRAME}")
         try:
-            frame = _decoder.decode(data)
+            frame = frame_decoder.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise MessageError(f"not a frame: {error}") from None
         if frame.sender != sender:
