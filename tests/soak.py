@@ -37,7 +37,7 @@ METHODS = {
 class Problem:
     """A small random graph of sites with a few rows each, and how its sites make their procedures.
 
-    Every fourth has the rows and the settings of a deployment, whose guards would refuse so few rows.
+    One in four has the rows and the settings of a deployment, whose guards would refuse so few rows.
     """
 
     def __init__(self, seed):
@@ -51,14 +51,16 @@ class Problem:
         self.graph = nx.relabel_nodes(graph, dict(enumerate(self.names)))
         self.graph.remove_edges_from(nx.selfloop_edges(self.graph))
         self.method = str(rng.choice(["dekrr", "dekrr", "dkla", "allreduce"]))
-        mapping = ("cos", "cossin")[seed % 5 == 0]
-        self.selector = (EnergySelector, GreedySelector, PlainSelector)[int(3 * rng.uniform())](4, mapping=mapping)
+        make_selector = (EnergySelector, GreedySelector, PlainSelector)[int(3 * rng.uniform())]
+        draw = np.random.default_rng([seed, 1]).choice
+        self.selector = make_selector(4, mapping=str(draw(["cos", "cossin"], p=[0.8, 0.2])))
+        allocations = ["equal", "sqrt", "gain"] if make_selector is GreedySelector else ["equal", "sqrt"]
         self.settings = msgspec.structs.replace(
-            SETTINGS, verify_features=bool(seed % 2), allocation=("equal", "sqrt")[seed % 3 == 0]
+            SETTINGS, verify_features=bool(draw([True, False])), allocation=str(draw(allocations))
         )
-        guarded = seed % 4 == 0
+        guarded = draw([True, False], p=[0.25, 0.75])
         if guarded:
-            wire = Wire(precision=PRECISIONS[seed % 3], censor_start=0.01 * (seed % 5 == 0))
+            wire = Wire(precision=str(draw(PRECISIONS)), censor_start=float(draw([0.0, 0.01])))
             self.settings = dekrr.Settings(tol=1e-3, max_rounds=12, allocation=self.settings.allocation, wire=wire)
         self.rows = {}
         for name in self.names:

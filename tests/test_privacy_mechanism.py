@@ -1,5 +1,6 @@
 """Differential privacy: the sensitivity, the calibration, the run, and what it refuses."""
 
+import errno
 from dataclasses import replace
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dekrr import DeKRRRegressor, DifferentialPrivacy, load
+from dekrr import DeKRRRegressor, DifferentialPrivacy, disk, load
 from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
@@ -241,6 +242,16 @@ def test_a_damaged_vault_is_not_replaced_by_new_noise(tmp_path):
     (tmp_path / "b").write_bytes(b"damaged")
     with pytest.raises(DataError, match="cannot resume"):
         run(kept, DifferentialPrivacy(1.0))
+
+
+def test_a_release_that_cannot_be_kept_is_not_made_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(disk.os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        run([replace(site, vault=Vault(tmp_path / site.name)) for site in sites()], DifferentialPrivacy(1.0))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")

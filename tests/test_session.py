@@ -30,7 +30,7 @@ from dekrr.networks.faulty import Crash, Faults, FaultyNetwork, Outage
 from dekrr.networks.journal import FileJournal, MemoryJournal, Opening, Received
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.session import WINDOW, Hello, Plan, Session, disagreement
-from dekrr.selection import GreedySelector
+from dekrr.selection import GreedySelector, PlainSelector
 from soak import PATIENCE, SETTINGS, Problem, run_seed
 
 
@@ -41,7 +41,7 @@ class Fixed(Problem):
         super().__init__(7)
         self.graph = nx.relabel_nodes(graph, {node: f"s{node}" for node in graph})
         self.names = sorted(self.graph)
-        self.method = method
+        self.method, self.selector, self.settings = method, PlainSelector(4), SETTINGS
         rng = np.random.default_rng(3)
         self.rows = {name: (rng.uniform(size=(8, 2)), rng.uniform(-1, 1, size=8)) for name in self.names}
 
@@ -309,6 +309,16 @@ def test_a_neighbour_that_comes_back_with_other_rows_or_features_is_declared_gon
     session.receive([("b", data("b", 5, said[1]))], 0.0)
     assert session.gone == {"b"}
     assert ("refused", {"sender": "b", "reason": "site 'b' came back with other rows or features than it had"}) in told
+
+
+def test_a_roll_call_with_somebody_who_is_gone_is_refused():
+    session, told = lonely(neighbors=("b", "c", "d"))
+    session.receive([(name, hello(name)) for name in "bcd"], 0.0)
+    for exchange, name in enumerate("cd"):
+        session.receive([("b", data("b", exchange, Roll({name: 3}, 0, 0), gone=("d",)))], 0.0)
+    assert session.gone == {"d"}
+    assert set(session.peers["b"].frames) == {0}
+    assert ("refused", {"sender": "b", "reason": "site 'b' tells of a site 'd' that cannot be"}) in told
 
 
 def test_what_was_said_is_known_after_it_was_used_and_after_resuming():

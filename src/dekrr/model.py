@@ -1,8 +1,6 @@
 """What a site keeps when training is over: a model that predicts, saves and loads on its own."""
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from .disk import replacing
 from .errors import DataError, ModelFileError
 from .features import FeatureMap
 from .kernels import Kernel
@@ -173,21 +172,8 @@ class SiteModel:
         if self.scaling is not None:
             tensors |= {"lower": self.scaling.lower, "upper": self.scaling.upper}
         tensors = {name: np.ascontiguousarray(tensor, dtype=np.float64) for name, tensor in tensors.items()}
-        with _replacing(Path(path)) as temporary:
+        with replacing(Path(path)) as temporary:
             save_file(tensors, temporary, metadata={FORMAT: msgspec.json.encode(self.header).decode()})
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Any:
-    """Give a temporary file beside `path` that takes its place when the block ends well."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(descriptor)
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
 
 
 def load(path: str | os.PathLike[str]) -> SiteModel:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from ..disk import synchronise
 from ..errors import DataError
 
 
@@ -231,13 +232,3 @@ class FileJournal:
                 return
             yield data
             position += size
-
-
-def synchronise(path: Path) -> None:
-    """Have a file, and its name in its folder, on the disk when this returns."""
-    for each, flags in ((path, os.O_RDONLY), (path.parent, os.O_RDONLY | os.O_DIRECTORY)):
-        descriptor = os.open(each, flags)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -17,6 +17,7 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
+from ..disk import synchronise
 from ..errors import DataError, SettingsError
 from ..model import Header, SiteModel
 from ..privacy.guards import Ledger
@@ -30,7 +31,7 @@ from ..selection import SELECTORS
 from ..sources import open_source
 from . import keys
 from .config import METHODS, SiteFile
-from .journal import FileJournal, synchronise
+from .journal import FileJournal
 from .mesh import Keys, Link, MeshNetwork
 from .session import Offer, Plan, Session
 

@@ -349,15 +349,15 @@ class Session:
             raise MessageError(f"a frame in the name of {frame.sender!r}")
         if frame.run != self.plan.run:
             raise MessageError(f"a frame of run {frame.run!r}; this is run {self.plan.run!r}")
+        if frame.gone and (not self.plan.sites.issuperset(frame.gone) or sender in frame.gone):
+            raise MessageError(f"a frame that declares {sorted(frame.gone)} gone")
         if isinstance(frame, Data):
             if frame.exchange < 0:
                 raise MessageError(f"a frame of exchange {frame.exchange}")
             if frame.message is not None:
                 check(frame.message, sender)
                 if type(frame.message) is Roll:
-                    self._check_roll(frame.message, sender)
-        if frame.gone and (not self.plan.sites.issuperset(frame.gone) or sender in frame.gone):
-            raise MessageError(f"a frame that declares {sorted(frame.gone)} gone")
+                    self._check_roll(frame.message, frame)
         return frame
 
     def refuse(self, sender: str, reason: str) -> None:
@@ -582,11 +582,12 @@ class Session:
         if type(frame.message) in _EXACT:
             self.peers[frame.sender].said[frame.exchange] = data
 
-    def _check_roll(self, roll: Roll, sender: str) -> None:
+    def _check_roll(self, roll: Roll, frame: Data) -> None:
+        sender, there = frame.sender, self.plan.sites.difference(frame.gone)
         for name, rows in roll.rows.items():
-            if name not in self.plan.sites or rows < 0:
+            if name not in there or rows < 0:
                 raise MessageError(f"site {sender!r} tells of a site {name!r} that cannot be", sender)
-        if not 0 <= roll.height <= roll.farthest < len(self.plan.sites):
+        if not 0 <= roll.height <= roll.farthest < len(there):
             raise MessageError(f"site {sender!r} tells of {roll.farthest} hops between sites, which cannot be", sender)
 
     def _compare(self, frame: Data, data: bytes, now: float) -> None:

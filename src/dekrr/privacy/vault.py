@@ -5,7 +5,6 @@ goes through the procedure again because a neighbour is gone, must therefore sen
 """
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from ..disk import replacing, synchronise
 from ..errors import DataError, SettingsError
 from ..statistics import OwnSums
 
@@ -55,13 +55,11 @@ class Vault:
 
 
 def _write(path: Path, key: str, sums: OwnSums) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(descriptor)
     tensors = {"gram": np.ascontiguousarray(sums.gram), "moment": np.ascontiguousarray(sums.moment)}
-    save_file(tensors, temporary, metadata={"key": key})
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata={"key": key})
+        synchronise(temporary)
+    synchronise(path)
 
 
 def _read(path: Path) -> tuple[str, OwnSums]:
