@@ -17,7 +17,7 @@ from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import EnergySelector, GreedySelector, PlainSelector
-from dekrr.solvers import Jacobi, _inverse
+from dekrr.solvers import Jacobi, inverse
 from dekrr.system import BlockRow
 
 
@@ -285,13 +285,13 @@ def test_a_system_that_is_not_finite_is_refused(entry, value):
     matrix = np.eye(8)
     matrix[entry] = value
     with pytest.raises(SettingsError, match="too large"):
-        _inverse(matrix)
+        inverse(matrix)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_the_inverse_is_numpy_s(order):
     half = np.random.default_rng(0).normal(size=(30, 20))
     matrix = np.array(half.T @ half, order=order)
-    np.testing.assert_allclose(_inverse(matrix), np.linalg.inv(matrix), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(inverse(matrix), np.linalg.inv(matrix), rtol=1e-9, atol=1e-12)
     with pytest.raises(SettingsError, match="not positive definite"):
-        _inverse(matrix - 100 * np.eye(20))
+        inverse(matrix - 100 * np.eye(20))

@@ -295,10 +295,18 @@ def test_one_pass_counts_rows_before_anything_about_them_is_sent():
         regressor.fit(few)
 
 
-def test_in_memory_rows_in_one_piece_are_not_copied():
-    in_order = np.sort(SITES)
-    regressor = DeKRRRegressor(scale=None, **FIXED).fit(X, Y, sites=in_order)
-    assert all(np.shares_memory(rows.X, X) for rows in regressor.rows_.values())
+def test_what_a_caller_does_to_the_rows_afterwards_changes_nothing():
+    in_order, new = np.sort(SITES), np.repeat("new", 30)
+    given, more = X.copy(), X[:30].copy()
+    fitted = DeKRRRegressor(scale=None, **FIXED).fit(given, Y, sites=in_order)
+    expected = DeKRRRegressor(scale=None, **FIXED).fit(X, Y, sites=in_order)
+    given[:] = 0.0
+    for regressor, rows in ((fitted, more), (expected, X[:30])):
+        regressor.partial_fit(rows, Y[:30], sites=new, edges=[("new", LABELS[0])])
+    more[:] = 0.0
+    for regressor in (fitted, expected):
+        regressor.partial_fit(X[:30], Y[:30], sites=np.repeat("last", 30), edges=[("last", "new")])
+    np.testing.assert_array_equal(fitted.predict(X[:30], new), expected.predict(X[:30], new))
 
 
 def test_new_rows_from_sources(small_sample, tmp_path):

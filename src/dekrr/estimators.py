@@ -26,7 +26,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from . import topology as topologies
 from .errors import DataError, SettingsError
 from .kernels import KERNELS, make_kernel
-from .labels import factorise, names_of
+from .labels import factorise, names_of, names_with
 from .metrics import relative, rse
 from .model import Header, KernelModel, SiteModel
 from .networks.local import LocalNetwork, Traffic
@@ -181,7 +181,7 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray of shape (n_rows,)
         """
-        if is_mapping(X) or is_source(X):
+        if is_mapping(X) or is_source(X) or isinstance(sites, str):
             check_is_fitted(self)
             return np.concatenate([self._predict(rows, labels) for rows, _, labels in self._stream(X, None, sites)])
         return self._predict(self._check_rows(X), sites)
@@ -201,6 +201,8 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self, X: Any, y: str | None, sites: Any
     ) -> Iterator[tuple[Array, Array | None, Sequence[Any] | np.ndarray | None]]:
         columns, source, seen = self._columns, open_source(X, once=True), 0
+        if sites is not None and not isinstance(sites, str | np.ndarray):
+            sites = list(sites)
         for batch in source.batches(columns, y, sites if isinstance(sites, str) else None):
             if y is None:
                 rows, responses = inputs_of(batch, columns), None
@@ -210,7 +212,7 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             if isinstance(sites, str):
                 labels = labels_of(batch, sites)
             elif sites is not None:
-                labels = np.asarray(sites)[seen : seen + len(rows)]
+                labels = sites[seen : seen + len(rows)]
             seen += len(rows)
             yield rows, responses, labels
         if sites is not None and not isinstance(sites, str) and len(sites) != seen:
@@ -296,11 +298,13 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _header(self, name: str, n_members: int = 1) -> Header:
         columns = [str(column) for column in self.feature_names_in_] if hasattr(self, "feature_names_in_") else None
+        features = getattr(self, "features", None)
+        drawn_by = features if isinstance(features, Selector) else self
         return Header(
             site=name,
             method=type(self).__name__,
-            kernel=self.kernel,
-            sigma=getattr(self, "sigma_", None) or float(self.sigma),
+            kernel=drawn_by.kernel,
+            sigma=getattr(self, "sigma_", None) or float(drawn_by.sigma),
             columns=columns,
             n_columns=self.n_features_in_,
             n_members=n_members,
@@ -360,7 +364,9 @@ class _FeatureRegressor(_SiteRegressor):
         return {label: int(size) for label, size in sizes.items()}
 
     def _grid(self, name: str) -> tuple[float, ...]:
-        return (float(getattr(self, name)),)
+        """Return the values of a setting to choose from: one, which for sigma is a selector object's own."""
+        brought = name == "sigma" and isinstance(self.features, Selector)
+        return grid_of(name, getattr(self.features if brought else self, name))
 
     def _selector(self, n_features: int) -> Selector:
         if isinstance(self.features, Selector):
@@ -434,7 +440,8 @@ class DeKRRRegressor(_NetworkRegressor):
         Features per site (the paper's D_j). A sequence is in the order of the sorted labels. Greedy selection
         takes no more than a site has rows.
     features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="greedy"
-        How a site chooses its features. A selector object brings its own kernel, sigma, mapping and pool.
+        How a site chooses its features. A selector object brings its own kernel, mapping, pool and, unless sigma is
+        tuned, sigma.
     kernel : {"gaussian", "laplacian", "cauchy"}, default="gaussian"
     sigma : float, "auto" or sequence of float, default="auto"
         The kernel's bandwidth, in scaled columns. "auto", or a sequence, is tuned: chosen by cross-validation
@@ -643,7 +650,7 @@ class DeKRRRegressor(_NetworkRegressor):
                 "does not pay for"
             )
         self._seed = seed
-        self.rows_ = dict(rows)
+        self.rows_ = {label: own_rows.owned() for label, own_rows in rows.items()}
         super()._fit(rows, seed)
 
     def _keep(
@@ -661,6 +668,7 @@ class DeKRRRegressor(_NetworkRegressor):
         self.consensus_: float = chosen[2]
         self.tuning_: dict[str, Array] | None = None
         self._outcomes: dict[Hashable, Outcome] = {label: outcomes[names[label]] for label in labels}
+        self._names: Mapping[Hashable, str] = names
         if tuned:
             columns = np.array(tuned.grid).T
             self.tuning_ = dict(zip([*GRIDS, "own_weight"], columns, strict=True)) | {"error": tuned.errors}
@@ -681,6 +689,8 @@ class DeKRRRegressor(_NetworkRegressor):
             Edges to add to the graph; at least one for every site that joins.
         """
         if not hasattr(self, "models_"):
+            if len(edges):
+                raise SettingsError("edges are added to the graph of a fitted network; before, give a topology")
             return self.fit(X, y, sites)
         if is_mapping(X) or isinstance(y, str):
             rows = self._open(X, y, sites, None, self._seed, reset=False)
@@ -692,6 +702,7 @@ class DeKRRRegressor(_NetworkRegressor):
             labels, index = factorise(sites, len(y))
             self._refuse_bad_rows(X, labels, index)
             rows = _by_site(X, y.astype(np.float64), labels, index, self._seed)
+            rows = {label: own_rows.owned() for label, own_rows in rows.items()}
         labels = list(rows)
         if not set(labels) <= set(self.sites_) and not len(edges):
             joining = [label for label in labels if label not in set(self.sites_)]
@@ -721,7 +732,7 @@ class DeKRRRegressor(_NetworkRegressor):
         joining = [label for label in new_rows if label not in self._outcomes]
         labels = [*(label for label in self.sites_ if label in graph), *joining]
         graph = topologies.build(graph, labels)
-        names = dict(zip(labels, names_of(labels), strict=True))
+        names = names_with(self._names, labels)
         network = LocalNetwork(nx.relabel_nodes(graph, names))
         settings = msgspec.structs.replace(self._settings(self.alpha_, self.consensus_), own_weight=self.own_weight_)
         no_rows = ArrayRows(np.empty((0, self.n_features_in_)), np.empty(0))
@@ -738,11 +749,13 @@ class DeKRRRegressor(_NetworkRegressor):
         outcomes = network.run(procedures)
         self.sites_, self.graph_, self.rows_ = labels, graph, rows
         self._outcomes = {label: outcomes[names[label]] for label in labels}
+        self._names = names
         super()._keep(labels, names, outcomes, network.traffic)
 
     def _grid(self, name: str) -> tuple[float, ...]:
         """Return the values of a setting to choose from; one that is given is the only one."""
-        return grid_of(name, getattr(self, name))
+        grid = grid_of(name, getattr(self, name))
+        return grid if len(grid) > 1 else super()._grid(name)
 
 
 @_parameters

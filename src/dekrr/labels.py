@@ -1,6 +1,6 @@
 """Site labels: one per row, of any hashable type, and the names that stand for them in a run."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,5 +62,27 @@ def names_of(labels: Sequence[Hashable]) -> list[str]:
     >>> names_of(["a", 1]), names_of(["1", 1])
     (['a', '1'], ["'1'", '1'])
     """
-    names = [label if isinstance(label, str) else repr(label) for label in labels]
+    names = [_name(label) for label in labels]
     return names if len(set(names)) == len(names) else [repr(label) for label in labels]
+
+
+def names_with(known: Mapping[Hashable, str], labels: Sequence[Hashable]) -> dict[Hashable, str]:
+    """Return a different name for each label; those that have one keep it.
+
+    Examples
+    --------
+    >>> names_with({"1": "1", "2": "2"}, ["2", 2])
+    {'2': '2', 2: "'2'"}
+    """
+    names = {label: known[label] for label in labels if label in known}
+    for label in labels:
+        if label not in names:
+            name = _name(label)
+            while name in names.values():
+                name = repr(name)
+            names[label] = name
+    return names
+
+
+def _name(label: Hashable) -> str:
+    return label if isinstance(label, str) else repr(label)

@@ -194,13 +194,22 @@ def decode(data: bytes, sender: str) -> AnyMessage:
 
 
 def check(message: AnyMessage, sender: str) -> None:
-    """Refuse a message whose numbers outside arrays are not finite, or whose parts do not fit each other."""
+    """Refuse a message whose numbers outside arrays are not finite, or whose parts do not fit each other.
+
+    Coefficients alone may travel in less than double precision.
+    """
     if isinstance(message, (Coefficients, Unchanged)):
         if not all(map(math.isfinite, message.progress)):
             raise MessageError(f"site {sender!r} sent progress that is NaN or infinite", sender)
         if isinstance(message, Coefficients) and not math.isfinite(message.step):
             raise MessageError(f"site {sender!r} sent a step that is NaN or infinite", sender)
-    elif isinstance(message, Features):
+        return
+    for field in message.__struct_fields__:
+        value = getattr(message, field)
+        if isinstance(value, np.ndarray) and value.dtype != np.float64:
+            name = type(message).__name__
+            raise MessageError(f"site {sender!r} sent {name}.{field} as {value.dtype}, expected float64", sender)
+    if isinstance(message, Features):
         size = message.frequencies.shape[1:]
         if len(size) != 1 or message.phases.shape != size or message.amplitudes.shape != size:
             raise MessageError(f"site {sender!r} sent features whose parts do not fit each other", sender)
@@ -228,7 +237,7 @@ def expect(
 
 def expect_senders(inbox: Mapping[str, Any], due: Iterable[str]) -> None:
     """Refuse an inbox without a message of somebody who owes one, or with one of somebody who does not."""
-    for sender in inbox.keys() ^ due:
+    for sender in sorted(inbox.keys() ^ due):
         what = "a message where none is due" if sender in inbox else "nothing where a message is due"
         raise MessageError(f"site {sender!r} sent {what}; do all sites run the same procedure and version?", sender)
 

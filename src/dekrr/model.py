@@ -227,6 +227,8 @@ def _from_tensors(path: Any, header: Header, tensors: dict[str, Array]) -> SiteM
                 raise ModelFileError(f"{path}: the shapes of member {i} do not fit each other")
             members.append(Member(FeatureMap(frequencies, vectors[0], vectors[1]), vectors[2], float(weights[i])))
         scaling = Scaling(tensors["lower"], tensors["upper"]) if header.scaled else None
+        if scaling is not None and not scaling.lower.shape == scaling.upper.shape == (header.n_columns + 1,):
+            raise ModelFileError(f"{path}: {scaling.lower.size} bounds for {header.n_columns} columns and a response")
     except (KeyError, IndexError) as error:
         raise ModelFileError(f"{path} lacks the tensor {error}") from None
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()):

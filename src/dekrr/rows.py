@@ -79,6 +79,10 @@ class Rows(ABC):
             raise SettingsError("rows that are read in batches cannot be had all at once: load them before")
         return _joined(list(self.blocks(_BLOCK_ROWS)))
 
+    def owned(self) -> "Rows":
+        """Return the rows in memory that nobody else can write to, or where they are read from."""
+        return self
+
     def mapped(self, function: Callable[[Array, Array], Block]) -> "Rows":
         """Return the rows with a function applied to each block."""
         return _MappedRows(self, function)
@@ -139,6 +143,12 @@ class ArrayRows(Rows):
         """Pass over the rows; blocks are views."""
         for start in range(0, self.n_rows, size):
             yield self.X[start : start + size], self.y[start : start + size]
+
+    def owned(self) -> "ArrayRows":
+        """Return the rows in memory that nobody else can write to."""
+        if self.X.flags.owndata and self.y.flags.owndata:
+            return self
+        return ArrayRows(self.X.copy(), self.y.copy(), weight=self.weight, seed=self.seed)
 
     def mapped(self, function: Callable[[Array, Array], Block]) -> Rows:
         """Return the rows with a function applied: at once where they are few."""
@@ -280,6 +290,7 @@ def split_by_site(
     Each site's sums take another pass, which reads the whole table and keeps the site's rows.
     """
     surveys: dict[Hashable, Survey] = {}
+    first_label: Hashable = None
     for batch in source.batches(columns, response, site_column):
         X, y = arrays_of(batch, columns, response)
         try:
@@ -287,6 +298,12 @@ def split_by_site(
         except DataError as error:
             raise DataError(f"{batch.where}, column {site_column!r}, after row {batch.start}: {error}") from None
         for j, label in enumerate(labels):
+            first_label = label if first_label is None else first_label
+            if isinstance(label, str) != isinstance(first_label, str):
+                raise DataError(
+                    f"{batch.where}, column {site_column!r}, after row {batch.start}: some site labels are read as "
+                    f"numbers, {first_label!r} or {label!r}, others as words: have words in every row, or use Parquet"
+                )
             surveys.setdefault(label, Survey(len(columns), seed)).add(X[index == j], y[index == j])
     if not surveys:
         raise DataError(f"{source.name} has no rows")
@@ -301,15 +318,15 @@ def _rechunked(batches: Iterable[Block], size: int) -> Iterator[Block]:
     waiting: list[Block] = []
     n_waiting = 0
     for X, y in batches:
-        waiting.append((X, y))
         n_waiting += len(y)
         if n_waiting < size:
+            waiting.append((X.copy(), y.copy()))  # the next batch may be in the same memory
             continue
-        X, y = _joined(waiting)
+        X, y = _joined([*waiting, (X, y)])
         whole = n_waiting - n_waiting % size
         for start in range(0, whole, size):
             yield X[start : start + size], y[start : start + size]
-        waiting, n_waiting = [(X[whole:], y[whole:])], n_waiting - whole
+        waiting, n_waiting = [(X[whole:].copy(), y[whole:].copy())], n_waiting - whole
     if n_waiting:
         yield _joined(waiting)
 

@@ -53,11 +53,10 @@ class Solver(Protocol):
         """Return the state after one round, given the residual at `state.coefficients`."""
 
 
-def _inverse(matrix: Array) -> Array:
-    """Return the inverse of a positive definite matrix.
+def cholesky(matrix: Array) -> Array:
+    """Return the upper Cholesky factor of a positive definite matrix, or say what is wrong with it.
 
-    A round that multiplies by it is faster than one that solves with a factor, and each corrects the last one's
-    rounding, as residuals are computed anew.
+    Below the diagonal it has whatever the matrix had.
     """
     if not np.isfinite(matrix).all():
         raise SettingsError(
@@ -70,7 +69,16 @@ def _inverse(matrix: Array) -> Array:
             "a site's system is not positive definite: alpha is too small for features that depend on each other "
             'this much, or for the errors of precision="mixed"; raise alpha'
         )
-    upper, _ = dpotri(factor, overwrite_c=True)
+    return np.asarray(factor)
+
+
+def inverse(matrix: Array) -> Array:
+    """Return the inverse of a positive definite matrix.
+
+    A round that multiplies by it is faster than one that solves with a factor, and each corrects the last one's
+    rounding, as residuals are computed anew.
+    """
+    upper, _ = dpotri(cholesky(matrix), overwrite_c=True)
     return unpack_symmetric(pack_symmetric(upper), len(upper))
 
 
@@ -97,7 +105,7 @@ class Jacobi:
         self._inverse = self._invert(self_penalty)
 
     def _invert(self, self_penalty: float) -> Array:
-        return _inverse(self._row.hessian + self_penalty * self._gram)
+        return inverse(self._row.hessian + self_penalty * self._gram)
 
     def start(self, coefficients: Array) -> State:
         """Return the state before the first round."""
@@ -125,7 +133,7 @@ class Chebyshev:
     """
 
     def __init__(self, row: BlockRow, lower_end: float) -> None:
-        self._inverse = _inverse(row.hessian)
+        self._inverse = inverse(row.hessian)
         self._radius_squared = (1 - lower_end) ** 2
 
     def start(self, coefficients: Array) -> State:
@@ -159,7 +167,7 @@ def proposition_1(own: OwnSums, received: dict[str, CrossSums], weights: Weights
 
     |N_j| + lambda_max(sum_p c~_p B_jp) / (c~_j lambda_min(Z_jj'Z_jj)).
     """
-    if not received:
+    if not received or weights.own_penalty == 0:
         return 0.0
     smallest = eigvalsh(own.gram, subset_by_index=[0, 0])[0]
     if smallest <= 1e-14 * np.trace(own.gram):

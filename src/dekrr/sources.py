@@ -364,7 +364,10 @@ def _column(batch: Batch, name: str) -> np.ndarray:
     names = column_names(batch.table) or []
     if name not in names:
         raise DataError(f"{batch.where} has no column {name!r}; it has {', '.join(names)}")
-    return np.asarray(batch.table[name])
+    if isinstance(batch.table, Mapping):
+        return np.asarray(batch.table[list(batch.table)[names.index(name)]])
+    named = hasattr(batch.table, "column_names")
+    return np.asarray(batch.table[name if named else batch.table.columns[names.index(name)]])
 
 
 def _numbers(batch: Batch, values: np.ndarray, name: str, *, finite: bool = True) -> Array:

@@ -84,6 +84,13 @@ class BlockRow:
         residual: Array = self.right_side - self.matrix.dot(known)
         return residual
 
+    def unseen(self, behind: Array) -> float:
+        """Return the length of P_jp'behind over all neighbours p.
+
+        That is how far their residuals are from what they compute when what they know of theta_j is off by `behind`.
+        """
+        return float(np.linalg.norm(behind @ self.couplings))
+
     def objective_share(self, coefficients: Array, residual: Array) -> float:
         """Return this site's share of L: y_j'y_j / N - theta_j'(d_j + residual_j). All shares sum to L."""
         return self.response_energy - float(coefficients.dot(self.right_side + residual))

@@ -21,7 +21,6 @@ from ..protocols.tuning import GRIDS, Tuning, grid_of
 from ..selection import MAPPINGS, SELECTORS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_BEGINNINGS = 2  # how often a run that tunes may begin, when sites are lost on the way
 RESERVED = ("alive", "status", "ticker")
 METHODS: dict[str, Any] = {"dekrr": dekrr, "dkla": dkla, "allreduce": allreduce}
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -67,7 +66,7 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = "gaussian"
     sigma: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     mapping: str = "cos"
-    seed: int = 0
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     prediction: Literal["own", "neighborhood"] = "neighborhood"
 
 
@@ -180,14 +179,17 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
         """Return the shared part of the settings; a sigma to be tuned is the first of its grid."""
         return msgspec.convert(_part(_untuned(self.method, self.settings), FeatureSettings), FeatureSettings)
 
-    def method_settings(self) -> Any:
-        """Return the method's own settings; those to be tuned are the first of their grids."""
+    def method_settings(self, n_gone: int = 0) -> Any:
+        """Return the method's own settings; those to be tuned are the first of their grids.
+
+        A run that tunes begins anew when a site is lost, and asks for as many maps again.
+        """
         kind = METHODS[self.method].Settings
         settings = msgspec.convert(_part(_untuned(self.method, self.settings), kind), kind)
         tuning = self.tuning()
         if tuning is None:
             return settings
-        return msgspec.structs.replace(settings, max_maps=max(settings.max_maps, _BEGINNINGS * tuning.n_maps))
+        return msgspec.structs.replace(settings, max_maps=max(settings.max_maps, (1 + n_gone) * tuning.n_maps))
 
     def tuning(self) -> Tuning | None:
         """Return what DeKRR tunes, if it does."""

@@ -140,7 +140,7 @@ class LocalNetwork:
         with contextlib.ExitStack() as stack:
             for procedure in procedures.values():
                 stack.callback(procedure.close)
-            advance = stack.enter_context(_sharing_out(self._n_threads))
+            advance = stack.enter_context(_sharing_out(self._n_threads, alone=len(procedures) == 1))
             while len(results) < len(procedures):
                 steps = [_Step(name, procedures[name], inboxes, exchange) for name in procedures]
                 advance(steps)
@@ -301,9 +301,12 @@ class _Crew:
 
 
 @contextlib.contextmanager
-def _sharing_out(n_threads: int) -> Iterator[Callable[[list[_Step]], None]]:
-    """Give a function that takes all steps; threads of other libraries would fight ours, and are put off."""
-    if n_threads == 1:
+def _sharing_out(n_threads: int, *, alone: bool) -> Iterator[Callable[[list[_Step]], None]]:
+    """Give a function that takes all steps.
+
+    Threads of other libraries would fight ours, and results differ in their last digits: a site that is alone has them.
+    """
+    if alone:
         yield lambda steps: _take(deque(steps))
         return
     with _controller().limit(limits=1, user_api="blas"), _Crew(n_threads - 1) as crew:

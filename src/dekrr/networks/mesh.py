@@ -298,7 +298,7 @@ def _take(arrivals: Any, count: int) -> list[tuple[str, bytes]]:
     """
     frames: list[tuple[str, bytes]] = []
     sample = arrivals.recv()
-    while sample is not None:
+    while sample is not None and len(frames) < _QUEUE:
         sender = str(sample.key_expr).split("/")[-2]
         if sender == _TICKER:
             count = 0

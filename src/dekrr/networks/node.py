@@ -118,7 +118,7 @@ class Node:
             neighbors=tuple(sorted(config.neighbors)),
             sites=frozenset(config.sites),
             terms=terms,
-            digest=_digest(terms, folder / config.data.file),
+            digest=_digest(terms, tuple(sorted(config.neighbors)), folder / config.data.file),
             patience=config.patience,
             start_patience=config.start_patience,
         )
@@ -176,7 +176,7 @@ class Node:
         tuning = self.config.tuning()
         site = Site(self.config.site, neighbors, self._rows, seed=features.seed)
         site = replace(site, ledger=self._ledger, vault=self._vault)
-        settings = self.config.method_settings()
+        settings = self.config.method_settings(len(self.session.gone))
         if self.config.method == "dekrr":
             if offer is not None and tuning is None:
                 site = dekrr.with_features(site, offer, selector, settings)
@@ -251,8 +251,8 @@ def _tuned(tuned: Tuned) -> dict[str, Any]:
     }
 
 
-def _digest(terms: Mapping[str, str], data: Path) -> str:
-    digest = hashlib.sha256(json.dumps(terms, sort_keys=True).encode())
+def _digest(terms: Mapping[str, str], neighbors: tuple[str, ...], data: Path) -> str:
+    digest = hashlib.sha256(json.dumps([terms, neighbors], sort_keys=True).encode())
     for path in sorted(data.rglob("*")) if data.is_dir() else [data]:
         if path.is_file():
             with path.open("rb") as file:

@@ -11,6 +11,7 @@ The sites that are gone name the epoch: every frame carries them, sets that meet
 starts the procedure again without those sites, with the features that were already chosen.
 """
 
+import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,8 @@ BUFFER_BYTES = 1 << 28  # of a neighbour; a frame that would make it more is not
 SMALL_FRAME = 1 << 16  # bytes; smaller ones are always kept
 MAX_FRAME = MAX_BYTES + (1 << 16)  # bytes of a message and of what is around it
 REFUSING = 5.0  # seconds for which a site that refuses the run tells its neighbours why
-SLOWNESS = 10  # patiences granted to a neighbour that is alive but says nothing
+SLOWNESS = 10  # patiences granted to a neighbour that is alive but says nothing, or does not send what it owes
+_REASON = 300  # characters of what was wrong with a frame that are told
 _EXACT = frozenset({Roll, Bounds, Chosen, Features})  # what a site says again to the last bit, wherever it starts again
 
 
@@ -147,13 +149,15 @@ class Peer:
         When it was last asked for frames.
     position : int
         The last exchange it is known to have sent a frame for.
+    met : bool
+        Whether it has said hello itself, and with the same terms.
     finished : bool
     refused : bool
         Whether it knows that the run cannot start.
     frames : dict of exchange to (frame, message)
         Its frames that are not yet used, as they came, and the message in each.
-    said : dict of exchange to frame
-        What it would say again to the last bit.
+    said : dict of exchange to digest
+        Of the frames that it would send again to the last bit.
     garbled : bool
         Whether something from it was refused.
     """
@@ -163,6 +167,7 @@ class Peer:
     heard: float = 0.0
     asked: float = float("-inf")
     position: int = -1
+    met: bool = False
     finished: bool = False
     refused: bool = False
     frames: dict[int, tuple[bytes, AnyMessage | None]] = field(default_factory=dict)
@@ -362,6 +367,7 @@ class Session:
 
     def refuse(self, sender: str, reason: str) -> None:
         """Tell once that something from `sender` was refused, and why."""
+        reason = reason if len(reason) <= _REASON else f"{reason[:_REASON]}..."
         if (sender, reason) not in self._refused and len(self._refused) < 1000:
             self._refused.add((sender, reason))
             self._observe("refused", {"sender": sender, "reason": reason})
@@ -406,6 +412,7 @@ class Session:
             self._compare_terms(hello, now)
             if self.refusal:
                 return
+            self.peers[hello.sender].met = True
             known = len(self.agreed)
             self.agreed |= {hello.sender} | (set(hello.agreed) & self.plan.sites)
             if len(self.agreed) > known:
@@ -443,8 +450,14 @@ class Session:
         if all(self.peers[name].refused for name in self.present):
             raise AgreementError(self.refusal)
 
+    @property
+    def _not_heard_of(self) -> list[str]:
+        """Who has not agreed to the terms as far as is known, or is a neighbour and has not said so itself."""
+        strangers = {name for name in self.present if not self.peers[name].met}
+        return sorted((self.plan.sites - self.agreed - self.gone) | strangers)
+
     def _start_if_agreed(self, now: float) -> None:
-        if self.exchange < 0 and self.agreed | self.gone >= self.plan.sites:
+        if self.exchange < 0 and not self._not_heard_of:
             self._agreed_at = now
             self._observe("agreed", {"sites": sorted(self.plan.sites - self.gone)})
             self._open(now)
@@ -453,17 +466,24 @@ class Session:
         if self.refusal and now - self._started > REFUSING:
             raise AgreementError(self.refusal)
         if now - self._started > self.plan.start_patience:
-            missing = ", ".join(sorted(self.plan.sites - self.agreed - self.gone))
             raise AbsenceError(
                 f"site {self.plan.name!r} waited {self.plan.start_patience:g} s for the run to start; "
-                f"not heard of: {missing}. Are they started, and do their files name the same run and neighbours?"
+                f"not heard of: {', '.join(self._not_heard_of)}. Are they started, and do their files name the same "
+                "run, and each other as neighbours?"
             )
         for name in self.present:
             if now - self.peers[name].asked >= RETRY:
                 self._greet([name], now, asks=True)
 
     def _is_overdue(self, name: str, now: float) -> bool:
+        """Return whether a neighbour's frame is to be waited for no longer.
+
+        One that waits itself, as its hellos say, is waited for as long as a chain of slow sites may take.
+        """
         peer = self.peers[name]
+        waits = peer.position < self.exchange
+        if now - self._waiting_since > SLOWNESS * self.plan.patience * (len(self.plan.sites) if waits else 1):
+            return True
         if peer.garbled:
             return now - max(peer.changed, self._waiting_since) > self.plan.patience
         if peer.up:
@@ -580,7 +600,7 @@ class Session:
 
     def _remember(self, frame: Data, data: bytes) -> None:
         if type(frame.message) in _EXACT:
-            self.peers[frame.sender].said[frame.exchange] = data
+            self.peers[frame.sender].said[frame.exchange] = hashlib.sha256(data).digest()
 
     def _check_roll(self, roll: Roll, frame: Data) -> None:
         sender, there = frame.sender, self.plan.sites.difference(frame.gone)
@@ -592,7 +612,8 @@ class Session:
 
     def _compare(self, frame: Data, data: bytes, now: float) -> None:
         """Go on without a neighbour that came back and says something else than it said before."""
-        if self.peers[frame.sender].said.get(frame.exchange, data) != data:
+        said = self.peers[frame.sender].said.get(frame.exchange)
+        if said is not None and said != hashlib.sha256(data).digest():
             self._give_up(frame.sender, f"site {frame.sender!r} came back with other rows or features than it had", now)
 
     def _give_up(self, name: str, reason: str, now: float) -> None:

@@ -28,6 +28,8 @@ MAX_LEVERAGE = 0.8
 _LEVERAGE_PASSES = 3
 _ROWS_PER_BLOCK = 2048
 _ROUNDING = 1e-12
+_LARGEST_POOL = 1 << 30  # bytes of frequencies that a neighbour may have this site draw
+_LARGEST_AMPLITUDE = 1e8  # a sampled feature's is 1 / sqrt(pool size times its chance)
 _ONE_IN = 1e-12  # a frequency that an honest site draws less often than this is refused
 
 
@@ -94,6 +96,13 @@ def check_frequencies(maps: Mapping[str, FeatureMap], limit: float) -> None:
                 f"{limit:.4g} at most: it has another sigma, or it is after single rows",
                 neighbor,
             )
+
+
+def check_amplitudes(neighbor: str, amplitudes: Array) -> None:
+    """Refuse amplitudes that no honest site has, and whose sums would overflow."""
+    largest = float(np.max(np.abs(amplitudes), initial=0.0))
+    if largest > _LARGEST_AMPLITUDE:
+        raise MessageError(f"site {neighbor!r} sent an amplitude of {largest:.4g}, which no feature has", neighbor)
 
 
 def check_rows(
@@ -182,12 +191,17 @@ class LoneRows:
 
 
 def _trim(rows: ArrayRows, feature_map: FeatureMap, max_leverage: float) -> tuple[ArrayRows, Array]:
-    """Return the rows that are not lone, and the (Z'Z)^-1/2 that told; where all would be lone, none is."""
+    """Return the rows that are not lone, and the (Z'Z)^-1/2 that told; where all would be lone, none is.
+
+    Features are brought to one length first: one of a large amplitude would pass off all others as rounding.
+    """
     told = np.zeros((feature_map.n_features, feature_map.n_features))
     for _ in range(_LEVERAGE_PASSES):
         gram = accumulate(rows, feature_map, {})[0].gram / rows.weight
-        values, vectors = np.linalg.eigh(gram)
-        whitening = vectors / np.sqrt(np.maximum(values, _ROUNDING * values[-1]))
+        lengths = np.sqrt(np.diag(gram))
+        lengths[lengths == 0] = 1.0
+        values, vectors = np.linalg.eigh(gram / np.outer(lengths, lengths))
+        whitening = vectors / np.sqrt(np.maximum(values, _ROUNDING * values[-1])) / lengths[:, None]
         leverages = [_leverage(feature_map(X), whitening) for X, _ in rows.blocks(_ROWS_PER_BLOCK)]
         typical = np.concatenate(leverages) <= max_leverage
         if not typical.any():
@@ -259,6 +273,8 @@ def redraw(selector: Selector, message: Chosen, seed: int, sender: str, n_column
             f"site {sender!r} sent {n_sent} features from a pool that it says is for {message.n_features}",
             sender,
         )
+    if 8 * n_columns * message.n_features * selector.pool_ratio > _LARGEST_POOL:
+        raise MessageError(f"site {sender!r} drew a pool for {message.n_features} features, too large to draw", sender)
     sized: Selector = clone(selector).set_params(n_features=message.n_features)
     pool = sized.draw_pool(n_columns, site_rng(seed, sender))
     if min(message.indices) < 0 or max(message.indices) >= pool.n_candidates:
@@ -269,6 +285,7 @@ def redraw(selector: Selector, message: Chosen, seed: int, sender: str, n_column
     for name, values in given.items():
         if values.shape not in ((0,), (kept.n_features,)):
             raise MessageError(f"site {sender!r} sent {values.size} {name} for {kept.n_features} features", sender)
+    check_amplitudes(sender, message.amplitudes)
     return FeatureMap(
         kept.frequencies,
         message.phases if message.phases.size else kept.phases,

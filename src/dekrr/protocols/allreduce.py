@@ -6,10 +6,11 @@ All sites sum Z_j'Z_j and Z_j'y_j over a spanning tree and solve the ridge regre
 
 import msgspec
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_solve
 
 from ..features import FeatureMap
 from ..selection import Selector
+from ..solvers import cholesky
 from ..statistics import pack_symmetric, unpack_symmetric
 from .consensus import tree_sum
 from .outcome import Outcome
@@ -45,7 +46,7 @@ def train(
     )
     gram = unpack_symmetric(total[: -size - 1], size) / roster.n_rows
     moment, response_energy = total[-size - 1 : -1] / roster.n_rows, total[-1] / roster.n_rows
-    coefficients = cho_solve(cho_factor(gram + settings.alpha * np.eye(size)), moment)
+    coefficients = cho_solve((cholesky(gram + settings.alpha * np.eye(size)), False), moment)
     outcome = Outcome(roster, prepared.scaling, prepared.feature_map, coefficients)
     outcome.objective_shares = [float(response_energy - coefficients @ moment) / roster.n_sites]
     outcome.neighbor_maps = dict.fromkeys(site.neighbors, prepared.feature_map)

@@ -118,11 +118,14 @@ def tree_sum(site: Site, roster: Roster, values: Array) -> Procedure[Array]:
         my_turn = roster.parent is not None and step == roster.height - roster.depth
         inbox = yield {roster.parent: Total(total)} if my_turn and roster.parent else {}
         for child, message in expect(inbox, Total, values=dict.fromkeys(inbox, values.shape)).items():
+            if child == roster.parent or step != roster.height - roster.depth - 1:
+                raise MessageError(f"site {child!r} sent a partial sum out of turn", child)
             children.append(child)
             total = total + message.values
     for step in range(roster.height):
         inbox = yield dict.fromkeys(children, Total(total)) if step == roster.depth else {}
-        for message in expect(inbox, Total, values=dict.fromkeys(inbox, values.shape)).values():
+        due = {roster.parent: values.shape} if roster.parent and step == roster.depth - 1 else {}
+        for message in expect(inbox, Total, values=due).values():
             total = message.values
     return total
 

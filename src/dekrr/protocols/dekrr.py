@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from sklearn.base import clone
 
-from ..errors import DataError, MessageError, SettingsError
+from ..errors import DataError, DekrrError, MessageError, SettingsError
 from ..features import FeatureMap
 from ..messages import (
     Chosen,
@@ -34,6 +34,7 @@ from ..selection import GreedySelector, Pool, Selector
 from ..solvers import SelfPenalty, Solver, make_solver
 from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric
 from ..system import BlockRow, Weights, assemble, penalty
+from ..types import Array
 from .consensus import Progress, Roster, agree_on_scaling, roll_call, tree_sum
 from .outcome import Outcome
 from .private import exchange_private_sums, require_private, shared_features, sum_and_digest
@@ -311,7 +312,17 @@ def exchange_maps(
     """Exchange maps with all neighbours; return theirs and how many neighbours each of them has."""
     inbox = yield site.to_all(offer_of(site, feature_map, selector, settings, chosen=chosen))
     expect_senders(inbox, site.neighbors)
-    return read_offers(site, inbox, feature_map.n_columns, selector, settings)
+    maps, degrees = read_offers(site, inbox, feature_map.n_columns, selector, settings)
+    if chosen:
+        check_degrees(degrees)
+    return maps, degrees
+
+
+def check_degrees(degrees: Mapping[str, int]) -> None:
+    """Refuse a neighbour that says it has no neighbours."""
+    for neighbor, degree in degrees.items():
+        if degree < 1:
+            raise MessageError(f"site {neighbor!r} says that it has {degree} neighbours, but it has this one", neighbor)
 
 
 def offer_of(
@@ -445,6 +456,7 @@ def read_features(sender: str, message: Features) -> FeatureMap:
     if size == (0,):
         raise MessageError(f"site {sender!r} chose no features at all", sender)
     expect({sender: message}, Features, phases={sender: size}, amplitudes={sender: size})
+    guards.check_amplitudes(sender, message.amplitudes)
     return FeatureMap(message.frequencies, message.phases, message.amplitudes)
 
 
@@ -526,7 +538,8 @@ def iterate(
     """Exchange coefficients and update them until all sites stop in the same round (lines 9 to 14).
 
     The residual that decides is the last round's, where this round's is next to nothing against it: Chebyshev's rises
-    again. Where sites do not depend on each other it is 0 in every other round.
+    again. Where sites do not depend on each other it is 0 in every other round. To it comes what neighbours cannot see
+    of this site's coefficients, on a wire that rounds them or leaves them out.
     """
     state = solver.start(outcome.coefficients)
     last_length = 0.0
@@ -539,6 +552,10 @@ def iterate(
         shares = listener.hear(inbox)
         residual = row.residual(state.coefficients, listener.known)
         length = math.sqrt(residual.dot(residual))
+        if not math.isfinite(length):
+            raise _overflow(listener.known)
+        if sender.known is not state.coefficients:
+            length += row.unseen(state.coefficients - sender.known)
         sudden = bool(inbox) and length <= _SUDDEN * last_length
         progress.after_exchange((last_length if sudden else length, scale), shares)
         last_length = length
@@ -553,3 +570,11 @@ def iterate(
     outcome.rounds = rounds
     outcome.settled = progress.settled
     outcome.relative_residual = progress.relative
+
+
+def _overflow(known: Mapping[str, Array]) -> DekrrError:
+    """Return the error for a residual that is not finite: the neighbour with the largest coefficients is to blame."""
+    largest = max(known, key=lambda p: float(np.abs(known[p]).max()), default=None)
+    if largest is None:
+        return SettingsError("the iteration does not converge; raise alpha, or scale rows and responses")
+    return MessageError(f"site {largest!r} sent coefficients so large that nothing can be computed from them", largest)

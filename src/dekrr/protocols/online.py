@@ -8,10 +8,11 @@ that stand alone and are left out of sums, which is judged among the rows that a
 """
 
 import numpy as np
+from sklearn.base import clone
 
 from ..errors import DataError, MessageError, SettingsError
 from ..features import FeatureMap
-from ..messages import Bounds, Degree, Message, expect
+from ..messages import Bounds, Degree, Message, expect, expect_senders
 from ..privacy import guards
 from ..rows import Rows
 from ..scaling import Scaling
@@ -19,7 +20,18 @@ from ..selection import Selector
 from ..solvers import make_solver
 from ..system import assemble
 from .consensus import roll_call
-from .dekrr import Offers, Settings, SetUp, iterate, kept_of, offer_of, read_offers, sum_up, trade_sums
+from .dekrr import (
+    Offers,
+    Settings,
+    SetUp,
+    check_degrees,
+    iterate,
+    kept_of,
+    offer_of,
+    read_offers,
+    sum_up,
+    trade_sums,
+)
 from .outcome import Outcome
 from .site import Procedure, Site
 
@@ -48,12 +60,17 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
             "give them away; hold them back until there are more"
         )
     roster = yield from roll_call(site)
-    known = set(before.ready.maps) & set(site.neighbors) if before is not None and before.ready is not None else set()
+    met = before.ready.maps if before is not None and before.ready is not None else {}
+    known = tuple(p for p in site.neighbors if p in met)
     scaling = yield from _pass_on_scaling(site, before, known, settings)
     rows, new = site.rows.scaled(scaling), new.scaled(scaling)
+    n_features = selector.most_features(int(selector.n_features), site.n_rows)
+    if before is not None:
+        n_features = before.feature_map.n_features
+    selector = clone(selector).set_params(n_features=n_features)
     if before is None:
         own_map = selector.select(rows.sample.X, rows.sample.y, site.rng())
-        start = np.zeros(own_map.n_features)
+        start = np.zeros(n_features)
     else:
         own_map, start = before.feature_map, before.coefficients
     maps, degrees = yield from _exchange_maps(site, own_map, before, known, selector, settings)
@@ -71,7 +88,7 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
 
 
 def _pass_on_scaling(
-    site: Site, before: Outcome | None, known: set[str], settings: Settings
+    site: Site, before: Outcome | None, known: tuple[str, ...], settings: Settings
 ) -> Procedure[Scaling | None]:
     """Tell new neighbours the scaling; a site that joins takes the one it is told."""
     outbox: dict[str, Message] = {}
@@ -93,7 +110,7 @@ def _exchange_maps(
     site: Site,
     own_map: FeatureMap,
     before: Outcome | None,
-    known: set[str],
+    known: tuple[str, ...],
     selector: Selector,
     settings: Settings,
 ) -> Procedure[Offers]:
@@ -103,17 +120,19 @@ def _exchange_maps(
     if strangers:
         outbox |= dict.fromkeys(strangers, offer_of(site, own_map, selector, settings))
     inbox = yield outbox
+    expect_senders(inbox, site.neighbors)
     familiar = expect({p: m for p, m in inbox.items() if p in known}, Degree)
     offers = {p: m for p, m in inbox.items() if p not in known}
     maps, degrees = read_offers(site, offers, own_map.n_columns, selector, settings)
     degrees |= {p: m.n_neighbors for p, m in familiar.items()}
+    check_degrees(degrees)
     if before is not None:
         maps |= {p: before.neighbor_maps[p] for p in known}
     return {p: maps[p] for p in site.neighbors}, degrees
 
 
 def _check_rows(
-    site: Site, own_map: FeatureMap, maps: dict[str, FeatureMap], known: set[str], n_new: int, settings: Settings
+    site: Site, own_map: FeatureMap, maps: dict[str, FeatureMap], known: tuple[str, ...], n_new: int, settings: Settings
 ) -> None:
     """Refuse sums over too few rows: of the new ones to old neighbours, of all to new neighbours."""
     strangers = {p: feature_map for p, feature_map in maps.items() if p not in known}
@@ -129,7 +148,7 @@ def _exchange_sums(
     rows: Rows,
     new: Rows,
     before: Outcome | None,
-    known: set[str],
+    known: tuple[str, ...],
     own_map: FeatureMap,
     maps: dict[str, FeatureMap],
     degrees: dict[str, int],

@@ -9,6 +9,7 @@ spanning tree, so that all choose the same.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,11 @@ import msgspec
 import numpy as np
 from sklearn.base import clone
 
-from ..errors import DataError, SettingsError
+from ..errors import DataError, MessageError, SettingsError
 from ..messages import Coefficients, expect
 from ..rows import ArrayRows, sampled
 from ..selection import Pool, Selector
-from ..solvers import lower_end, next_weight
+from ..solvers import inverse, lower_end, next_weight
 from ..system import BlockRow, assemble
 from ..types import Array
 from .consensus import Roster, tree_sum
@@ -37,6 +38,8 @@ GRIDS = {
 }
 OWN_WEIGHTS = (1 / 3, 1 / 2, 2 / 3, 1.0)
 _ACCURACY = 1e-3  # of the solutions that are scored, in the norm that Chebyshev's bound is about
+_HOPELESS = 1e100  # coefficients and squared errors of what cannot be solved; sums of them are still finite
+_DIVERGED = 1e12  # coefficients that the next consensus does not start from
 
 
 def grid_of(name: str, given: Any) -> tuple[float, ...]:
@@ -240,6 +243,9 @@ def _score_grid(
     shape = (len(ready), len(tuning.alphas), ready[0].own_map.n_features)
     state = np.zeros(shape)
     sizes = {p: known.n_features for p, known in ready[0].maps.items()}
+    for p, size in sizes.items():
+        if any(one.maps[p].n_features != size for one in ready):
+            raise MessageError(f"site {p!r} sent maps of different sizes for different folds", p)
     scores = []
     for consensus in tuning.consensuses:
         systems = []
@@ -248,15 +254,24 @@ def _score_grid(
             systems.append(assemble(one.own, one.received, one.sent, weights))
         stack = _Stack(systems, np.array(tuning.alphas) / roster.n_sites)
         state, of_neighbors = yield from _solve(site, stack, sizes, state, consensus)
-        errors = [
-            held_out[k].error([state[k], *(of_neighbors[p][k] for p in stack.neighbors)]) for k in range(len(ready))
-        ]
-        scores.append(np.sum(errors, axis=0).ravel())
+        with np.errstate(over="ignore", invalid="ignore"):
+            errors = [
+                held_out[k].error([state[k], *(of_neighbors[p][k] for p in stack.neighbors)]) for k in range(len(ready))
+            ]
+        total = np.where(stack.solvable[..., None], errors, _HOPELESS).sum(axis=0).ravel()
+        scores.append(np.fmin(total, _HOPELESS))
+        state[np.abs(state).max(axis=2) > _DIVERGED] = 0.0
     return scores
 
 
 class _Stack:
-    """One site's block rows of all folds and alphas at one consensus."""
+    """One site's block rows of all folds and alphas at one consensus.
+
+    Attributes
+    ----------
+    solvable : ndarray of bool, shape (folds, alphas)
+        Whether H_jj is positive definite, which it may not be from sums of precision="mixed".
+    """
 
     def __init__(self, systems: Sequence[BlockRow], ridges: Array) -> None:
         self.neighbors: tuple[str, ...] = systems[0].neighbors
@@ -264,8 +279,13 @@ class _Stack:
         self._couplings = [row.couplings for row in systems]
         self._right_sides = np.array([row.right_side for row in systems])[:, None, :]
         self._ridges = ridges[None, :, None]
-        eye = np.eye(self._hessians.shape[1])
-        self._inverses = np.linalg.inv(self._hessians[:, None] + ridges[None, :, None, None] * eye)
+        folds, size, _ = self._hessians.shape
+        self._inverses = np.zeros((folds, len(ridges), size, size))
+        self.solvable = np.zeros((folds, len(ridges)), dtype=bool)
+        for fold, alpha in np.ndindex(*self.solvable.shape):
+            with suppress(SettingsError):
+                self._inverses[fold, alpha] = inverse(self._hessians[fold] + ridges[alpha] * np.eye(size))
+                self.solvable[fold, alpha] = True
 
     def step(self, theta: Array, of_neighbors: Mapping[str, Array]) -> Array:
         """Return B^-1 (d - H theta) for all folds and alphas, shape (folds, alphas, D)."""
@@ -293,6 +313,7 @@ def _solve(
         if k == rounds:
             break
         weight = next_weight(weight, radius**2)
-        moved = weight * (theta + stack.step(theta, of_neighbors) - previous) + previous
-        previous, theta = theta, moved
+        with np.errstate(over="ignore", invalid="ignore"):
+            moved = weight * (theta + stack.step(theta, of_neighbors) - previous) + previous
+        previous, theta = theta, np.clip(np.nan_to_num(moved), -_HOPELESS, _HOPELESS)
     return theta, of_neighbors
