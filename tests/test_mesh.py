@@ -3,19 +3,24 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from dekrr.cli.app import app
-from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, KeysError, SettingsError
+from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, KeysError, ModelFileError, SettingsError
+from dekrr.model import SiteModel
 from dekrr.networks import journal as journals
 from dekrr.networks.mesh import ask_status
-from dekrr.networks.node import CHECKPOINT, MODEL, link_of, serve_metrics
+from dekrr.networks.node import CHECKPOINT, MODEL, RECORD, Record, link_of, serve_metrics
 from meshes import Mesh, free_ports, run_command, wait_until
 
 
@@ -297,3 +302,94 @@ def test_a_private_run_that_is_repeated_releases_nothing_new(tmp_path):
     assert errors == dict.fromkeys(mesh.names)
     for name in mesh.names:
         np.testing.assert_array_equal(mesh.model(name).coefficients, first[name].coefficients)
+
+
+def test_a_record_that_cannot_be_kept_does_not_end_the_run(tmp_path, monkeypatch, capsys):
+    mesh = Mesh(tmp_path, 2)
+    record = Record(mesh.home("s00") / RECORD, session=None)
+    record("started", {})
+    whole = (mesh.home("s00") / RECORD).read_bytes()
+    real = record._file.write
+
+    def full(data):
+        if len(data) > 40:
+            return real(data[:40])
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(record, "_file", SimpleNamespace(write=full, truncate=record._file.truncate, close=int))
+    record("up", {"neighbor": "s01", "more": "x" * 50})
+    record("up", {"neighbor": "s01"})
+    assert (mesh.home("s00") / RECORD).read_bytes() == whole
+    assert capsys.readouterr().err.count("is kept no longer") == 1
+
+
+def test_what_a_crash_left_of_a_records_line_is_dropped(tmp_path):
+    path = tmp_path / RECORD
+    path.write_bytes(b'{"event": "started"}\n{"event": "u')
+    Record(path, session=None)("up", {})
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["started", "up"]
+
+
+def test_a_model_is_written_when_there_is_space_again(tmp_path, monkeypatch):
+    mesh = Mesh(tmp_path, 2)
+    save, failures = SiteModel.save, iter([ModelFileError("no space left"), OSError("no space left")])
+
+    def full_at_first(model, path):
+        for failure in failures:
+            raise failure
+        save(model, path)
+
+    monkeypatch.setattr(SiteModel, "save", full_at_first)
+    _, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}
+    assert mesh.check_models(mesh.names) == {frozenset()}
+    events = [event["event"] for name in mesh.names for event in mesh.events(name)]
+    assert events.count("model not written") == 2
+
+
+def test_a_site_that_was_stopped_after_its_model_was_written_has_nothing_left_to_do(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    _, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}
+    home = mesh.home("s00")
+    journal = journals.FileJournal(home / CHECKPOINT)
+    journal.append(journals.Opening("test", "s00", "", (), None, {}))
+    journal.append(journals.Ended())
+    journal.close()
+    again = CliRunner().invoke(app, ["node", str(home / "site.toml")])
+    assert again.exit_code == 0
+    assert not (home / CHECKPOINT).exists()
+    with pytest.raises(DataError, match="already there; --force"):
+        mesh.node("s00")
+
+
+def test_a_link_that_never_was_keeps_the_run_from_starting(tmp_path):
+    mesh = Mesh(tmp_path, 3)
+    port = mesh.network.site[1].endpoint
+    for name in mesh.names:
+        mesh.edit(name, "start_patience = 60.0", "start_patience = 4.0")
+    mesh.edit("s02", f's01 = "{port}"', f's01 = "127.0.0.1:{free_ports(1)[0]}"')
+    _, errors = mesh.run_in_threads()
+    assert {type(error) for error in errors.values()} == {AbsenceError}
+    assert "not heard of: s01" in str(errors["s02"])
+    assert "not heard of: s02" in str(errors["s01"])
+    assert "not in touch with all neighbours: s01, s02" in str(errors["s00"])
+
+
+def test_a_site_that_comes_back_with_other_rows_is_out(tmp_path):
+    mesh = Mesh(tmp_path, 3, settings={"features": "plain", "tol": 0.0, "max_rounds": 3000}, patience=5.0)
+    processes = {name: mesh.process(name) for name in mesh.names}
+    checkpoint = mesh.home("s01") / CHECKPOINT
+    wait_until(lambda: checkpoint.exists() and checkpoint.stat().st_size > 20_000, 60)
+    processes["s01"].kill()
+    processes["s01"].join()
+    table = pd.read_parquet(mesh.folder / "s01.parquet")
+    inner = table["u"].between(table["u"].min(), table["u"].max(), inclusive="neither")
+    table.loc[inner, "u"] = table.loc[inner, "u"].mean()
+    table.to_parquet(mesh.folder / "s01.parquet")
+    command = [sys.executable, "-c", "from dekrr.cli import main; main()", "node", mesh.home("s01") / "site.toml"]
+    assert subprocess.run([*command, "--fresh"], timeout=60, check=False).returncode == 4
+    for name in ("s00", "s02"):
+        processes[name].join(60)
+        assert processes[name].exitcode == 0
+    assert mesh.check_models(["s00", "s02"]) == {frozenset({"s01"})}

@@ -1,12 +1,17 @@
+import dataclasses
+
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 import dekrr
 from dekrr import CentralizedKRR, DeKRRRegressor, ModelFileError
+from dekrr import model as models
 from dekrr.data import make_sites
 from dekrr.features import FeatureMap
 from dekrr.protocols.outcome import Outcome, members_of
+from dekrr.scaling import Scaling
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
 
@@ -119,3 +124,26 @@ def test_members_weigh_one_in_all(prediction):
     expected = [1 / 2, 1 / 4, 1 / 4] if prediction == "neighborhood" else [1.0]
     assert [member.weight for member in members] == pytest.approx(expected)
     assert members[0].feature_map is maps["a"]
+
+
+def test_bounds_that_do_not_fit_are_refused(tmp_path):
+    fitted = DeKRRRegressor(n_features=4, sigma=0.5, alpha=1e-3, consensus=1.0).fit(X, y, sites=SITES)
+    model = next(iter(fitted.models_.values()))
+    short = Scaling(model.scaling.lower[:-1], model.scaling.upper[:-1])
+    dataclasses.replace(model, scaling=short).save(tmp_path / "short.safetensors")
+    with pytest.raises(ModelFileError, match="3 bounds for 3 columns and a response"):
+        dekrr.load(tmp_path / "short.safetensors")
+
+
+def test_a_model_that_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch):
+    fitted = DeKRRRegressor(n_features=4, sigma=0.5, alpha=1e-3, consensus=1.0).fit(X, y, sites=SITES)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"what was there")
+
+    def full(*_, **__):
+        raise SafetensorError("no space left")
+
+    monkeypatch.setattr(models, "save_file", full)
+    with pytest.raises(ModelFileError, match=r"model\.safetensors cannot be written: no space left"):
+        next(iter(fitted.models_.values())).save(path)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"what was there"]

@@ -15,7 +15,7 @@ from dekrr import DeKRRRegressor, DifferentialPrivacy, load
 from dekrr.cli.app import app
 from dekrr.errors import KeysError, SettingsError
 from dekrr.networks.config import read_network, read_site, to_toml
-from dekrr.networks.keys import host_of, site_of
+from dekrr.networks.keys import Authority, host_of, read_request, site_of
 from meshes import Mesh, free_ports, wait_until
 
 runner = CliRunner()
@@ -259,3 +259,51 @@ def test_settings_that_break_a_privacy_budget_are_refused_when_the_file_is_read(
 def test_other_methods_say_that_they_offer_no_differential_privacy(tmp_path, method):
     with pytest.raises(SettingsError, match=f'only method = "dekrr" offers differential privacy, not {method}'):
         Mesh(tmp_path, 3, method=method, settings={"privacy": {"epsilon": 4.0}})
+
+
+def test_an_init_that_fails_leaves_nothing_behind(trial):
+    path = trial / "network.toml"
+    good = path.read_text()
+    path.write_text(re.sub(r"127\.0\.0\.1:(\d+)", r"münchen.de:\1", good, count=1))
+    with pytest.raises(KeysError, match="is no host name"):
+        run("network", "init", path)
+    assert not list(trial.glob("*sites*"))
+    path.write_text(good.replace("station-01.csv", "nowhere.csv"))
+    assert "nowhere.csv, is not there yet" in run("network", "init", path).replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "mistake"),
+    [
+        ({"seed": -1}, "settings.seed"),
+        ({"seed": 2**70}, "settings.seed"),
+        ({"wire": {"foo": 1}}, "settings.wire.foo is not known"),
+        ({"privacy": {"epsilon": 1.0, "delt": 1e-9}}, "delt is not known; did you mean delta"),
+    ],
+)
+def test_mistakes_inside_settings_are_told(tmp_path, settings, mistake):
+    mesh = Mesh(tmp_path, 2)
+    text = (tmp_path / "network.toml").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("features")]
+    start = lines.index("[settings]") + 1
+    body = to_toml({"t": {"features": "plain", "bounds": [[0.0] * 3, [1.0] * 3], **settings}}).split("[t]\n")[1]
+    (tmp_path / "network.toml").write_text("\n".join([*lines[:start], body, *lines[start:]]))
+    assert mesh.names
+    with pytest.raises(SettingsError, match=mistake):
+        read_network(tmp_path / "network.toml")
+
+
+def test_a_certificate_does_not_outlive_its_authority(trial):
+    run("network", "init", trial / "network.toml", "--no-keys")
+    run("keys", "new", "station-00", "--host", "127.0.0.1", "--out", trial / "key")
+    request = read_request(trial / "key" / "request.pem")
+    with pytest.raises(KeysError, match="the authority itself is valid until"):
+        Authority.load(trial / "sites").sign(request, days=5000)
+
+
+def test_patience_is_a_number_of_seconds(tmp_path):
+    Mesh(tmp_path, 2)
+    path = tmp_path / "network.toml"
+    path.write_text(path.read_text().replace("patience = 20.0", "patience = inf"))
+    with pytest.raises(SettingsError, match="patience"):
+        read_network(path)

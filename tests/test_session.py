@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dekrr.errors import AgreementError, DataError, DisconnectedError, GoneError, MessageError
+from dekrr.errors import AbsenceError, AgreementError, DataError, DisconnectedError, GoneError, MessageError
 from dekrr.messages import (
     Bounds,
     Chosen,
@@ -30,6 +30,11 @@ from dekrr.networks.faulty import Crash, Faults, FaultyNetwork, Outage
 from dekrr.networks.journal import FileJournal, MemoryJournal, Opening, Received
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.session import WINDOW, Hello, Plan, Session, disagreement
+from dekrr.privacy.guards import Ledger
+from dekrr.protocols import dekrr
+from dekrr.protocols.site import Site
+from dekrr.protocols.tuning import Tuning
+from dekrr.rows import ArrayRows
 from dekrr.selection import GreedySelector, PlainSelector
 from soak import PATIENCE, SETTINGS, Problem, run_seed
 
@@ -187,7 +192,7 @@ def lonely(name="a", neighbors=("b",), journal=None, **options):
 
 def hello(sender, **changes):
     plain = {"run": "r", "sender": sender, "gone": (), "exchange": -1, "terms": {"alpha": "1"}}
-    plain |= {"agreed": (sender,), "asks": False, "finished": False, "refusal": ""}
+    plain |= {"agreed": (sender,), "asks": False, "finished": False, "refusal": "", "origin": f"rows of {sender}"}
     return msgspec.msgpack.encode(Hello(**{**plain, **changes}))
 
 
@@ -278,7 +283,7 @@ def test_a_refusal_is_passed_on_and_ends_the_run():
     session, told = lonely(neighbors=("b", "c"))
     session.receive([("b", hello("b", terms={"alpha": "2"}))], 0.0)
     assert ("refusing", {"reason": "sites 'a' and 'b' do not agree: alpha is 1 at 'a' and 2 at 'b'"}) in told
-    refusals = {receiver: msgspec.msgpack.decode(frame)[-1] for receiver, frame in session.out}
+    refusals = {receiver: msgspec.msgpack.decode(frame)[-2] for receiver, frame in session.out}
     assert set(refusals) == {"b", "c"}
     assert all("do not agree" in text for text in refusals.values())
     session.receive([("b", hello("b", refusal="no"))], 1.0)
@@ -434,7 +439,7 @@ def test_terms_that_differ_are_all_named():
     assert "x is" not in text
 
 
-RECORDS = [Opening("r", "a", "d", (), None), Received(0, {"b": b"xyz"}), Received(1, {})]
+RECORDS = [Opening("r", "a", "d", (), None, {}), Received(0, {"b": b"xyz"}), Received(1, {})]
 
 
 def written(folder):
@@ -507,7 +512,7 @@ def test_a_checkpoint_is_synchronised_and_a_failure_of_it_is_told(tmp_path, monk
 def test_a_checkpoint_of_other_rows_is_refused():
     problem = Fixed(nx.complete_graph(2))
     journal = MemoryJournal()
-    journal.append(Opening("run 7", "s0", "other rows", (), None))
+    journal.append(Opening("run 7", "s0", "other rows", (), None, {}))
     with pytest.raises(AgreementError, match="other rows"):
         problem.open_session("s0", journal, None).start(0.0)
 
@@ -562,3 +567,94 @@ def test_decoder_and_session_take_any_structure(frame):
         session.receive([("b", data("b", 0, noise))], 0.0)
         session.receive([("b", data("b", 0, ROLL))], 0.0)
     assert session.exchange in (0, 1)
+
+
+@pytest.mark.parametrize("position", [0, 10**6])
+def test_hellos_alone_do_not_keep_a_run_waiting(position):
+    session, _ = lonely(neighbors=("b", "c", "d"))
+    session.receive([(name, hello(name)) for name in "bcd"], 0.0)
+    session.receive([(name, data(name, 0, Roll({name: 8}, 0, 0))) for name in "cd"], 0.0)
+    session.peer_up("b", 0.0)
+    limit = 10 * 10.0
+    for now in range(0, int(limit), 5):
+        session.receive([("b", hello("b", exchange=position))], float(now))
+        session.tick(float(now))
+    assert not session.gone
+    session.receive([("b", hello("b", exchange=position))], limit + 1)
+    session.tick(limit + 1)
+    assert session.gone == {"b"}
+
+
+def test_a_neighbour_that_waits_itself_is_waited_for_as_long_as_a_chain_may_take():
+    session, _ = lonely(neighbors=("b", "c", "d"))
+    session.receive([(name, hello(name)) for name in "bcd"], 0.0)
+    session.receive([(name, data(name, 0, Roll({name: 8}, 0, 0))) for name in "bcd"], 0.0)
+    assert session.exchange == 1
+    session.peer_up("b", 0.0)
+    session.receive([(name, data(name, 1, Roll({}, 0, 0))) for name in "cd"], 0.0)
+    limit = 4 * 10 * 10.0
+    for now in range(0, int(limit), 5):
+        session.receive([("b", hello("b", exchange=0))], float(now))
+        session.tick(float(now))
+    assert not session.gone
+    session.tick(limit + 1)
+    assert session.gone == {"b"}
+
+
+def test_a_run_does_not_start_before_every_neighbour_was_heard():
+    session, _ = lonely(neighbors=("b", "c"), start_patience=20.0)
+    session.receive([("b", hello("b", agreed=("a", "b", "c")))], 0.0)
+    assert session.phase == "greeting"
+    with pytest.raises(AbsenceError, match="not heard of: c"):
+        session.tick(21.0)
+    session.receive([("c", hello("c"))], 22.0)
+    assert session.phase == "running"
+
+
+def test_a_neighbour_that_starts_from_other_rows_is_known_by_its_hello():
+    journal = MemoryJournal()
+    session, told = lonely(neighbors=("b", "c"), journal=journal)
+    session.receive([("b", hello("b", origin="first"))], 0.0)
+    session.receive([("b", hello("b", origin="second")), ("c", hello("c"))], 0.0)
+    assert session.phase == "running"
+    assert not session.gone
+    resumed, _ = lonely(neighbors=("b", "c"), journal=journal)
+    for each in (session, resumed):
+        each.receive([("b", hello("b", origin="second"))], 1.0)
+        assert not each.gone
+        each.receive([("b", hello("b", origin="third"))], 2.0)
+        assert each.gone == {"b"}
+    assert ("refused", {"sender": "b", "reason": "site 'b' came back with other rows or features than it had"}) in told
+
+
+def test_what_is_told_of_a_bad_frame_is_short():
+    session, told = lonely()
+    session.receive([("b", data("b" * 10**6, 0, ROLL))], 0.0)
+    (refused,) = [details for word, details in told if word == "refused"]
+    assert len(refused["reason"]) < 400
+
+
+def test_sites_lost_while_tuning_leave_a_run_that_ends_well():
+    names = [f"s{i}" for i in range(5)]
+    graph = nx.relabel_nodes(nx.complete_graph(5), dict(enumerate(names)))
+    rng = np.random.default_rng(0)
+    rows = {name: ArrayRows(rng.uniform(size=(60, 2)), rng.uniform(size=60)) for name in names}
+    grid = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=3)
+    ledgers = {name: Ledger() for name in names}
+
+    def open_session(name, journal, observe):
+        def make(present, offer):
+            n_gone = len(names) - 1 - len(present)
+            settings = dekrr.Settings(max_maps=(1 + n_gone) * grid.n_maps, rows_per_feature=0, max_rounds=20)
+            site = Site(name, tuple(present), rows[name], ledger=ledgers[name])
+            return dekrr.train(site, GreedySelector(4), settings, grid)
+
+        plan = Plan("r", name, tuple(sorted(graph[name])), frozenset(names), {}, patience=10.0)
+        return Session(plan, make, journal, observe)
+
+    crashes = (Crash("s4", at=2.0, back=None), Crash("s3", at=14.5, back=None))
+    network = FaultyNetwork(graph, open_session, Faults(delay=0.05, crashes=crashes), 0)
+    endings = network.run()
+    assert {ending.gone for ending in endings.values()} == {frozenset({"s3", "s4"})}
+    assert all(ending.outcome is not None for ending in endings.values())
+    assert max(len(maps) for maps in ledgers["s0"].maps.values()) > grid.n_maps

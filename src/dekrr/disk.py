@@ -8,16 +8,27 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a file beside `path`, for its owner's eyes alone, that takes its place when the block ends well."""
+def replacing(path: Path, *, private: bool = True) -> Iterator[Path]:
+    """Give a file beside `path` that takes its place when the block ends well.
+
+    It is for its owner's eyes alone if `private`; otherwise who may read it is as for any file that is written there.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
     temporary = Path(name)
     try:
         yield temporary
+        if not private:
+            temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else _usual_mode())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _usual_mode() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def synchronise(path: Path) -> None:

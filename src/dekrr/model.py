@@ -173,7 +173,10 @@ class SiteModel:
             tensors |= {"lower": self.scaling.lower, "upper": self.scaling.upper}
         tensors = {name: np.ascontiguousarray(tensor, dtype=np.float64) for name, tensor in tensors.items()}
         with replacing(Path(path)) as temporary:
-            save_file(tensors, temporary, metadata={FORMAT: msgspec.json.encode(self.header).decode()})
+            try:
+                save_file(tensors, temporary, metadata={FORMAT: msgspec.json.encode(self.header).decode()})
+            except SafetensorError as error:
+                raise ModelFileError(f"{path} cannot be written: {error}") from None
 
 
 def load(path: str | os.PathLike[str]) -> SiteModel:

@@ -1,5 +1,7 @@
 """`dekrr network`, `dekrr keys`: the files, keys and certificates of a mesh."""
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,19 +66,26 @@ def init(
     folder = out or network.parent / SITES
     if folder.exists() and any(folder.iterdir()):
         raise KeysError(f"{folder} is already there; nothing is overwritten: move it away, or give another --out")
-    authority = certificates.Authority.new(described.run)
-    authority.save(folder)
-    for name, table in site_tables(described, network.parent.resolve()).items():
-        home = folder / name
-        certificates.write_new(home / SITE_FILE, to_toml(table).encode())
-        certificates.write_new(home / certificates.AUTHORITY_CERTIFICATE, authority.pem)
-        if keys:
-            host = _host(table["listen"])
-            key, request = certificates.new_request(name, host)
-            certificates.write_new(home / certificates.KEY, key, private=True)
-            certificates.write_new(home / certificates.REQUEST, request)
-            signed = authority.sign(certificates.read_request(home / certificates.REQUEST))
-            certificates.write_new(home / certificates.CERTIFICATE, signed)
+    tables = site_tables(described, network.parent.resolve())
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as unfinished:
+        made = Path(unfinished) / folder.name
+        authority = certificates.Authority.new(described.run)
+        authority.save(made)
+        for name, table in tables.items():
+            home = made / name
+            certificates.write_new(home / SITE_FILE, to_toml(table).encode())
+            certificates.write_new(home / certificates.AUTHORITY_CERTIFICATE, authority.pem)
+            if keys:
+                key, request = certificates.new_request(name, _host(table["listen"]))
+                certificates.write_new(home / certificates.KEY, key, private=True)
+                certificates.write_new(home / certificates.REQUEST, request)
+                signed = authority.sign(certificates.read_request(home / certificates.REQUEST))
+                certificates.write_new(home / certificates.CERTIFICATE, signed)
+        os.replace(made, folder)
+    for name, table in tables.items():
+        if not Path(table["data"]["file"]).exists():
+            _say(f"note: the data of {name}, {table['data']['file']}, is not there yet")
     if keys:
         _say(f"{len(described.site)} sites in {folder}, with keys. Next: dekrr up {network}")
     else:
@@ -91,7 +100,7 @@ def sign(
     network: NetworkArgument,
     request: Annotated[Path, typer.Argument(help="The request that dekrr keys new made.", exists=True)],
     authority: Annotated[Path | None, typer.Option(help="The authority's folder; `sites` beside the file.")] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long the certificate is valid.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificate is valid.")] = 365,
 ) -> None:
     """Sign a site's request: its name must be a site of the network, and its host the one that neighbours dial."""
     from ..networks import keys as certificates
@@ -159,4 +168,4 @@ def _host(endpoint: str) -> str:
 
 
 def _say(text: str) -> None:
-    Console(highlight=False, soft_wrap=True).print(text)
+    Console(highlight=False, soft_wrap=True).print(text, markup=False)

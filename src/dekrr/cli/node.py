@@ -16,11 +16,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
 from ..errors import DataError, NetworkError
-from ..networks.config import read_network, read_site
+from ..networks.config import is_site_file, read_network, read_site
 from .network import SITE_FILE, SITES
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -37,7 +38,9 @@ def node(
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; on loopback only.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start from the beginning, without the checkpoint.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is already there.")] = False,
-    metrics: Annotated[int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1.")] = None,
+    metrics: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port of 127.0.0.1.")
+    ] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
 ) -> None:
     """Take part in a run as one site: connect to the neighbours, train, and write model.safetensors.
@@ -46,14 +49,21 @@ def node(
     4 declared gone by the others, 5 cut off, 6 no agreement, 130 and 143 stopped with a checkpoint.
     """
     from ..networks import refusals
-    from ..networks.node import RECORD, Log, Node, Record, serve_metrics
+    from ..networks.node import MODEL, RECORD, Log, Node, Record, serve_metrics
 
     config = read_site(site)
     folder = site.parent
     started = Node(config, folder, insecure=insecure, fresh=fresh, force=force)
+    if started.is_over:
+        print(f"run {config.run!r} is over, and {folder / MODEL} is there", file=sys.stderr, flush=True)
+        started.forget()
+        return
     started.listeners += [Log(config.site, as_json=log_json), Record(folder / RECORD, started.session)]
     if metrics is not None:
-        serve_metrics(metrics, started.status)
+        try:
+            serve_metrics(metrics, started.status)
+        except OSError as error:
+            raise NetworkError(f"--metrics: port {metrics} of 127.0.0.1 cannot be served: {error}") from None
     _stop_on(signal.SIGTERM)
     try:
         with _progress(started.status, as_json=log_json), refusals.told_to(started.refuse_stranger):
@@ -146,6 +156,9 @@ def up(
             process.terminate()
         for process in fleet:
             process.wait()
+        for process in fleet:
+            if process.reason and process.code not in (-signal.SIGTERM, TERMINATED, INTERRUPTED):
+                console.print(f"{process.name} (exit {process.code}): {process.reason}", markup=False)
         raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
     failed = [process for process in fleet if process.code]
     if failed:
@@ -209,11 +222,14 @@ def _table(fleet: list[_Process]) -> Table:
     for process in fleet:
         status = process.status
         if not status:
-            table.add_row(process.name, "starting" if process.running else f"exit {process.code}")
+            phase = "starting" if process.running else f"exit {process.code}"
+            table.add_row(process.name, phase, "", "", "", "", "" if process.running else escape(process.reason))
             continue
         phase = status["phase"] if process.running or not process.code else f"exit {process.code}"
         residual = "" if status["residual"] is None else f"{status['residual']:.2e}"
         waits = _waited_for(status) if process.running and status["phase"] != "finished" else ""
+        if not process.running and process.code:
+            waits = escape(process.reason)
         gone = ", ".join(status["gone"])
         table.add_row(process.name, phase, str(status["round"]), residual, _kilobytes(status), gone, waits)
     return table
@@ -257,6 +273,6 @@ def status(
 
 
 def _site_files(file: Path, folder: Path | None) -> list[Path]:
-    if file.name == SITE_FILE:
+    if is_site_file(file):
         return [file]
     return [(folder or file.parent / SITES) / entry.name / SITE_FILE for entry in read_network(file).site]

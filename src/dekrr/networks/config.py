@@ -16,14 +16,16 @@ import msgspec
 from .. import topology
 from ..errors import SettingsError, TopologyError
 from ..kernels import KERNELS
+from ..privacy.mechanism import DifferentialPrivacy
 from ..protocols import allreduce, dekrr, dkla
 from ..protocols.tuning import GRIDS, Tuning, grid_of
+from ..protocols.wire import Wire
 from ..selection import MAPPINGS, SELECTORS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 RESERVED = ("alive", "status", "ticker")
 METHODS: dict[str, Any] = {"dekrr": dekrr, "dkla": dkla, "allreduce": allreduce}
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
@@ -66,7 +68,7 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = "gaussian"
     sigma: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     mapping: str = "cos"
-    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     prediction: Literal["own", "neighborhood"] = "neighborhood"
 
 
@@ -237,6 +239,14 @@ def read_network(path: Path) -> NetworkFile:
     return network
 
 
+def is_site_file(path: Path) -> bool:
+    """Return whether a file is one site's, not a network's."""
+    try:
+        return isinstance(tomllib.loads(path.read_text()).get("site"), str)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return False
+
+
 def read_site(path: Path) -> SiteFile:
     """Read and check a site.toml."""
     mistakes: list[str] = []
@@ -306,18 +316,26 @@ def _convert(table: Mapping[str, Any], kind: type[Struct], where: str, mistakes:
         if nested is not None and isinstance(table[name], dict):
             values[name] = _convert(table[name], nested, f"{where}{name}.", mistakes)
         elif name == "site" and isinstance(table[name], list):
-            entries = [_convert(entry, SiteEntry, f"site {i + 1}: ", mistakes) for i, entry in enumerate(table[name])]
-            values[name] = tuple(entries)
+            entries = [entry if isinstance(entry, dict) else {} for entry in table[name]]
+            values[name] = tuple(
+                _convert(entry, SiteEntry, f"site {i + 1}: ", mistakes) for i, entry in enumerate(entries)
+            )
         else:
             try:
                 values[name] = msgspec.convert(table[name], field.type)
             except msgspec.ValidationError as error:
                 mistakes.append(f"{where}{name}: {error}")
-    return kind(**values) if len(mistakes) == before else None
+    if len(mistakes) > before:
+        return None
+    try:
+        return kind(**values)
+    except SettingsError as error:
+        mistakes.append(f"{where.rstrip('.')}: {error}")
+        return None
 
 
 def _nested(kind: Any) -> type[msgspec.Struct] | None:
-    for candidate in (DataTable, KeysTable):
+    for candidate in (DataTable, KeysTable, DifferentialPrivacy, Wire):
         if kind == candidate or kind == candidate | None:
             return candidate
     return None

@@ -7,6 +7,7 @@ ever appended; a record that a crash cut short is dropped, and any beginning of 
 import contextlib
 import os
 import struct
+import sys
 import threading
 import time
 import zlib
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+
+if sys.platform != "win32":
+    import fcntl
 
 from ..disk import synchronise
 from ..errors import DataError
@@ -31,6 +35,8 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     gone : tuple of str
     features : bytes or None
         The message that told the neighbours of the site's features, if it had chosen them in an earlier epoch.
+    origins : dict of str to str
+        What each neighbour said that it starts from.
     """
 
     run: str
@@ -38,6 +44,11 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     digest: str
     gone: tuple[str, ...]
     features: bytes | None
+    origins: dict[str, str]
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+    """The model of the run is written."""
 
 
 class Received(msgspec.Struct, frozen=True, array_like=True, tag="inbox"):
@@ -47,10 +58,10 @@ class Received(msgspec.Struct, frozen=True, array_like=True, tag="inbox"):
     frames: dict[str, bytes]
 
 
-Record = Opening | Received
+Record = Opening | Received | Ended
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
-_MAGIC = b"dekrr checkpoint 2\n"
+_MAGIC = b"dekrr checkpoint 3\n"
 _SYNCHRONISE_EVERY = 1.0  # seconds
 _HEAD = struct.Struct(">QI")  # a record's length and checksum
 
@@ -128,9 +139,11 @@ class FileJournal:
     Parameters
     ----------
     path : Path
+    fresh : bool, default=False
+        Forget what is there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
         self._path = path
         self._off = False
         self._pending = bytearray()
@@ -140,6 +153,9 @@ class FileJournal:
         self._failure: OSError | None = None
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        _lock(self._descriptor, path)
+        if fresh:
+            os.ftruncate(self._descriptor, 0)
         beginning = os.pread(self._descriptor, len(_MAGIC), 0)
         if not _MAGIC.startswith(beginning):
             os.close(self._descriptor)
@@ -172,8 +188,7 @@ class FileJournal:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._end)
             raise
-        self._end += written
-        self._pending.clear()
+        self._pending, self._end = bytearray(), self._end + written  # no signal comes between the two
         if not self._synchroniser.is_alive() and time.monotonic() - self._synchronised > _SYNCHRONISE_EVERY:
             self._synchronised = time.monotonic()
             self._synchroniser = threading.Thread(target=self._synchronise, daemon=True)
@@ -232,3 +247,14 @@ class FileJournal:
                 return
             yield data
             position += size
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Keep other processes from the file as long as the descriptor is open, where the system can."""
+    if sys.platform == "win32":
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise DataError(f"{path} is in use: is this site running already?") from None

@@ -77,13 +77,16 @@ class Authority:
     ) -> bytes:
         """Return the certificate for a request that `new_request` made."""
         start = start or _now() - _CLOCK_SKEW
+        end = start + datetime.timedelta(days)
+        if end > self.certificate.not_valid_after_utc:
+            raise KeysError(f"the authority itself is valid until {self.certificate.not_valid_after_utc:%Y-%m-%d} only")
         certificate = (
             _builder(
                 request.subject,
                 self.certificate.subject,
                 request.public_key(),  # type: ignore[arg-type]
                 start,
-                start + datetime.timedelta(days),
+                end,
             )
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
@@ -221,7 +224,11 @@ def _alternative_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        pass
+    try:
         return x509.DNSName(host)
+    except ValueError:
+        raise KeysError(f"{host!r} is no host name; write one with letters beyond ASCII as xn--...") from None
 
 
 def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:

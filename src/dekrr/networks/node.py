@@ -2,13 +2,14 @@
 
 import gc
 import hashlib
+import io
 import json
 import math
 import queue
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 
 from ..disk import synchronise
-from ..errors import DataError, SettingsError
+from ..errors import DataError, ModelFileError, SettingsError
 from ..model import Header, SiteModel
 from ..privacy.guards import Ledger
 from ..privacy.vault import Vault
@@ -31,7 +32,7 @@ from ..selection import SELECTORS
 from ..sources import open_source
 from . import keys
 from .config import METHODS, SiteFile
-from .journal import FileJournal
+from .journal import Ended, FileJournal
 from .mesh import Keys, Link, MeshNetwork
 from .session import Offer, Plan, Session
 
@@ -101,14 +102,21 @@ class Node:
     ) -> None:
         self.config = config
         self.folder = folder
-        if (folder / MODEL).exists() and not force:
+        there = (folder / MODEL).exists() and not force
+        if there and not (folder / CHECKPOINT).exists():
             raise DataError(f"{folder / MODEL} is already there; --force replaces it")
         self.listeners: list[Listener] = []
         self._link = link_of(config, folder, insecure=insecure)
         self._rows = open_rows(config, folder)
-        if fresh:
-            (folder / CHECKPOINT).unlink(missing_ok=True)
-        self._journal = FileJournal(folder / CHECKPOINT)
+        self._journal = FileJournal(folder / CHECKPOINT, fresh=fresh)
+        ended = any(isinstance(record, Ended) for record in self._journal.records())
+        if ended and not there:
+            self._journal.close()
+            self._journal = FileJournal(folder / CHECKPOINT, fresh=True)
+        self.is_over = there and ended
+        if there and not ended:
+            self._journal.close()
+            raise DataError(f"{folder / MODEL} is already there; --force replaces it")
         self._ledger = Ledger()
         self._vault = Vault(folder / f"{config.run}.release")
         terms = config.terms(version("dekrr"))
@@ -140,10 +148,15 @@ class Node:
             raise
         finally:
             self._journal.close()
-        synchronise(self.folder / MODEL)
-        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        self.forget()
         self._tell("ended", self.status())
         return self._model(outcome)
+
+    def forget(self) -> None:
+        """Remove the checkpoint of a run that is over."""
+        self._journal.close()
+        synchronise(self.folder / MODEL)
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def status(self) -> dict[str, Any]:
         """Return how the site is doing, as JSON can hold it."""
@@ -200,6 +213,22 @@ class Node:
         )
         return SiteModel(header, members, outcome.scaling)
 
+    def _save(self, model: SiteModel) -> None:
+        """Write the model, if need be as soon as there is space for it within a patience, and that the run is over."""
+        path, until = self.folder / MODEL, time.monotonic() + self.session.plan.patience
+        while True:
+            try:
+                model.save(path)
+                break
+            except (OSError, ModelFileError) as error:
+                self._tell("model not written", {"path": str(path), "reason": str(error)})
+                if time.monotonic() > until:
+                    raise
+                time.sleep(min(1.0, self.session.plan.patience))
+        with suppress(OSError):
+            self._journal.append(Ended())
+            self._journal.flush()
+
     def refuse_stranger(self, reason: str) -> None:
         """Have it told once, from the node's own thread, that a peer was refused before it could say who it is."""
         self._strangers.put(reason)
@@ -212,7 +241,7 @@ class Node:
     def _tell(self, event: str, details: Mapping[str, Any]) -> None:
         if event == "finished":
             assert self.session.result is not None
-            self._model(self.session.result).save(self.folder / MODEL)
+            self._save(self._model(self.session.result))
             details = {**self.status(), **_summary(self.session.result)}
         for listener in self.listeners:
             listener(event, details)
@@ -271,7 +300,10 @@ class Record:
     """
 
     def __init__(self, path: Path, session: Session) -> None:
-        self._file = path.open("ab", buffering=0)
+        self._path = path
+        self._file: io.FileIO | None = io.FileIO(path, "ab")
+        self._whole = path.read_bytes().rfind(b"\n") + 1
+        self._file.truncate(self._whole)  # what a crash left of a line
         self._session = session
         self._exchanges: list[tuple[float, int, int, float]] = []
 
@@ -285,7 +317,23 @@ class Record:
             lines = self._lines()
         else:
             lines = [*self._lines(), {"time": time.time(), "event": event, **details}]
-        self._file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        self._write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+    def _write(self, data: bytes) -> None:
+        """Append whole lines, or give up for good: a run does not end because its record cannot be kept."""
+        if self._file is None:
+            return
+        written = 0
+        try:
+            while written < len(data):
+                written += self._file.write(data[written:])
+            self._whole += written
+        except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(self._whole)
+                self._file.close()
+                print(f"{self._path} is kept no longer, the run goes on: {error}", file=sys.stderr, flush=True)
+            self._file = None
 
     def _lines(self) -> list[dict[str, Any]]:
         taken, self._exchanges = self._exchanges, []

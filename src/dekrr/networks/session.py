@@ -46,6 +46,7 @@ SMALL_FRAME = 1 << 16  # bytes; smaller ones are always kept
 MAX_FRAME = MAX_BYTES + (1 << 16)  # bytes of a message and of what is around it
 REFUSING = 5.0  # seconds for which a site that refuses the run tells its neighbours why
 SLOWNESS = 10  # patiences granted to a neighbour that is alive but says nothing, or does not send what it owes
+_OTHER_ROWS = "site {!r} came back with other rows or features than it had"
 _REASON = 300  # characters of what was wrong with a frame that are told
 _EXACT = frozenset({Roll, Bounds, Chosen, Features})  # what a site says again to the last bit, wherever it starts again
 
@@ -63,13 +64,15 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_un
     terms : dict of str to str
         What all sites must agree on.
     agreed : tuple of str
-        Sites known to have the same terms.
+        Sites known to have the same terms, and to have heard so from all their neighbours.
     asks : bool
         Whether the sender wants a hello back.
     finished : bool
         Whether the sender knows that all sites have their models.
     refusal : str
         Why the run cannot start, if it cannot.
+    origin : str
+        Of the rows and settings that the sender starts from: a digest that tells whether they are others than before.
     """
 
     run: str
@@ -81,6 +84,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_un
     asks: bool
     finished: bool
     refusal: str
+    origin: str
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="data", forbid_unknown_fields=True):
@@ -151,6 +155,8 @@ class Peer:
         The last exchange it is known to have sent a frame for.
     met : bool
         Whether it has said hello itself, and with the same terms.
+    origin : str
+        What its first hello said that it starts from.
     finished : bool
     refused : bool
         Whether it knows that the run cannot start.
@@ -168,6 +174,7 @@ class Peer:
     asked: float = float("-inf")
     position: int = -1
     met: bool = False
+    origin: str = ""
     finished: bool = False
     refused: bool = False
     frames: dict[int, tuple[bytes, AnyMessage | None]] = field(default_factory=dict)
@@ -222,7 +229,7 @@ class Session:
         self.out: list[tuple[str, bytes]] = []
         self.exchange = -1
         self._set_gone(frozenset())
-        self.agreed: set[str] = {plan.name}
+        self.agreed: set[str] = set()
         self.peers = {name: Peer() for name in plan.neighbors}
         self.result: Outcome | None = None
         self.finished = False
@@ -238,6 +245,7 @@ class Session:
         self._procedure: Generator[Outbox, Mapping[str, AnyMessage], Outcome] | None = None
         self._started = self._agreed_at = self._waiting_since = self._finished_at = 0.0
         self._refused: set[tuple[str, str]] = set()
+        self._origin = hashlib.sha256(f"{plan.run} {plan.name} {plan.digest}".encode()).hexdigest()[:32]
 
     @property
     def phase(self) -> str:
@@ -389,6 +397,7 @@ class Session:
             asks=asks,
             finished=self.finished,
             refusal=self.refusal,
+            origin=self._origin,
         )
         data = _encoder.encode(hello)
         for name in names:
@@ -408,17 +417,24 @@ class Session:
             self._change(gone, now, f"told by {frame.sender}")
 
     def _take_hello(self, hello: Hello, now: float) -> None:
+        peer = self.peers[hello.sender]
+        if self.exchange < 0 or not peer.origin:
+            peer.origin = hello.origin
+        elif hello.origin != peer.origin:
+            self._give_up(hello.sender, _OTHER_ROWS.format(hello.sender), now)
+            return
         if self.exchange < 0:
             self._compare_terms(hello, now)
             if self.refusal:
                 return
-            self.peers[hello.sender].met = True
+            peer.met = True
             known = len(self.agreed)
-            self.agreed |= {hello.sender} | (set(hello.agreed) & self.plan.sites)
+            self.agreed |= set(hello.agreed) & self.plan.sites
+            if not self._strangers:
+                self.agreed.add(self.plan.name)
             if len(self.agreed) > known:
                 self._greet(self.present, now, asks=False)
             self._start_if_agreed(now)
-        peer = self.peers[hello.sender]
         if hello.gone == self._epoch:
             peer.position = max(peer.position, hello.exchange)
             peer.finished |= hello.finished
@@ -451,13 +467,15 @@ class Session:
             raise AgreementError(self.refusal)
 
     @property
-    def _not_heard_of(self) -> list[str]:
-        """Who has not agreed to the terms as far as is known, or is a neighbour and has not said so itself."""
-        strangers = {name for name in self.present if not self.peers[name].met}
-        return sorted((self.plan.sites - self.agreed - self.gone) | strangers)
+    def _strangers(self) -> list[str]:
+        """The neighbours that have not said hello."""
+        return [name for name in self.present if not self.peers[name].met]
 
     def _start_if_agreed(self, now: float) -> None:
-        if self.exchange < 0 and not self._not_heard_of:
+        if self._strangers:
+            return
+        self.agreed.add(self.plan.name)
+        if self.exchange < 0 and self.agreed | self.gone >= self.plan.sites:
             self._agreed_at = now
             self._observe("agreed", {"sites": sorted(self.plan.sites - self.gone)})
             self._open(now)
@@ -466,10 +484,13 @@ class Session:
         if self.refusal and now - self._started > REFUSING:
             raise AgreementError(self.refusal)
         if now - self._started > self.plan.start_patience:
+            away = sorted(self.plan.sites - self.agreed - self.gone)
+            missing = f"not in touch with all neighbours: {', '.join(away)}"
+            if self._strangers:
+                missing = f"not heard of: {', '.join(self._strangers)}"
             raise AbsenceError(
-                f"site {self.plan.name!r} waited {self.plan.start_patience:g} s for the run to start; "
-                f"not heard of: {', '.join(self._not_heard_of)}. Are they started, and do their files name the same "
-                "run, and each other as neighbours?"
+                f"site {self.plan.name!r} waited {self.plan.start_patience:g} s for the run to start; {missing}. "
+                "Are they started, and do their files name the same run, and each other as neighbours?"
             )
         for name in self.present:
             if now - self.peers[name].asked >= RETRY:
@@ -512,7 +533,8 @@ class Session:
     def _open(self, now: float) -> None:
         """Start the procedure in the present epoch."""
         features = None if self._offer is None else encode(self._offer)
-        self._keep(Opening(self.plan.run, self.plan.name, self.plan.digest, self._epoch, features))
+        origins = {name: self.peers[name].origin for name in self.present}
+        self._keep(Opening(self.plan.run, self.plan.name, self.plan.digest, self._epoch, features, origins))
         self._begin_procedure(now)
         self._send_all()
 
@@ -614,7 +636,7 @@ class Session:
         """Go on without a neighbour that came back and says something else than it said before."""
         said = self.peers[frame.sender].said.get(frame.exchange)
         if said is not None and said != hashlib.sha256(data).digest():
-            self._give_up(frame.sender, f"site {frame.sender!r} came back with other rows or features than it had", now)
+            self._give_up(frame.sender, _OTHER_ROWS.format(frame.sender), now)
 
     def _give_up(self, name: str, reason: str, now: float) -> None:
         """Go on without a neighbour that would not do better if it were asked again, and tell it; a result stays."""
@@ -686,14 +708,21 @@ class Session:
             return
         opening = records[openings[-1]]
         assert isinstance(opening, Opening)
-        if (opening.run, opening.site, opening.digest) != (self.plan.run, self.plan.name, self.plan.digest):
+        if (opening.run, opening.site) != (self.plan.run, self.plan.name):
             raise AgreementError(
-                f"the checkpoint is of run {opening.run!r} at site {opening.site!r}, or of other rows or settings than "
-                f"those of run {self.plan.run!r} at site {self.plan.name!r}; remove it to start afresh"
+                f"the checkpoint is of run {opening.run!r} at site {opening.site!r}, not of run {self.plan.run!r} at "
+                f"site {self.plan.name!r}; move it away, or start afresh (--fresh)"
+            )
+        if opening.digest != self.plan.digest:
+            raise AgreementError(
+                f"the checkpoint of site {self.plan.name!r} is of other rows, settings or neighbours than it has now; "
+                "put them back, or start afresh (--fresh): others that are under way go on without it"
             )
         self.agreed = set(self.plan.sites)
         self._set_gone(frozenset(opening.gone))
         self._offer = _read_offer(opening.features)
+        for name in self.present:
+            self.peers[name].origin = opening.origins.get(name, "")
         self._begin_procedure(now)
         for record in records[openings[-1] + 1 :]:
             assert isinstance(record, Received)
