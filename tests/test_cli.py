@@ -1,9 +1,13 @@
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from dekrr import DataError, DeKRRRegressor
+from dekrr.cli import app as cli_app
 from dekrr.cli.app import app
 from dekrr.data import make_sites
 
@@ -106,3 +110,42 @@ def test_demo_without_the_data(tmp_path, monkeypatch):
 def test_help_and_version():
     assert "predict" in run("--help").output
     assert run("--version").output.startswith("dekrr 0.")
+
+
+def told(*arguments):
+    """Return what `dekrr` as a command of its own says on standard error, and its exit code."""
+    command = [sys.executable, "-c", "from dekrr.cli import main; main()", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr, done.returncode
+
+
+def test_brackets_in_an_error_are_shown(table):
+    columns = ("--target", "y", "--site", "[/x]", "--out", table / "models")
+    said, code = told("fit", table / "data.csv", *columns)
+    assert code == 1
+    assert said.startswith("error:")
+    assert "no column '[/x]'" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--features", "foo"), ("--topology", "blob"), ("--alpha", "0"), ("--consensus", "-1")]
+)
+def test_a_bad_value_is_one_line(table, option, value):
+    out = ("--target", "y", "--site", "station", "--out", table / "models")
+    said, code = told("fit", table / "data.csv", *out, option, value)
+    assert code == 1
+    assert said.startswith("error:")
+    assert "Traceback" not in said
+
+
+def test_a_missing_package_says_what_to_install():
+    missing = ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+    assert cli_app._with_extra(missing) == "No module named 'matplotlib': pip install 'dekrr[plot]'"
+
+
+def test_sites_named_by_dates_are_found_again(table):
+    days = pd.to_datetime("2020-01-01") + pd.to_timedelta(pd.factorize(SITES)[0], unit="D")
+    pd.DataFrame(X, columns=COLUMNS).assign(day=days, y=y).to_parquet(table / "days.parquet")
+    run("fit", table / "days.parquet", "--target", "y", "--site", "day", "--out", table / "models", *SMALL)
+    run("predict", table / "models", table / "days.parquet", "--site", "day", "--out", table / "out.parquet")
+    assert np.isfinite(pd.read_parquet(table / "out.parquet")["prediction"]).all()

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils._param_validation import InvalidParameterError
 
 from ..errors import DekrrError
 from .attack import attack
@@ -18,6 +20,8 @@ from .network import keys_app, network_app
 from .node import node, status, up
 from .report import report
 from .reproduce import reproduce
+
+_EXTRAS = {"matplotlib": "plot", "pandas": "files", "pyarrow": "files", "jinja2": "report", "zenoh": "mesh"}
 
 app = typer.Typer(
     help="Kernel ridge regression across sites that cannot pool their data.",
@@ -57,15 +61,25 @@ def options(
 
 
 def run() -> None:
-    """Run the command line; an error of dekrr's own, or of the system, is one line and exit code 1."""
+    """Run the command line; an error of dekrr's own, of the system, or in a value is one line and exit code 1."""
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
         app()
-    except (DekrrError, OSError, ImportError) as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print("[bold red]error:[/]", str(error), markup=True)
+    except (DekrrError, OSError, ImportError, InvalidParameterError) as error:
+        _tell("[bold red]error:[/]", _with_extra(error))
         sys.exit(getattr(error, "exit_code", 1))
+
+
+def _with_extra(error: BaseException) -> str:
+    """Return what an error says, and for a package that is missing what to install."""
+    extra = _EXTRAS.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+    return f"{error}: pip install 'dekrr[{extra}]'" if extra else str(error)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
     if issubclass(category, ConvergenceWarning):
-        Console(stderr=True, highlight=False, soft_wrap=True).print("[yellow]warning:[/]", str(message))
+        _tell("[yellow]warning:[/]", str(message))
+
+
+def _tell(heading: str, text: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(heading, escape(text))

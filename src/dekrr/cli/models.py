@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..disk import replacing
 from ..errors import DataError, SettingsError
 from ..estimators import DeKRRRegressor
+from ..labels import factorise, names_of
 from ..metrics import rse
 from ..model import SiteModel, load
 from ..sources import PARQUET, inputs_of, open_source
@@ -33,9 +35,11 @@ def fit(
     alpha: Annotated[str, typer.Option(help="Regularisation; auto is tuned.")] = "auto",
     consensus: Annotated[str, typer.Option(help="Weight of the agreement with neighbours; auto is tuned.")] = "auto",
     topology: Annotated[str, typer.Option(help="ring, complete, grid, star, random_regular, ...")] = "ring",
-    n_neighbors: Annotated[int, typer.Option(help="Neighbours of a site, where the topology leaves it open.")] = 4,
+    n_neighbors: Annotated[
+        int, typer.Option(min=1, help="Neighbours of a site, where the topology leaves it open.")
+    ] = 4,
     prediction: Annotated[str, typer.Option(help="neighborhood or own.")] = "neighborhood",
-    seed: Annotated[int, typer.Option(help="Seed of the random features.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random features.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace models that are already there.")] = False,
 ) -> None:
     """Train a model for every site of a table and write them to a folder.
@@ -142,19 +146,18 @@ def predict(
 
 @contextmanager
 def _writer(out: Path | None) -> Iterator[Callable[[Any], None]]:
-    """Give a function that appends a table to a file, or prints it; a file left unfinished is removed."""
+    """Give a function that appends a table to a file, or prints it; what is there stays until all is written."""
     if out is None:
         yield _csv_appender(lambda text: typer.echo(text, nl=False))
         return
-    try:
-        with ExitStack() as stack:
+    with ExitStack() as stack:
+        is_file = out.is_file() or not out.exists()
+        target = stack.enter_context(replacing(out, private=False)) if is_file else out
+        with ExitStack() as files:
             if out.suffix in PARQUET:
-                yield _parquet_appender(out, stack)
+                yield _parquet_appender(target, files)
             else:
-                yield _csv_appender(stack.enter_context(out.open("w", newline="")).write)
-    except BaseException:
-        out.unlink(missing_ok=True)
-        raise
+                yield _csv_appender(files.enter_context(target.open("w", newline="")).write)
 
 
 def _csv_appender(write: Callable[[str], Any]) -> Callable[[Any], None]:
@@ -191,7 +194,8 @@ def _load_all(models: Path) -> dict[str, SiteModel]:
 
 def _predict_by_site(rows: Array, table: Any, site: str, by_site: dict[str, SiteModel], data: Path) -> np.ndarray:
     _require_column(site, [str(name) for name in table.columns], data)
-    names = table[site].map(lambda label: label if isinstance(label, str) else repr(label))
+    labels, index = factorise(table[site], len(table))
+    names = np.array(names_of(labels), dtype=object)[index]
     unknown = sorted(set(names) - set(by_site))
     if unknown:
         raise DataError(f"no model for sites {unknown}; there are {sorted(by_site)}")
