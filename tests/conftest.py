@@ -127,3 +127,15 @@ def make_problem(seed, n_sites=5, consensus=1.0, alpha=1e-3, rows=(12, 40), feat
         neighbors = tuple(str(p) for p in graph[j])
         sites[str(j)] = Site(str(j), neighbors, ArrayRows(X, y), feature_map=feature_map)
     return Problem(nx.relabel_nodes(graph, str), sites, alpha, consensus)
+
+
+def tampered(procedure, change):
+    """Follow a procedure, but send what `change(receiver, message)` gives: another message, or None for none at all."""
+    outbox = next(procedure)
+    while True:
+        changed = {receiver: change(receiver, message) for receiver, message in outbox.items()}
+        inbox = yield {receiver: message for receiver, message in changed.items() if message is not None}
+        try:
+            outbox = procedure.send(inbox)
+        except StopIteration as stop:
+            return stop.value

@@ -8,6 +8,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import Ridge
 
+from conftest import tampered
 from dekrr import (
     AllReduceRegressor,
     CentralizedKRR,
@@ -18,6 +19,12 @@ from dekrr import (
     SettingsError,
 )
 from dekrr.data import make_sites
+from dekrr.messages import Total
+from dekrr.networks.local import LocalNetwork
+from dekrr.protocols import allreduce
+from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
+from dekrr.selection import PlainSelector
 
 X, y, SITES = make_sites(n_sites=6, random_state=0)
 X_NEW, Y_NEW, SITES_NEW = make_sites(n_sites=6, random_state=1)
@@ -111,3 +118,18 @@ def test_one_site_chooses_for_all(chooser):
 def test_unknown_chooser():
     with pytest.raises(SettingsError, match="selecting_site='nobody' is not a site"):
         DKLARegressor(features="energy", selecting_site="nobody").fit(X, y, sites=SITES)
+
+
+def test_sums_that_cannot_be_solved_are_told():
+    def absurd(to, message):
+        return Total(np.full_like(message.values, -1e30)) if isinstance(message, Total) else message
+
+    graph = {"a": ("b",), "b": ("a",)}
+    rng = np.random.default_rng(0)
+    procedures = {}
+    for name in graph:
+        site = Site(name, graph[name], ArrayRows(rng.uniform(size=(20, 2)), rng.uniform(size=20)))
+        procedures[name] = allreduce.train(site, PlainSelector(4), allreduce.Settings())
+    procedures["b"] = tampered(procedures["b"], absurd)
+    with pytest.raises(SettingsError, match="not positive definite"):
+        LocalNetwork(graph).run(procedures)

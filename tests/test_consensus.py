@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import networkx as nx
@@ -6,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import tampered
 from dekrr.errors import MessageError
-from dekrr.messages import Roll
+from dekrr.messages import Roll, Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.consensus import Progress, agree_on_scaling, roll_call, tree_sum
 from dekrr.protocols.site import Site
@@ -138,3 +140,32 @@ def test_a_neighbour_cannot_tell_of_distances_that_it_cannot_know(lie, exchange)
     with pytest.raises(MessageError, match=r"'b' tells of a distance that it cannot know yet") as caught:
         procedure.send({"b": Roll({"b": 8} if exchange == 1 else {}, *lie)})
     assert caught.value.sender == "b"
+
+
+PATH = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}
+
+
+def summed(name):
+    site = Site(name, PATH[name], ArrayRows(np.ones((2, 1)), np.ones(2)))
+    return after_roll_call(lambda site, roster: tree_sum(site, roster, np.ones(3)))(site)
+
+
+def test_a_total_that_is_due_and_does_not_come_is_missed():
+    deaf = tampered(summed("b"), lambda to, message: None if to == "c" and isinstance(message, Total) else message)
+    with pytest.raises(MessageError, match="'b' sent nothing where a message is due"):
+        LocalNetwork(PATH).run({"a": summed("a"), "b": deaf, "c": summed("c")})
+
+
+@pytest.mark.parametrize("exchange", [8, 9, 10])
+def test_a_total_from_somebody_who_owes_none_is_refused(exchange):
+    def liar(procedure):
+        outbox = next(procedure)
+        for exchanges in itertools.count(1):
+            inbox = yield {"b": Total(np.full(3, 99.0))} if exchanges == exchange and not outbox else outbox
+            try:
+                outbox = procedure.send(inbox)
+            except StopIteration as stop:
+                return stop.value
+
+    with pytest.raises(MessageError, match=r"'c' sent a (partial sum out of turn|message where none is due)"):
+        LocalNetwork(PATH).run({"a": summed("a"), "b": summed("b"), "c": liar(summed("c"))})

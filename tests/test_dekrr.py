@@ -9,9 +9,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 
-from conftest import make_problem
+from conftest import make_problem, tampered
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
+from dekrr.messages import Coefficients
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
@@ -295,3 +296,20 @@ def test_the_inverse_is_numpy_s(order):
     np.testing.assert_allclose(inverse(matrix), np.linalg.inv(matrix), rtol=1e-9, atol=1e-12)
     with pytest.raises(SettingsError, match="not positive definite"):
         inverse(matrix - 100 * np.eye(20))
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("size", [1e300, 1e308])
+def test_who_sends_coefficients_that_overflow_is_named(size):
+    def huge(to, message):
+        if isinstance(message, Coefficients):
+            return Coefficients(np.full_like(message.values, size), message.progress)
+        return message
+
+    problem = make_problem(3, n_sites=4)
+    settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
+    procedures = {name: dekrr.train(site, PlainSelector(), settings) for name, site in problem.sites.items()}
+    liar = sorted(procedures)[1]
+    procedures[liar] = tampered(procedures[liar], huge)
+    with pytest.raises(MessageError, match=f"{liar!r} sent coefficients so large"):
+        LocalNetwork(problem.graph).run(procedures)

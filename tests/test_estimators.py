@@ -1,3 +1,4 @@
+import datetime
 import subprocess
 import sys
 from itertools import pairwise
@@ -10,6 +11,7 @@ import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -24,6 +26,7 @@ from dekrr import (
     DataError,
     DeKRRRegressor,
     DKLARegressor,
+    EnergySelector,
     GreedySelector,
     LocalRegressor,
     SettingsError,
@@ -316,3 +319,63 @@ def test_public_names_are_there():
     assert all(hasattr(dekrr, name) for name in dekrr.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         dekrr.nonsense  # noqa: B018
+
+
+def test_metrics_take_columns_and_refuse_what_does_not_fit():
+    assert dekrr.rse([[0.0], [2.0]], [0.0, 1.0]) == dekrr.rse([0.0, 2.0], [[0.0], [1.0]]) == 0.5
+    for y, prediction, reason in (([1, 2, 3], [1], "1 predictions for 3"), ([], [], "no rows to score")):
+        with pytest.raises(DataError, match=reason):
+            dekrr.rse(y, prediction)
+
+
+def test_a_pipeline_scores_with_sites():
+    with sklearn.config_context(enable_metadata_routing=True):
+        routed = regressor().set_fit_request(sites=True).set_score_request(sites=True)
+        routed.set_predict_request(sites=True)
+        pipeline = make_pipeline(StandardScaler(), routed).fit(X, y, sites=SITES)
+        plain = pipeline.score(X, y, sites=SITES)
+        assert plain == pytest.approx(1 - pipeline[-1].rse(pipeline[0].transform(X), y, sites=SITES))
+        weights = np.linspace(1, 2, len(y))
+        weighted = routed.fit(X, y, sites=SITES).score(X, y, sites=SITES, sample_weight=weights)
+        assert weighted == pytest.approx(r2_score(y, routed.predict(X, sites=SITES), sample_weight=weights))
+
+
+def test_a_fit_that_fails_leaves_the_estimator_as_it_was():
+    fitted = regressor().fit(X, y, sites=SITES)
+    before = dict(fitted.__dict__)
+    with pytest.raises(DataError, match="fewer than min_rows"):
+        fitted.fit(X[:, :1], y, sites=np.arange(len(y)))
+    assert fitted.__dict__ == before
+
+
+@pytest.mark.parametrize("unit", ["ns", "us", "D"])
+def test_dates_are_labels(unit):
+    days = (np.datetime64("2020-01-01") + np.unique(SITES, return_inverse=True)[1]).astype(f"datetime64[{unit}]")
+    fitted = regressor().fit(X, y, sites=pd.Series(days))
+    assert fitted.sites_[0] in (datetime.datetime(2020, 1, 1), datetime.date(2020, 1, 1))
+    assert np.isfinite(fitted.predict(X, sites=days)).all()
+
+
+def test_missing_labels_and_responses_of_pandas():
+    labels = pd.Series(SITES.astype(object), dtype="string")
+    labels[3] = pd.NA
+    with pytest.raises(DataError, match="row 3 has no site label"):
+        regressor().fit(X, y, sites=labels)
+    with pytest.raises(DataError, match="row 0 is None"):
+        regressor().fit(X, [None, *y[1:]], sites=SITES)
+
+
+@pytest.mark.parametrize("alpha", [1e-4, [1e-4, 1e-3]])
+def test_a_selector_brings_its_sigma_whatever_else_is_tuned(alpha):
+    selector = EnergySelector(sigma=0.1)
+    fitted = regressor(alpha=alpha, sigma=1.0, features=selector).fit(X, y, sites=SITES)
+    assert fitted.sigma_ == 0.1
+    assert next(iter(fitted.models_.values())).header.sigma == 0.1
+    fitted.partial_fit(X[:60], y[:60], sites=["new"] * 60, edges=[("new", fitted.sites_[0])])
+    assert "new" in fitted.models_
+
+
+def test_one_number_of_features_is_shared_out():
+    n_features = dict.fromkeys(np.unique(SITES).tolist(), 8)
+    with pytest.raises(SettingsError, match="shares out one n_features"):
+        regressor(n_features=n_features, allocation="sqrt").fit(X, y, sites=SITES)

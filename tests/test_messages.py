@@ -93,3 +93,21 @@ def test_symmetric_packing(size):
     packed = statistics.pack_symmetric(matrix)
     assert packed.shape == (size * (size + 1) // 2,)
     np.testing.assert_array_equal(statistics.unpack_symmetric(packed, size), matrix)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+def test_coefficients_alone_may_have_fewer_digits(dtype):
+    messages.decode(messages.encode(messages.Coefficients(np.zeros(2, dtype=dtype), (0.0, 0.0))), "a")
+    for message in (
+        messages.Sums(np.zeros(3, dtype=dtype), np.zeros((2, 2))),
+        messages.Features(np.zeros((1, 2)), np.zeros(2), np.zeros(2, dtype=dtype), 1),
+        messages.Total(np.zeros(2, dtype=dtype)),
+    ):
+        with pytest.raises(MessageError, match=f"'a' sent {type(message).__name__}.* as {np.dtype(dtype)}"):
+            messages.decode(messages.encode(message), "a")
+
+
+def test_of_several_who_owe_a_message_the_first_is_named():
+    for _ in range(3):
+        with pytest.raises(MessageError, match="'a' sent nothing"):
+            messages.expect_senders({}, {"c", "a", "b"})

@@ -4,7 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dekrr import DataError, DeKRRRegressor, TopologyError
+from dekrr import DataError, DeKRRRegressor, SettingsError, TopologyError
 from dekrr.data import make_sites
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
@@ -15,6 +15,7 @@ from dekrr.selection import GreedySelector
 X, y, SITES = make_sites(n_sites=5, random_state=0)
 X_MORE, Y_MORE, SITES_MORE = make_sites(n_sites=5, random_state=1)
 SETTINGS = {"n_features": 8, "sigma": 0.5, "alpha": 1e-2, "consensus": 1.0, "tol": 1e-13, "max_rounds": 5000}
+QUICK = {"n_features": 8, "sigma": 0.5, "alpha": 1e-2, "consensus": 1.0, "random_state": 0}
 
 
 def fitted():
@@ -116,3 +117,31 @@ def test_what_cannot_be():
     with pytest.raises(TopologyError, match="falls into 4 parts"):
         star.remove_site("station 00")
     assert nx.is_connected(star.graph_)
+
+
+def test_rows_without_sites_are_dealt_out_to_those_there_are():
+    network = DeKRRRegressor(**QUICK).fit(X, y, sites=SITES).partial_fit(X, y)
+    assert sum(rows.n_rows for rows in network.rows_.values()) == 2 * len(y)
+
+
+def test_sites_keep_their_names_when_another_joins():
+    labels = np.array(["1", "2", "3", "4", "5"])[np.unique(SITES, return_inverse=True)[1]]
+    network = DeKRRRegressor(**QUICK).fit(X, y, sites=labels)
+    network.partial_fit(X[:60], y[:60], sites=[1] * 60, edges=[(1, "1")])
+    assert network.sites_ == ["1", "2", "3", "4", "5", 1]
+    assert network.models_["1"].header.site == "1"
+
+
+def test_a_newcomer_has_no_more_features_than_rows():
+    settings = {**QUICK, "n_features": 30, "features": "greedy", "rows_per_feature": 0}
+    network = DeKRRRegressor(**settings).fit(X, y, sites=SITES)
+    network.partial_fit(X[:12], y[:12], sites=["new"] * 12, edges=[("new", network.sites_[0])])
+    assert network.models_["new"].feature_map.n_features == 12
+
+
+def test_what_cannot_be_either():
+    network = DeKRRRegressor(**QUICK).fit(X, y, sites=np.repeat("only", len(y)))
+    with pytest.raises(DataError, match="'only' is the only site"):
+        network.remove_site("only")
+    with pytest.raises(SettingsError, match="give a topology"):
+        DeKRRRegressor(**QUICK).partial_fit(X, y, sites=SITES, edges=[("a", "b")])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from conftest import tampered
 from dekrr import DeKRRRegressor
 from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
@@ -379,3 +380,55 @@ def test_sums_over_the_few_rows_that_do_not_stand_alone_are_refused():
     everywhere = [Site(name, RING[name], rows, feature_map=m) for name, m in zip(RING, maps, strict=True)]
     with pytest.raises(DataError, match="of which stand alone, too few for sums"):
         run(everywhere, EnergySelector(16), verify_features=False)
+
+
+@pytest.mark.parametrize("amplitude", [1e-7, 1e-3, 1.0, 1e3, 1e7])
+def test_who_stands_alone_does_not_depend_on_amplitudes(amplitude):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0.4, 0.6, size=(400, 3))
+    X[5], X[6] = (1, 0, 1), (0, 1, 0)
+    rows = ArrayRows(X, X.sum(axis=1))
+    plain = FeatureMap.unweighted(rng.normal(size=(3, 30)) * 5, rng.uniform(0, 6, 30))
+    amplitudes = plain.amplitudes.copy()
+    amplitudes[0] *= amplitude
+    changed = FeatureMap(plain.frequencies, plain.phases, amplitudes)
+    kept = guards.typical_rows(rows, plain, 0.8).X
+    assert 300 < len(kept) < 399
+    np.testing.assert_array_equal(guards.typical_rows(rows, changed, 0.8).X, kept)
+    lone = guards.LoneRows(rows, [changed], 0.8)([changed(X)])
+    np.testing.assert_array_equal(X[~lone], kept)
+    assert lone[[5, 6]].all()
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_amplitudes_that_no_feature_has_are_refused(verify):
+    def larger(to, message):
+        if isinstance(message, Features | Chosen):
+            return msgspec.structs.replace(message, amplitudes=np.full(8, 1e200))
+        return message
+
+    settings = dekrr.Settings(scale=None, verify_features=verify)
+    procedures = {site.name: dekrr.train(site, EnergySelector(8), settings) for site in sites()}
+    procedures["b"] = tampered(procedures["b"], larger)
+    with pytest.raises(MessageError, match="'b' sent an amplitude of 1e\\+200, which no feature has"):
+        LocalNetwork(RING).run(procedures)
+
+
+@pytest.mark.parametrize("n_neighbors", [0, -1])
+def test_a_neighbour_has_at_least_this_one(n_neighbors):
+    def alone(to, message):
+        if isinstance(message, Chosen):
+            return msgspec.structs.replace(message, n_neighbors=n_neighbors)
+        return message
+
+    settings = dekrr.Settings(scale=None)
+    procedures = {site.name: dekrr.train(site, EnergySelector(8), settings) for site in sites()}
+    procedures["b"] = tampered(procedures["b"], alone)
+    with pytest.raises(MessageError, match=f"'b' says that it has {n_neighbors} neighbours"):
+        LocalNetwork(RING).run(procedures)
+
+
+def test_a_pool_that_is_too_large_to_draw_is_refused():
+    proof = Chosen(3, 10**6, list(range(10**6)), np.empty(0), np.empty(0), 1)
+    with pytest.raises(MessageError, match="too large to draw"):
+        guards.redraw(EnergySelector(8), proof, 3, "b", 10)

@@ -392,7 +392,8 @@ class Changing:
         (({"north": part("north")},), "say which is the response"),
         (({"north": part("north")}, Y), "y is the name of the response's column"),
         ((TABLE, "power"), "give either a mapping"),
-        (({"north": part("north")}, "power", "station"), "give either a mapping"),
+        (({"north": part("north")}, "power", "station"), "leave sites out"),
+        (({"north": part("north")}, "power", SITES), "leave sites out"),
         (({"north": part("north"), "south": part("south")[["place", "power"]]}, "power"), "no column 'north'"),
         (({"north": [(X, Y[:5])]},), "220 rows and 5 responses"),
         (({"north": [(X, Y), (X[:, :2], Y)]},), "expected rows of 3 columns, got an array of shape"),
@@ -483,7 +484,12 @@ def test_a_node_reads_its_file_in_batches(suffix, tmp_path, small_sample, small_
     (outcome,) = LocalNetwork({"north": []}).run({"north": node._procedure((), None)}).values()
     np.testing.assert_allclose(outcome.coefficients, expected.coefficients, rtol=1e-8)
     digest = node.session.plan.digest
-    assert Node(site_file(path, seed=4), tmp_path, insecure=True).session.plan.digest != digest
+    with pytest.raises(DataError, match="is this site running already"):
+        Node(node.config, tmp_path, insecure=True)
+    node._journal.close()
+    other = Node(site_file(path, seed=4), tmp_path, insecure=True)
+    assert other.session.plan.digest != digest
+    other._journal.close()
     changed = broken("north", 200, 0.25)
     changed.to_csv(path, index=False) if suffix == "csv" else changed.to_parquet(path)
     assert Node(node.config, tmp_path, insecure=True).session.plan.digest != digest
@@ -517,8 +523,55 @@ def test_predictions_on_the_command_line_go_through_in_batches(suffix, tmp_path,
     predicted = pd.read_csv(out) if suffix == "csv" else pd.read_parquet(out)
     assert list(predicted.columns) == [*COLUMNS, "power", "station", "prediction"]
     np.testing.assert_allclose(predicted["prediction"], expected.predict(TABLE[COLUMNS], sites=SITES), rtol=1e-8)
+    before = out.read_bytes()
+    run(app, ["predict", str(tmp_path / "models"), str(out), "--site", "station", "--out", str(out)])
+    assert out.read_bytes() == before
     bad = broken("north", 100, np.nan)
     bad.to_csv(data, index=False) if suffix == "csv" else bad.to_parquet(data)
     failed = run(app, ["predict", str(tmp_path / "models"), str(data), "--out", str(out)])
     assert f"{data}: row 100, column north is nan" in str(failed.exception)
-    assert not out.exists()
+    assert out.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {data.name, out.name, "models"}
+    assert out.stat().st_mode & 0o777 == data.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize("text", ["u,v,y\n1,2,3,9\n4,5,6,7\n", "u,v,y\n1,2,3\n4,5,6,7,8\n", "u,v,y,w\n1,2,3,9,7\n"])
+def test_rows_that_are_longer_than_the_header_are_refused(tmp_path, text):
+    (tmp_path / "bad.csv").write_text(text)
+    with pytest.raises(DataError, match=r"bad\.csv cannot be read as a table.*fields"):
+        list(StreamedRows(open_source(tmp_path / "bad.csv"), ["u", "v"], "y").blocks(10))
+
+
+def test_labels_that_are_numbers_here_and_words_there_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources_module, "BATCH_ROWS", 50)
+    labels = np.repeat(["1", "2", "x"], [60, 60, 60])
+    table = pd.DataFrame({"u": np.linspace(0, 1, 180), "y": np.linspace(1, 2, 180), "site": labels})
+    table.to_csv(tmp_path / "sites.csv", index=False)
+    with pytest.raises(DataError, match="have words in every row"):
+        DeKRRRegressor(**FIXED).fit(tmp_path / "sites.csv", "y", sites="site")
+
+
+def test_batches_may_come_in_the_same_memory():
+    def batches():
+        shared = np.empty((20, 3)), np.empty(20)
+        for start in range(0, len(Y) - len(Y) % 20, 20):
+            shared[0][:], shared[1][:] = X[start : start + 20], Y[start : start + 20]
+            yield shared
+
+    rows = StreamedRows(open_source(batches), 3, None)
+    joined = [np.concatenate(parts) for parts in zip(*rows.blocks(50), strict=True)]
+    np.testing.assert_array_equal(joined[0], X[: len(joined[0])])
+    np.testing.assert_array_equal(joined[1], Y[: len(joined[1])])
+
+
+def test_frames_and_numbered_columns_are_sources_wherever_a_site_column_is_named():
+    frame = pd.DataFrame(X).assign(y=Y, site=SITES)
+    fitted = DeKRRRegressor(**FIXED).fit(frame, "y", sites="site", columns=["0", "1", "2"])
+    expected = DeKRRRegressor(**FIXED).fit(X, Y, sites=SITES)
+    np.testing.assert_allclose(fitted.predict(frame, sites="site"), expected.predict(X, SITES), rtol=1e-9)
+
+
+@pytest.mark.parametrize("columns", ["place", ["place", "power"]])
+def test_columns_to_predict_from_are_a_list_without_the_response(columns):
+    with pytest.raises(SettingsError, match="without the response"):
+        DeKRRRegressor(**FIXED).fit(TABLE, "power", sites="station", columns=columns)

@@ -69,3 +69,21 @@ def test_impossible_regular_graph():
 def test_unknown_name():
     with pytest.raises(TopologyError, match="unknown topology 'torus'"):
         topology.build("torus", range(4))
+
+
+@pytest.mark.parametrize("edges", [[("a", "b", 1.0)], [("a",)], ["ab"], [3]])
+def test_an_edge_is_a_pair(edges):
+    with pytest.raises(TopologyError, match="an edge is a pair of sites"):
+        topology.build(edges, ["a", "b"])
+
+
+def test_a_multigraph_is_a_graph():
+    assert set(topology.build(nx.MultiGraph([("a", "b"), ("a", "b"), ("b", "c")]), ["a", "b", "c"]).edges) == {
+        ("a", "b"),
+        ("b", "c"),
+    }
+
+
+def test_a_small_world_of_one_neighbour():
+    with pytest.raises(TopologyError, match="n_neighbors=2 or more"):
+        topology.build("watts_strogatz", list(range(8)), 1)

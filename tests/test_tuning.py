@@ -1,14 +1,16 @@
 """Tuning without a centre against the same done with all rows in one place."""
 
+import warnings
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from conftest import make_problem
-from dekrr import DeKRRRegressor, SettingsError
+from conftest import make_problem, tampered
+from dekrr import DeKRRRegressor, MessageError, SettingsError
 from dekrr.data import make_sites
-from dekrr.messages import Total
+from dekrr.messages import Features, Total
 from dekrr.model import neighborhood_weights
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
@@ -146,3 +148,36 @@ def test_neighbours_sums_take_part_in_the_choice():
     alone.run({n: dekrr.train(s, selector.set_params(shortlist=1.0), settings) for n, s in sites.items()})
     assert network.traffic.messages_by_kind["Moments"] > 0
     assert alone.traffic.messages_by_kind["Moments"] == 0
+
+
+def test_what_cannot_be_solved_is_not_chosen():
+    X, y, sites = make_sites(n_sites=4, rows_per_site=80, random_state=0)
+    settings = {"n_features": 60, "features": "plain", "sigma": 2.0, "random_state": 0, "rows_per_feature": 0}
+    grid = {"alpha": [1e-12, 1e-4], "consensus": [1.0, 8.0, 32.0]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fitted = DeKRRRegressor(**settings, **grid, precision="mixed").fit(X, y, sites=sites)
+    assert fitted.alpha_ == 1e-4
+    assert fitted.tuning_["error"].max() > 1e50
+    assert fitted.rse(X, y, sites=sites) < 0.6
+
+
+def test_maps_of_another_size_for_another_fold_are_refused():
+    problem = make_problem(3, n_sites=3)
+    sites = {name: replace(site, feature_map=None) for name, site in problem.sites.items()}
+    settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
+    procedures = {name: dekrr.train(site, PlainSelector(4), settings, tuning()) for name, site in sites.items()}
+    sent = Counter()
+
+    def growing(to, message):
+        if not isinstance(message, Features):
+            return message
+        sent[to] += 1
+        keep = slice(3 if sent[to] > 1 else 4)
+        parts = (message.frequencies[:, keep], message.phases[keep], message.amplitudes[keep])
+        return Features(*(np.ascontiguousarray(part) for part in parts), message.n_neighbors)
+
+    liar = sorted(procedures)[0]
+    procedures[liar] = tampered(procedures[liar], growing)
+    with pytest.raises(MessageError, match=r"different sizes|of shape"):
+        LocalNetwork(problem.graph).run(procedures)

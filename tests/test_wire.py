@@ -1,8 +1,11 @@
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from sklearn.exceptions import ConvergenceWarning
 
 from conftest import make_problem
 from dekrr import DeKRRRegressor, SettingsError
@@ -82,3 +85,16 @@ def test_censoring_saves_messages_and_ends_at_the_same_place():
 def test_unknown_precision():
     with pytest.raises(SettingsError, match="unknown precision 'half'"):
         Wire(precision="half")
+
+
+@pytest.mark.parametrize(("start", "decay", "settles"), [(1.0, 0.8, True), (100.0, 0.99, False), (100.0, 1.0, False)])
+def test_silence_is_not_taken_for_convergence(start, decay, settles):
+    X, y, sites = make_sites(random_state=0)
+    settings = {"n_features": 20, "sigma": 0.5, "alpha": 1e-3, "consensus": 1.0, "tol": 1e-6, "random_state": 0}
+    every = DeKRRRegressor(**settings).fit(X, y, sites=sites)
+    censored = DeKRRRegressor(**settings, censor_start=start, censor_decay=decay, max_rounds=150)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        censored.fit(X, y, sites=sites)
+    assert settles != any(issubclass(warning.category, ConvergenceWarning) for warning in told)
+    assert settles == (censored.objective_ == pytest.approx(every.objective_, rel=1e-6))

@@ -7,6 +7,7 @@ and has the local network run them; the procedures are the ones that a deploymen
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
@@ -93,12 +94,27 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             For sources, the columns to predict from; by default all others of the first site's source.
         """
         self._validate_params()
+        with self._unchanged_by_failure():
+            self._fit_checked(X, y, sites, columns)
+        return self
+
+    @contextmanager
+    def _unchanged_by_failure(self) -> Iterator[None]:
+        before = dict(self.__dict__)
+        try:
+            yield
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _fit_checked(self, X: Any, y: Any, sites: Any, columns: Any) -> None:
         if is_mapping(X) or isinstance(y, str):
             seed = self._draw_seed()
             rows = self._open(X, y, sites, columns, seed)
             self.sites_ = list(rows)
             self._fit(rows, seed)
-            return self
+            return
         if columns is not None:
             raise SettingsError("columns is for sources of rows; pick an array's columns before")
         if y is not None:
@@ -113,7 +129,6 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.sites_ = labels
         seed = self._draw_seed()
         self._fit(_by_site(X, y, labels, index, seed), seed)
-        return self
 
     def _draw_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -124,6 +139,8 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Return the rows of each site, from a mapping of site to source or from one source with a site column."""
         if y is not None and not isinstance(y, str):
             raise DataError(f"for sources, y is the name of the response's column; got {type(y).__name__}")
+        if is_mapping(X) and sites is not None:
+            raise DataError("a mapping of site to source says whose the rows are: leave sites out")
         if is_mapping(X) == isinstance(sites, str):
             raise DataError(
                 "give either a mapping of site to source, or one source with sites the name of the column that has "
@@ -152,6 +169,10 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _remember_columns(self, source: Source, columns: Sequence[str] | None, others: Sequence[Any]) -> None:
         """Set what scikit-learn calls features in: the columns given, or all of a source's but for `others`."""
         there = source.columns
+        if isinstance(columns, str) or (columns is not None and set(columns) & {name for name in others if name}):
+            raise SettingsError(
+                f"columns are the names of those to predict from, without the response and the site; got {columns!r}"
+            )
         if columns is None and there is not None:
             columns = [name for name in there if name not in others]
         self.n_features_in_ = source.n_columns if columns is None else len(columns)
@@ -234,11 +255,13 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             prediction[index == j] = self.models_[label].predict(X[index == j])
         return prediction
 
-    def score(self, X: Any, y: Any, sites: Any = None) -> float:
-        """Return the coefficient of determination R^2 of `predict(X, sites)`."""
+    def score(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> float:
+        """Return the coefficient of determination R^2 of `predict(X, sites)`; rows may have weights."""
         if isinstance(y, str):
+            if sample_weight is not None:
+                raise SettingsError("rows of sources cannot be weighted in score")
             return 1 - self.rse(X, y, sites)
-        return float(r2_score(y, self.predict(X, sites)))
+        return float(r2_score(y, self.predict(X, sites), sample_weight=sample_weight))
 
     def rse(self, X: Any, y: Any, sites: Any = None, metric: str = "own") -> float:
         """Return the relative square error, sum (f - y)^2 / sum (y - mean y)^2.
@@ -357,6 +380,8 @@ class _FeatureRegressor(_SiteRegressor):
         """Return how many features each site gets (its mean, where an allocation shares them out)."""
         if isinstance(self.n_features, Integral):
             return dict.fromkeys(labels, int(self.n_features))
+        if getattr(self, "allocation", "equal") != "equal":
+            raise SettingsError(f"allocation={self.allocation!r} shares out one n_features; give a number, or leave it")
         given = self.n_features
         sizes = dict(given) if isinstance(given, Mapping) else dict(zip(labels, given, strict=False))
         if set(sizes) != set(labels) or (not isinstance(given, Mapping) and len(given) != len(labels)):
@@ -698,7 +723,8 @@ class DeKRRRegressor(_NetworkRegressor):
             if y is not None:
                 _refuse_missing_responses(y)
             X, y = validate_data(self, X, y, dtype=np.float64, reset=False, ensure_all_finite=False, y_numeric=True)
-            sites = np.arange(len(y)) % len(self.sites_) if sites is None else sites
+            if sites is None:
+                sites = [self.sites_[row % len(self.sites_)] for row in range(len(y))]
             labels, index = factorise(sites, len(y))
             self._refuse_bad_rows(X, labels, index)
             rows = _by_site(X, y.astype(np.float64), labels, index, self._seed)
@@ -708,7 +734,7 @@ class DeKRRRegressor(_NetworkRegressor):
             joining = [label for label in labels if label not in set(self.sites_)]
             raise DataError(f"sites {joining} are new: give their edges, as in edges=[(new, old), ...]")
         graph: Any = nx.Graph(self.graph_)
-        graph.add_edges_from(edges)
+        topologies.add_edges(graph, edges)
         self._go_on(graph, rows)
         return self
 
@@ -723,6 +749,8 @@ class DeKRRRegressor(_NetworkRegressor):
         check_is_fitted(self)
         if site not in self.models_:
             raise DataError(f"{site!r} is not a site; the sites are {_listed(self.sites_)}")
+        if len(self.sites_) == 1:
+            raise DataError(f"{site!r} is the only site, and cannot leave")
         graph: Any = nx.Graph(self.graph_)
         graph.remove_node(site)
         self._go_on(graph, {})
@@ -1032,6 +1060,10 @@ def _selecting_name(label: Hashable, names: Mapping[Hashable, str]) -> str | Non
 
 def _refuse_missing_responses(y: Any) -> None:
     values = np.asarray(y)
+    if values.dtype == object and values.ndim == 1:
+        missing = [row for row, value in enumerate(values) if value is None]
+        if missing:
+            raise DataError(f"Input y contains NaN or infinity: row {missing[0]} is None; drop such rows")
     if values.dtype.kind != "f":
         return
     if values.ndim == 1 and not np.isfinite(values).all():

@@ -27,6 +27,8 @@ def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
         raise DataError(f"{len(values)} site labels for {n_rows} rows; give one label per row")
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise DataError(f"site labels must be a vector, got an array of shape {values.shape}")
+    if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
+        values = values.astype(f"{values.dtype.kind}8[us]")  # what Python's own dates and times can be
     if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
         unique, index = np.unique(values, return_inverse=True)
         return unique.tolist(), index
@@ -38,7 +40,7 @@ def _factorise_objects(values: Sequence[Any]) -> tuple[list[Hashable], np.ndarra
     position: dict[Hashable, int] = {}
     for row, value in enumerate(values):
         label = value.item() if isinstance(value, np.generic) else value
-        if label is None or label != label:
+        if _is_missing(label):
             raise DataError(f"row {row} has no site label ({label!r})")
         try:
             index[row] = position.setdefault(label, len(position))
@@ -52,6 +54,13 @@ def _factorise_objects(values: Sequence[Any]) -> tuple[list[Hashable], np.ndarra
     rank = np.empty(len(labels), dtype=np.intp)
     rank[order] = np.arange(len(labels))
     return [labels[i] for i in order], rank[index]
+
+
+def _is_missing(label: Any) -> bool:
+    try:
+        return label is None or bool(label != label)
+    except (TypeError, ValueError):  # pandas.NA does not say
+        return True
 
 
 def names_of(labels: Sequence[Hashable]) -> list[str]:

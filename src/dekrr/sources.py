@@ -122,9 +122,10 @@ def _parquet_tables(path: Path, wanted: Sequence[str] | None) -> Iterator[Any]:
 
 
 def _csv_tables(path: Path, wanted: Sequence[str] | None) -> Iterator[Any]:
-    usecols = None if wanted is None else (lambda name: name in wanted)
-    with _read_csv(path, chunksize=BATCH_ROWS, usecols=usecols) as chunks:
-        yield from chunks
+    _read_csv(path, header=None, nrows=2, dtype=str)  # fails where the first row is longer than the header
+    with _read_csv(path, chunksize=BATCH_ROWS, index_col=False, low_memory=False) as chunks:
+        for chunk in chunks:
+            yield chunk if wanted is None else chunk[[name for name in chunk.columns if name in wanted]]
 
 
 def _read_csv(path: Path, **options: Any) -> Any:

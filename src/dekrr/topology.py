@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import networkx as nx
+import numpy as np
 
 from .errors import TopologyError
 
@@ -50,6 +51,8 @@ def watts_strogatz(n_sites: int, n_neighbors: int = 4, rewiring: float = 0.2, se
     """Return a connected small world: a ring lattice with a share of its edges rewired at random."""
     if n_sites <= n_neighbors:
         return nx.complete_graph(n_sites)
+    if n_neighbors < 2:
+        raise TopologyError("a small world needs n_neighbors=2 or more: with one each site is joined to nobody")
     return nx.connected_watts_strogatz_graph(n_sites, n_neighbors, rewiring, tries=1000, seed=seed)
 
 
@@ -115,9 +118,17 @@ def build(
     else:
         graph = nx.Graph()
         graph.add_nodes_from(sites)
-        graph.add_edges_from(topology.edges if isinstance(topology, nx.Graph) else topology)
+        add_edges(graph, topology.edges() if isinstance(topology, nx.Graph) else topology)
     _check(graph, sites)
     return graph
+
+
+def add_edges(graph: Graph, edges: Iterable[tuple[Hashable, Hashable]]) -> None:
+    """Add edges to a graph; they must be pairs of sites."""
+    for edge in edges:
+        if isinstance(edge, str) or not isinstance(edge, Sequence | np.ndarray) or len(edge) != 2:
+            raise TopologyError(f"an edge is a pair of sites, not {edge!r}")
+        graph.add_edge(*edge)
 
 
 def _named(name: str, n_sites: int, n_neighbors: int, seed: Any) -> Graph:
