@@ -41,7 +41,7 @@ def attack(
         bool, typer.Option("--own-rows/--no-own-rows", help="Let the attacker start from its own rows.")
     ] = True,
     out: Annotated[Path, typer.Option(help="The folder for the picture.")] = Path("attack"),
-    seed: Annotated[int, typer.Option(help="Seed of a split that is not the authors'.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of a split that is not the authors'.")] = 0,
 ) -> None:
     """Play neighbours that want the rows, and print what they get.
 
@@ -50,6 +50,8 @@ def attack(
     sums, which they would have to work out from coefficients, and rows of the target's kind as a reference. Without
     data sets they attack a made-up one.
     """
+    import matplotlib.pyplot  # noqa: F401 - what is missing is told before the computing
+
     console = Console()
     names: list[str | None] = [*data] if data else [None]
     sizes: list[int | None] = [*n_features] if n_features else [None]

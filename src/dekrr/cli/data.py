@@ -37,7 +37,7 @@ def show_sites(
     partition_by: Annotated[str, typer.Option("--partition", help=f"{', '.join(PARTITIONS)}.")] = "response",
     n_sites: Annotated[int, typer.Option(min=1)] = 10,
     mix: Annotated[float, typer.Option(help="The share of rows that is drawn at random.")] = 0.2,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("sites.png"),
     data_dir: DataDir = None,
 ) -> None:

@@ -47,13 +47,15 @@ def demo(
         Path | None, typer.Option(envvar="DEKRR_DATA", help="Where the data sets are, as Parquet files.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder for the picture.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Seed of the split and of the features.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split and of the features.")] = 0,
 ) -> None:
     """Compare every method on ten sites, and draw the network.
 
     Without --data it makes up ten stations along a coast, each of which sees its own stretch. Ten sites in a
     ring, four neighbours each.
     """
+    import matplotlib.pyplot  # noqa: F401 - what is missing is told before the computing
+
     problem = _built_in(seed) if data is None else _from_file(data, data_dir, seed)
     console = Console()
     console.print(problem.title)
