@@ -86,9 +86,9 @@ class FeatureMap:
         """
         rough = moment(*self._parts(X, single=True), y.astype(np.float32))
         turns, phases, amplitudes = map(np.abs, self._double)
-        most_turns = np.abs(X).max(axis=0, initial=0.0) @ turns + phases
-        roundings = 2 * np.pi * (self.n_columns + 2) * most_turns + 64
-        return rough, np.finfo(np.float32).eps * amplitudes * np.abs(y).sum() * roundings
+        reach = max(X.max(initial=0.0), -X.min(initial=0.0))
+        a_turn = np.finfo(np.float32).eps * np.abs(y).sum() * 2 * np.pi * (self.n_columns + 2)
+        return rough, (a_turn * reach * turns.sum(axis=0) + a_turn * (phases + 4)) * amplitudes
 
     def apply(self, X: Array, coefficients: Array) -> Array:
         """Return Z coefficients, without ever holding the features Z of all rows.

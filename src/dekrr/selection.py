@@ -301,7 +301,8 @@ class EnergySelector(Selector):
 
     def _strength(self, pool: Pool, moment: Array) -> Array:
         """Return |y'psi| of every candidate, or the length of that of a cosine and a sine."""
-        return np.asarray(np.linalg.norm(moment.reshape(-1, pool.n_candidates), axis=0))
+        parts = moment.reshape(-1, pool.n_candidates)
+        return np.asarray(np.abs(parts[0]) if len(parts) == 1 else np.hypot(*parts))
 
     def best(self, pool: Pool, X: Array, y: Array) -> np.ndarray:
         """Return the candidates of the highest scores, best first.
