@@ -227,11 +227,11 @@ def test_toml_round_trip():
 
 
 def test_a_privacy_budget_travels_from_the_network_file_to_every_site(tmp_path):
-    privacy = {"features": "plain", "privacy": {"epsilon": 4.0}, "bounds": [[0.0] * 4, [1.0] * 4]}
+    privacy = {"features": "plain", "privacy": {"epsilon": 4.0}, "bounds": [[0.0] * 3, [1.0] * 3]}
     mesh = Mesh(tmp_path, 3, settings=privacy)
     settings = read_site(mesh.home("s01") / "site.toml").method_settings()
     assert settings.privacy == DifferentialPrivacy(4.0)
-    assert settings.bounds == ((0.0,) * 4, (1.0,) * 4)
+    assert settings.bounds == ((0.0,) * 3, (1.0,) * 3)
     (tmp_path / "bad").mkdir()
     with pytest.raises(SettingsError, match="epsilon must be a positive number"):
         Mesh(tmp_path / "bad", 3, settings=privacy | {"privacy": {"epsilon": -1.0}})
@@ -279,6 +279,8 @@ def test_an_init_that_fails_leaves_nothing_behind(trial):
         ({"seed": 2**70}, "settings.seed"),
         ({"wire": {"foo": 1}}, "settings.wire.foo is not known"),
         ({"privacy": {"epsilon": 1.0, "delt": 1e-9}}, "delt is not known; did you mean delta"),
+        ({"bounds": [[0.0] * 2, [1.0] * 2]}, "settings.bounds must be 3 finite"),
+        ({"bounds": [[1.0] * 3, [0.0] * 3]}, "settings.bounds: the lower value of entry 0"),
     ],
 )
 def test_mistakes_inside_settings_are_told(tmp_path, settings, mistake):
@@ -306,4 +308,12 @@ def test_patience_is_a_number_of_seconds(tmp_path):
     path = tmp_path / "network.toml"
     path.write_text(path.read_text().replace("patience = 20.0", "patience = inf"))
     with pytest.raises(SettingsError, match="patience"):
+        read_network(path)
+
+
+def test_a_network_has_sites(tmp_path):
+    Mesh(tmp_path, 2)
+    path = tmp_path / "network.toml"
+    path.write_text("site = []\n" + path.read_text().partition("[[site]]")[0])
+    with pytest.raises(SettingsError, match="there is no site"):
         read_network(path)

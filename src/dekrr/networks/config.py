@@ -368,6 +368,10 @@ def _check_network(network: NetworkFile, mistakes: list[str]) -> None:
     _check_twice([entry.endpoint for entry in network.site], "endpoint", mistakes)
     _check_data(network.data, mistakes)
     _check_settings(network.method, network.settings, mistakes)
+    _check_bounds(network.settings.get("bounds"), network.data, mistakes)
+    if not names:
+        mistakes.append("there is no site: add [[site]] tables")
+        return
     try:
         network.neighbors()
     except TopologyError as error:
@@ -381,6 +385,7 @@ def _check_site(site: SiteFile, mistakes: list[str]) -> None:
     _check_twice(site.sites, "site", mistakes)
     _check_data(site.data, mistakes)
     _check_settings(site.method, site.settings, mistakes)
+    _check_bounds(site.settings.get("bounds"), site.data, mistakes)
     if site.site not in site.sites:
         mistakes.append(f"site {site.site!r} is not one of sites")
     if not site.data.file:
@@ -392,7 +397,19 @@ def _check_site(site: SiteFile, mistakes: list[str]) -> None:
 
 def _check_names(names: Any, what: str, mistakes: list[str]) -> None:
     bad = [name for name in names if not NAME.fullmatch(name) or name in RESERVED]
-    mistakes += [f"{what} {name!r}: use up to 63 letters, digits, dots, dashes, underscores" for name in bad]
+    mistakes += [
+        f"{what} {name!r}: use up to 63 letters, digits, dots, dashes, underscores, and none of {', '.join(RESERVED)}"
+        for name in bad
+    ]
+
+
+def _check_bounds(bounds: Any, data: DataTable, mistakes: list[str]) -> None:
+    if not isinstance(bounds, list) or [type(bound) for bound in bounds] != [list, list]:
+        return  # left out, or told as a mistake of type
+    try:
+        dekrr.public_scaling((tuple(bounds[0]), tuple(bounds[1])), len(data.columns))
+    except (SettingsError, ValueError) as error:
+        mistakes.append(f"settings.{error}")
 
 
 def _check_endpoints(endpoints: Mapping[str, str], mistakes: list[str]) -> None:
