@@ -149,3 +149,12 @@ def test_sites_named_by_dates_are_found_again(table):
     run("fit", table / "days.parquet", "--target", "y", "--site", "day", "--out", table / "models", *SMALL)
     run("predict", table / "models", table / "days.parquet", "--site", "day", "--out", table / "out.parquet")
     assert np.isfinite(pd.read_parquet(table / "out.parquet")["prediction"]).all()
+
+
+def test_predictions_are_written_through_a_link(table):
+    run("fit", table / "data.csv", "--target", "y", "--site", "station", "--out", table / "models", *SMALL)
+    (table / "real.csv").write_text("old")
+    (table / "link.csv").symlink_to(table / "real.csv")
+    run("predict", table / "models", table / "data.csv", "--out", table / "link.csv")
+    assert (table / "link.csv").is_symlink()
+    assert len(pd.read_csv(table / "real.csv")) == len(X)

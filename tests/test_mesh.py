@@ -19,8 +19,8 @@ from dekrr.cli.app import app
 from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, KeysError, ModelFileError, SettingsError
 from dekrr.model import SiteModel
 from dekrr.networks import journal as journals
-from dekrr.networks.mesh import ask_status
-from dekrr.networks.node import CHECKPOINT, MODEL, RECORD, Record, link_of, serve_metrics
+from dekrr.networks.mesh import _take, ask_status
+from dekrr.networks.node import CHECKPOINT, MODEL, RECORD, SECRET, Record, link_of, serve_metrics
 from meshes import Mesh, free_ports, run_command, wait_until
 
 
@@ -377,7 +377,7 @@ def test_a_link_that_never_was_keeps_the_run_from_starting(tmp_path):
 
 
 def test_a_site_that_comes_back_with_other_rows_is_out(tmp_path):
-    mesh = Mesh(tmp_path, 3, settings={"features": "plain", "tol": 0.0, "max_rounds": 3000}, patience=5.0)
+    mesh = Mesh(tmp_path, 3, settings={"features": "plain", "tol": 0.0, "max_rounds": 3000})
     processes = {name: mesh.process(name) for name in mesh.names}
     checkpoint = mesh.home("s01") / CHECKPOINT
     wait_until(lambda: checkpoint.exists() and checkpoint.stat().st_size > 20_000, 60)
@@ -393,3 +393,59 @@ def test_a_site_that_comes_back_with_other_rows_is_out(tmp_path):
         processes[name].join(60)
         assert processes[name].exitcode == 0
     assert mesh.check_models(["s00", "s02"]) == {frozenset({"s01"})}
+    reasons = [event["reason"] for name in ("s00", "s02") for event in mesh.events(name) if event["event"] == "gone"]
+    assert any("came back with other rows" in reason for reason in reasons)
+
+
+def test_what_a_checkpoint_says_of_the_end_is_taken_for_its_own_run_alone(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    home = mesh.home("s00")
+
+    def leave(run):
+        journal = journals.FileJournal(home / CHECKPOINT, fresh=True)
+        journal.append(journals.Opening(run, "s00", "", (), None, {}))
+        journal.append(journals.Ended())
+        journal.close()
+        return (home / CHECKPOINT).read_bytes()
+
+    (home / MODEL).write_bytes(b"model")
+    for run, options in (("another", {}), ("test", {"fresh": True})):
+        left = leave(run)
+        with pytest.raises(DataError, match="already there; --force"):
+            mesh.node("s00", **options)
+        assert (home / CHECKPOINT).read_bytes() == left
+    leave("test")
+    over = mesh.node("s00")
+    assert over.is_over
+    over._journal.close()
+    left = leave("test")
+    (home / MODEL).unlink()
+    node = mesh.node("s00")
+    assert not node.is_over
+    assert (home / CHECKPOINT).read_bytes() == left
+
+
+def test_a_secret_stays_with_the_site_and_what_neighbours_hear_depends_on_it(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    secret = mesh.home("s00") / SECRET
+    plans = []
+    for _ in range(2):
+        node = mesh.node("s00", fresh=True)
+        plans.append(node.session.plan)
+        node._journal.close()
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert plans[0].origin == plans[1].origin != plans[0].digest
+    secret.unlink()
+    other = mesh.node("s00")
+    assert other.session.plan.digest == plans[0].digest
+    assert other.session.plan.origin != plans[0].origin
+
+
+def test_no_frame_is_lost_where_more_wait_than_are_taken_at_a_time():
+    waiting = [
+        SimpleNamespace(key_expr="dekrr/r/b/a", payload=SimpleNamespace(to_bytes=lambda: b"")) for _ in range(5000)
+    ]
+    arrivals = SimpleNamespace(recv=waiting.pop, try_recv=lambda: waiting.pop() if waiting else None)
+    taken = len(_take(arrivals, 1))
+    assert taken < 5000
+    assert taken + len(waiting) == 5000

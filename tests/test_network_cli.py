@@ -269,7 +269,11 @@ def test_an_init_that_fails_leaves_nothing_behind(trial):
         run("network", "init", path)
     assert not list(trial.glob("*sites*"))
     path.write_text(good.replace("station-01.csv", "nowhere.csv"))
-    assert "nowhere.csv, is not there yet" in run("network", "init", path).replace("\n", "")
+    (trial / "there").mkdir()
+    (trial / "link").symlink_to(trial / "there")
+    assert "nowhere.csv, is not there yet" in run("network", "init", path, "--out", trial / "link").replace("\n", "")
+    assert {part.name for part in (trial / "there").iterdir()} >= {"station-00", "station-01", "station-02"}
+    assert not list((trial / "there").glob(".*"))
 
 
 @pytest.mark.parametrize(

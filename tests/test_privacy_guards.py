@@ -430,5 +430,6 @@ def test_a_neighbour_has_at_least_this_one(n_neighbors):
 
 def test_a_pool_that_is_too_large_to_draw_is_refused():
     proof = Chosen(3, 10**6, list(range(10**6)), np.empty(0), np.empty(0), 1)
+    assert guards.redraw(EnergySelector(8), Chosen(3, 8, list(range(8)), np.empty(0), np.empty(0), 1), 3, "b", 10)
     with pytest.raises(MessageError, match="too large to draw"):
         guards.redraw(EnergySelector(8), proof, 3, "b", 10)

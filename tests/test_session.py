@@ -658,3 +658,12 @@ def test_sites_lost_while_tuning_leave_a_run_that_ends_well():
     assert {ending.gone for ending in endings.values()} == {frozenset({"s3", "s4"})}
     assert all(ending.outcome is not None for ending in endings.values())
     assert max(len(maps) for maps in ledgers["s0"].maps.values()) > grid.n_maps
+
+
+def test_a_site_that_starts_again_while_another_is_dead_does_not_wait_for_it():
+    problem = Fixed(nx.complete_graph(5))
+    crashes = (Crash("s4", at=1.0, back=2.0, forgets=True), Crash("s0", at=1.5, back=None))
+    network = problem.run(Faults(delay=0.2, crashes=crashes))
+    assert {ending.gone for ending in network.endings.values()} == {frozenset({"s0"})}
+    assert all(ending.outcome is not None for ending in network.endings.values())
+    assert set(network.endings) == {"s1", "s2", "s3", "s4"}

@@ -13,7 +13,7 @@ def replacing(path: Path, *, private: bool = True) -> Iterator[Path]:
 
     It is for its owner's eyes alone if `private`; otherwise who may read it is as for any file that is written there.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
     os.close(descriptor)
     temporary = Path(name)
     try:

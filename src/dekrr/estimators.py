@@ -42,7 +42,7 @@ from .protocols.wire import PRECISIONS as WIRE_PRECISIONS
 from .protocols.wire import Wire
 from .rows import ArrayRows, ChainedRows, Rows, StreamedRows, split_by_site
 from .selection import MAPPINGS, SELECTORS, Selector
-from .sources import Source, arrays_of, inputs_of, is_mapping, is_source, labels_of, open_source
+from .sources import Source, arrays_of, column_names, inputs_of, is_mapping, is_source, labels_of, open_source
 from .statistics import PRECISIONS
 from .types import Array
 
@@ -202,7 +202,7 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray of shape (n_rows,)
         """
-        if is_mapping(X) or is_source(X) or isinstance(sites, str):
+        if is_mapping(X) or is_source(X) or (isinstance(sites, str) and column_names(X) is not None):
             check_is_fitted(self)
             return np.concatenate([self._predict(rows, labels) for rows, _, labels in self._stream(X, None, sites)])
         return self._predict(self._check_rows(X), sites)

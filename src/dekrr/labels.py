@@ -28,7 +28,9 @@ def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise DataError(f"site labels must be a vector, got an array of shape {values.shape}")
     if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
-        values = values.astype(f"{values.dtype.kind}8[us]")  # what Python's own dates and times can be
+        given, values = values, values.astype(f"{values.dtype.kind}8[us]")  # what Python's own dates and times can be
+        if not np.array_equal(given, values, equal_nan=True):
+            raise DataError("site labels are times finer than a microsecond; give words or numbers")
     if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
         unique, index = np.unique(values, return_inverse=True)
         return unique.tolist(), index

@@ -8,7 +8,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import networkx as nx
-import numpy as np
 
 from .errors import TopologyError
 
@@ -123,12 +122,13 @@ def build(
     return graph
 
 
-def add_edges(graph: Graph, edges: Iterable[tuple[Hashable, Hashable]]) -> None:
+def add_edges(graph: Graph, edges: Iterable[Any]) -> None:
     """Add edges to a graph; they must be pairs of sites."""
     for edge in edges:
-        if isinstance(edge, str) or not isinstance(edge, Sequence | np.ndarray) or len(edge) != 2:
+        pair = () if isinstance(edge, str) or not isinstance(edge, Iterable) else tuple(edge)
+        if len(pair) != 2 and not (len(pair) == 3 and isinstance(pair[2], dict)):
             raise TopologyError(f"an edge is a pair of sites, not {edge!r}")
-        graph.add_edge(*edge)
+        graph.add_edge(*pair[:2])
 
 
 def _named(name: str, n_sites: int, n_neighbors: int, seed: Any) -> Graph:

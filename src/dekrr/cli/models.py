@@ -151,7 +151,7 @@ def _writer(out: Path | None) -> Iterator[Callable[[Any], None]]:
         yield _csv_appender(lambda text: typer.echo(text, nl=False))
         return
     with ExitStack() as stack:
-        is_file = out.is_file() or not out.exists()
+        is_file = not out.is_symlink() and (out.is_file() or not out.exists())
         target = stack.enter_context(replacing(out, private=False)) if is_file else out
         with ExitStack() as files:
             if out.suffix in PARQUET:

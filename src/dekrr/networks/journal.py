@@ -255,6 +255,8 @@ def _lock(descriptor: int, path: Path) -> None:
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(descriptor)
         raise DataError(f"{path} is in use: is this site running already?") from None
+    except OSError:  # a file system without locks
+        pass

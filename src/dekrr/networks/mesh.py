@@ -204,7 +204,7 @@ class MeshNetwork:
                 session.start(time.monotonic())
                 self._flush(session, speak)
                 self._loop(session, arrivals, speak, after)
-            except NetworkError:
+            except Exception:
                 self._flush(session, speak)
                 time.sleep(_LAST_WORDS)
                 raise
@@ -298,12 +298,14 @@ def _take(arrivals: Any, count: int) -> list[tuple[str, bytes]]:
     """
     frames: list[tuple[str, bytes]] = []
     sample = arrivals.recv()
-    while sample is not None and len(frames) < _QUEUE:
+    while sample is not None:
         sender = str(sample.key_expr).split("/")[-2]
         if sender == _TICKER:
             count = 0
         else:
             frames.append((sender, sample.payload.to_bytes()))
+            if len(frames) == _QUEUE:
+                break
         sample = arrivals.recv() if len(frames) < count else arrivals.try_recv()
     return frames
 

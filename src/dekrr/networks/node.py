@@ -2,10 +2,12 @@
 
 import gc
 import hashlib
+import hmac
 import io
 import json
 import math
 import queue
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +20,7 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
-from ..disk import synchronise
+from ..disk import replacing, synchronise
 from ..errors import DataError, ModelFileError, SettingsError
 from ..model import Header, SiteModel
 from ..privacy.guards import Ledger
@@ -32,11 +34,11 @@ from ..selection import SELECTORS
 from ..sources import open_source
 from . import keys
 from .config import METHODS, SiteFile
-from .journal import Ended, FileJournal
+from .journal import Ended, FileJournal, Opening
 from .mesh import Keys, Link, MeshNetwork
 from .session import Offer, Plan, Session
 
-CHECKPOINT, MODEL, RECORD = "checkpoint", "model.safetensors", "run.jsonl"
+CHECKPOINT, MODEL, RECORD, SECRET = "checkpoint", "model.safetensors", "run.jsonl", "secret"
 _EXCHANGES_AT_A_TIME = 128  # lines of a record that are written together
 _LONG = ("neighbors", "terms", "site")  # what a line of words leaves out
 _STRANGER = "somebody at the TLS handshake"
@@ -102,34 +104,30 @@ class Node:
     ) -> None:
         self.config = config
         self.folder = folder
-        there = (folder / MODEL).exists() and not force
-        if there and not (folder / CHECKPOINT).exists():
-            raise DataError(f"{folder / MODEL} is already there; --force replaces it")
         self.listeners: list[Listener] = []
         self._link = link_of(config, folder, insecure=insecure)
         self._rows = open_rows(config, folder)
-        self._journal = FileJournal(folder / CHECKPOINT, fresh=fresh)
-        ended = any(isinstance(record, Ended) for record in self._journal.records())
-        if ended and not there:
-            self._journal.close()
-            self._journal = FileJournal(folder / CHECKPOINT, fresh=True)
-        self.is_over = there and ended
-        if there and not ended:
-            self._journal.close()
+        there = (folder / MODEL).exists()
+        self.is_over = there and not fresh and _has_ended(config, folder / CHECKPOINT)
+        if there and not force and not self.is_over:
             raise DataError(f"{folder / MODEL} is already there; --force replaces it")
         self._ledger = Ledger()
         self._vault = Vault(folder / f"{config.run}.release")
         terms = config.terms(version("dekrr"))
+        digest = _digest(terms, tuple(sorted(config.neighbors)), folder / config.data.file)
         plan = Plan(
             run=config.run,
             name=config.site,
             neighbors=tuple(sorted(config.neighbors)),
             sites=frozenset(config.sites),
             terms=terms,
-            digest=_digest(terms, tuple(sorted(config.neighbors)), folder / config.data.file),
+            digest=digest,
+            origin=hmac.digest(_secret(folder / SECRET), digest.encode(), "sha256").hex(),
             patience=config.patience,
             start_patience=config.start_patience,
         )
+        self._journal = FileJournal(folder / CHECKPOINT, fresh=fresh or (force and self.is_over))
+        self.is_over &= not force
         self.session = Session(plan, self._procedure, self._journal, self._tell)
         self.network = MeshNetwork(self._link, self.status)
         self.seconds_waiting = 0.0
@@ -226,6 +224,7 @@ class Node:
                     raise
                 time.sleep(min(1.0, self.session.plan.patience))
         with suppress(OSError):
+            synchronise(path)
             self._journal.append(Ended())
             self._journal.flush()
 
@@ -280,6 +279,30 @@ def _tuned(tuned: Tuned) -> dict[str, Any]:
     }
 
 
+def _has_ended(config: SiteFile, checkpoint: Path) -> bool:
+    """Return whether a checkpoint says that this run's model was written."""
+    if not checkpoint.exists():
+        return False
+    journal = FileJournal(checkpoint)
+    try:
+        records = list(journal.records())
+    finally:
+        journal.close()
+    openings = [record for record in records if isinstance(record, Opening)]
+    if not openings or not isinstance(records[-1], Ended):
+        return False
+    return (openings[-1].run, openings[-1].site) == (config.run, config.site)
+
+
+def _secret(path: Path) -> bytes:
+    """Return 32 random bytes that stay with the site, for its owner's eyes alone."""
+    if not path.exists():
+        with replacing(path) as temporary:
+            temporary.write_bytes(secrets.token_bytes(32))
+            synchronise(temporary)
+    return path.read_bytes()
+
+
 def _digest(terms: Mapping[str, str], neighbors: tuple[str, ...], data: Path) -> str:
     digest = hashlib.sha256(json.dumps([terms, neighbors], sort_keys=True).encode())
     for path in sorted(data.rglob("*")) if data.is_dir() else [data]:
@@ -331,7 +354,9 @@ class Record:
         except OSError as error:
             with suppress(OSError):
                 self._file.truncate(self._whole)
+            with suppress(OSError):
                 self._file.close()
+            with suppress(OSError):
                 print(f"{self._path} is kept no longer, the run goes on: {error}", file=sys.stderr, flush=True)
             self._file = None
 

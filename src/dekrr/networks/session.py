@@ -36,7 +36,7 @@ from ..messages import (
 )
 from ..protocols.outcome import Outcome
 from ..protocols.site import Outbox, Procedure
-from .journal import Journal, NoJournal, Opening, Received
+from .journal import Ended, Journal, NoJournal, Opening, Received
 from .local import Traffic
 
 RETRY = 1.0  # seconds after which a site asks for what it lacks
@@ -72,7 +72,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_un
     refusal : str
         Why the run cannot start, if it cannot.
     origin : str
-        Of the rows and settings that the sender starts from: a digest that tells whether they are others than before.
+        Tells whether the rows and settings that the sender starts from are others than before.
     """
 
     run: str
@@ -120,7 +120,11 @@ class Plan:
     terms : mapping of str to str
         What all sites must agree on.
     digest : str
-        Of the terms and of this site's rows; a checkpoint with another one is refused.
+        Of the terms and of this site's rows; a checkpoint with another one is refused. It stays at the site: whoever
+        knows all rows but one could try values for that one.
+    origin : str
+        What neighbours know of it: the same whenever the site starts from the same, and otherwise not to be told from
+        chance.
     patience : float
         Seconds after which a neighbour that cannot be reached is declared gone.
     start_patience : float
@@ -133,6 +137,7 @@ class Plan:
     sites: frozenset[str]
     terms: Mapping[str, str]
     digest: str = ""
+    origin: str = ""
     patience: float = 60.0
     start_patience: float = 600.0
 
@@ -245,7 +250,6 @@ class Session:
         self._procedure: Generator[Outbox, Mapping[str, AnyMessage], Outcome] | None = None
         self._started = self._agreed_at = self._waiting_since = self._finished_at = 0.0
         self._refused: set[tuple[str, str]] = set()
-        self._origin = hashlib.sha256(f"{plan.run} {plan.name} {plan.digest}".encode()).hexdigest()[:32]
 
     @property
     def phase(self) -> str:
@@ -397,7 +401,7 @@ class Session:
             asks=asks,
             finished=self.finished,
             refusal=self.refusal,
-            origin=self._origin,
+            origin=self.plan.origin,
         )
         data = _encoder.encode(hello)
         for name in names:
@@ -427,7 +431,8 @@ class Session:
             self._compare_terms(hello, now)
             if self.refusal:
                 return
-            peer.met = True
+            for other in self.peers.values() if hello.exchange >= 0 else [peer]:
+                other.met = True  # a run that is under way has started after all sites heard from all their neighbours
             known = len(self.agreed)
             self.agreed |= set(hello.agreed) & self.plan.sites
             if not self._strangers:
@@ -725,6 +730,8 @@ class Session:
             self.peers[name].origin = opening.origins.get(name, "")
         self._begin_procedure(now)
         for record in records[openings[-1] + 1 :]:
+            if isinstance(record, Ended):
+                break
             assert isinstance(record, Received)
             if self.finished or record.exchange != self.exchange:
                 raise AgreementError("the checkpoint does not fit this version's procedure; remove it to start afresh")

@@ -273,7 +273,8 @@ def redraw(selector: Selector, message: Chosen, seed: int, sender: str, n_column
             f"site {sender!r} sent {n_sent} features from a pool that it says is for {message.n_features}",
             sender,
         )
-    if 8 * n_columns * message.n_features * selector.pool_ratio > _LARGEST_POOL:
+    bytes_of_pool = 8 * n_columns * message.n_features * selector.pool_ratio
+    if message.n_features > selector.n_features and bytes_of_pool > _LARGEST_POOL:
         raise MessageError(f"site {sender!r} drew a pool for {message.n_features} features, too large to draw", sender)
     sized: Selector = clone(selector).set_params(n_features=message.n_features)
     pool = sized.draw_pool(n_columns, site_rng(seed, sender))

@@ -57,7 +57,10 @@ class Vault:
 def _write(path: Path, key: str, sums: OwnSums) -> None:
     tensors = {"gram": np.ascontiguousarray(sums.gram), "moment": np.ascontiguousarray(sums.moment)}
     with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"key": key})
+        try:
+            save_file(tensors, temporary, metadata={"key": key})
+        except SafetensorError as error:
+            raise DataError(f"{path} cannot be written, and nothing is released without it: {error}") from None
         synchronise(temporary)
     synchronise(path)
 

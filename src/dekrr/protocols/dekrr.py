@@ -553,7 +553,7 @@ def iterate(
         residual = row.residual(state.coefficients, listener.known)
         length = math.sqrt(residual.dot(residual))
         if not math.isfinite(length):
-            raise _overflow(listener.known)
+            raise _overflow({**listener.known, "": state.coefficients})
         if sender.known is not state.coefficients:
             length += row.unseen(state.coefficients - sender.known)
         sudden = bool(inbox) and length <= _SUDDEN * last_length
@@ -573,8 +573,8 @@ def iterate(
 
 
 def _overflow(known: Mapping[str, Array]) -> DekrrError:
-    """Return the error for a residual that is not finite: the neighbour with the largest coefficients is to blame."""
-    largest = max(known, key=lambda p: float(np.abs(known[p]).max()), default=None)
-    if largest is None:
+    """Return the error for a residual that is not finite, by who has the largest coefficients: "" is this site."""
+    largest = max(known, key=lambda p: float(np.abs(known[p]).max()))
+    if not largest:
         return SettingsError("the iteration does not converge; raise alpha, or scale rows and responses")
     return MessageError(f"site {largest!r} sent coefficients so large that nothing can be computed from them", largest)
