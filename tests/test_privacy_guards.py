@@ -433,3 +433,15 @@ def test_a_pool_that_is_too_large_to_draw_is_refused():
     assert guards.redraw(EnergySelector(8), Chosen(3, 8, list(range(8)), np.empty(0), np.empty(0), 1), 3, "b", 10)
     with pytest.raises(MessageError, match="too large to draw"):
         guards.redraw(EnergySelector(8), proof, 3, "b", 10)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("make_selector", [EnergySelector, GreedySelector])
+def test_more_features_than_agreed_are_refused(make_selector, verify):
+    settings = dekrr.Settings(scale=None, verify_features=verify, max_features=8)
+    agreed = {site.name: dekrr.train(site, make_selector(8), settings) for site in sites(n_rows=90)}
+    assert LocalNetwork(RING).run(agreed)["a"].feature_map.n_features == 8
+    procedures = {site.name: dekrr.train(site, make_selector(8), settings) for site in sites(n_rows=90)}
+    procedures["b"] = dekrr.train(sites(n_rows=90)[1], make_selector(14), settings)
+    with pytest.raises(MessageError, match=r"'b' sent .* features where .* are the most"):
+        LocalNetwork(RING).run(procedures)

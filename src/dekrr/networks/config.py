@@ -188,6 +188,8 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
         """
         kind = METHODS[self.method].Settings
         settings = msgspec.convert(_part(_untuned(self.method, self.settings), kind), kind)
+        if self.method == "dekrr" and settings.allocation == "equal" and not settings.max_features:
+            settings = msgspec.structs.replace(settings, max_features=self.features().n_features)
         tuning = self.tuning()
         if tuning is None:
             return settings

@@ -85,6 +85,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Rows of a higher leverage are left out of all sums for neighbours; 1 keeps all.
     max_maps : int
         The most feature maps, shortlists among them, that a neighbour may ask sums for in a run.
+    max_features : int
+        The most features that a neighbour may choose; a shortlist may have more by its factor. 0 is no limit.
     verify_features : bool
         Sites send which candidates of their pool they chose, and receivers draw the pool again.
     bounds : pair of tuples, optional
@@ -108,6 +110,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_feature: float = guards.ROWS_PER_FEATURE
     max_leverage: float = guards.MAX_LEVERAGE
     max_maps: int = guards.MAX_MAPS
+    max_features: int = 0
     verify_features: bool = True
     bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     privacy: DifferentialPrivacy | None = None
@@ -343,12 +346,28 @@ def read_offers(site: Site, inbox: Inbox, n_columns: int, selector: Selector, se
     """
     if _proves(settings):
         proofs = expect(inbox, Chosen)
+        check_sizes(proofs, selector, settings)
         maps = {p: guards.redraw(selector, message, site.seed, p, n_columns) for p, message in proofs.items()}
         return maps, {p: message.n_neighbors for p, message in proofs.items()}
     offers = expect(inbox, Features, frequencies=dict.fromkeys(inbox, (n_columns, -1)))
+    check_sizes(offers, selector, settings)
     maps = {p: read_features(p, message) for p, message in offers.items()}
     guards.check_frequencies(maps, guards.frequency_limit(selector, n_columns))
     return maps, {p: message.n_neighbors for p, message in offers.items()}
+
+
+def check_sizes(offers: Mapping[str, Features | Chosen], selector: Selector, settings: Settings) -> None:
+    """Refuse a choice, or a shortlist, of more features than have been agreed on."""
+    for sender, offer in offers.items():
+        most = float(settings.max_features)
+        if not offer.n_neighbors and isinstance(selector, GreedySelector):
+            most *= selector.shortlist
+        if isinstance(offer, Features):
+            size = offer.frequencies.shape[1]
+        else:
+            size = max(offer.n_features, len(offer.indices) * selector.width)
+        if most and size > most + selector.width:
+            raise MessageError(f"site {sender!r} sent {size} features where {most:g} are the most", sender)
 
 
 def with_features(site: Site, offer: Features | Chosen, selector: Selector, settings: Settings) -> Site:
