@@ -25,6 +25,22 @@ def replacing(path: Path, *, private: bool = True) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """Give a folder whose contents are in `folder` when the block ends well; otherwise that is as it was."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as made:
+            yield Path(made)
+            for part in Path(made).iterdir():
+                part.rename(folder / part.name)
+    except BaseException:
+        if is_new and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
+
+
 def _usual_mode() -> int:
     mask = os.umask(0)
     os.umask(mask)

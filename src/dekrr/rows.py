@@ -291,7 +291,6 @@ def split_by_site(
     """
     surveys: dict[Hashable, Survey] = {}
     first_label: Hashable = None
-    is_text = any(kind in source.name for kind in (".csv", ".tsv"))
     for batch in source.batches(columns, response, site_column):
         X, y = arrays_of(batch, columns, response)
         try:
@@ -300,7 +299,7 @@ def split_by_site(
             raise DataError(f"{batch.where}, column {site_column!r}, after row {batch.start}: {error}") from None
         for j, label in enumerate(labels):
             first_label = label if first_label is None else first_label
-            if is_text and isinstance(label, str) != isinstance(first_label, str):
+            if source.guesses_types and isinstance(label, str) != isinstance(first_label, str):
                 raise DataError(
                     f"{batch.where}, column {site_column!r}, after row {batch.start}: some site labels are read as "
                     f"numbers, {first_label!r} or {label!r}, others as words: have words in every row, or use Parquet"

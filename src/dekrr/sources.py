@@ -54,6 +54,8 @@ class Source(ABC):
         What to call it in errors.
     """
 
+    guesses_types: bool = False  # whether a column may be numbers in one batch and words in another
+
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -81,6 +83,7 @@ class _Files(Source):
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__(str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more")
         self._paths = paths
+        self.guesses_types = any(path.suffix not in PARQUET for path in paths)
         for path in paths:
             if not path.exists():
                 raise DataError(f"{path} does not exist")

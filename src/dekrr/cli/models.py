@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -150,14 +150,12 @@ def _writer(out: Path | None) -> Iterator[Callable[[Any], None]]:
     if out is None:
         yield _csv_appender(lambda text: typer.echo(text, nl=False))
         return
-    with ExitStack() as stack:
-        is_file = not out.is_symlink() and (out.is_file() or not out.exists())
-        target = stack.enter_context(replacing(out, private=False)) if is_file else out
-        with ExitStack() as files:
-            if out.suffix in PARQUET:
-                yield _parquet_appender(target, files)
-            else:
-                yield _csv_appender(files.enter_context(target.open("w", newline="")).write)
+    is_file = not out.is_symlink() and (out.is_file() or not out.exists())
+    with replacing(out, private=False) if is_file else nullcontext(out) as target, ExitStack() as stack:
+        if out.suffix in PARQUET:
+            yield _parquet_appender(target, stack)
+        else:
+            yield _csv_appender(stack.enter_context(target.open("w", newline="")).write)
 
 
 def _csv_appender(write: Callable[[str], Any]) -> Callable[[Any], None]:

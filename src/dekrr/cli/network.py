@@ -1,7 +1,5 @@
 """`dekrr network`, `dekrr keys`: the files, keys and certificates of a mesh."""
 
-import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +7,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from ..disk import filling
 from ..errors import KeysError
 from ..networks.config import NetworkFile, read_network, to_toml
 
@@ -67,12 +66,7 @@ def init(
     if folder.exists() and any(folder.iterdir()):
         raise KeysError(f"{folder} is already there; nothing is overwritten: move it away, or give another --out")
     tables = site_tables(described, network.parent.resolve())
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        if is_new:
-            stack.callback(lambda: None if any(folder.iterdir()) else folder.rmdir())
-        made = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-")))
+    with filling(folder) as made:
         authority = certificates.Authority.new(described.run)
         authority.save(made)
         for name, table in tables.items():
@@ -85,8 +79,6 @@ def init(
                 certificates.write_new(home / certificates.REQUEST, request)
                 signed = authority.sign(certificates.read_request(home / certificates.REQUEST))
                 certificates.write_new(home / certificates.CERTIFICATE, signed)
-        for part in made.iterdir():
-            part.rename(folder / part.name)
     for name, table in tables.items():
         if not Path(table["data"]["file"]).exists():
             _say(f"note: the data of {name}, {table['data']['file']}, is not there yet")

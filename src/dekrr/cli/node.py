@@ -158,11 +158,11 @@ def up(
             process.wait()
         for process in fleet:
             if process.reason and process.code not in (-signal.SIGTERM, TERMINATED, INTERRUPTED):
-                console.print(f"{process.name} (exit {process.code}): {process.reason}", markup=False)
+                console.print(process.ending, markup=False)
         raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
     failed = [process for process in fleet if process.code]
     if failed:
-        listed = "; ".join(f"{process.name} (exit {process.code}): {process.reason}" for process in failed)
+        listed = "; ".join(process.ending for process in failed)
         raise NetworkError(f"{len(failed)} of {len(fleet)} sites failed: {listed}")
     console.print(f"{len(fleet)} models in {folder}/*/model.safetensors")
 
@@ -191,6 +191,11 @@ class _Process:
     @property
     def code(self) -> int:
         return self._process.returncode or 0
+
+    @property
+    def ending(self) -> str:
+        """How it ended, and the last that it said."""
+        return f"{self.name} (exit {self.code}): {self.reason}"
 
     def terminate(self) -> None:
         """Ask the process to stop."""

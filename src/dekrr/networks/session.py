@@ -435,8 +435,7 @@ class Session:
                 other.met = True  # a run that is under way has started after all sites heard from all their neighbours
             known = len(self.agreed)
             self.agreed |= set(hello.agreed) & self.plan.sites
-            if not self._strangers:
-                self.agreed.add(self.plan.name)
+            self._agree()
             if len(self.agreed) > known:
                 self._greet(self.present, now, asks=False)
             self._start_if_agreed(now)
@@ -476,11 +475,15 @@ class Session:
         """The neighbours that have not said hello."""
         return [name for name in self.present if not self.peers[name].met]
 
-    def _start_if_agreed(self, now: float) -> None:
+    def _agree(self) -> bool:
+        """Count this site among those that agree if all its neighbours have said hello; return whether they have."""
         if self._strangers:
-            return
+            return False
         self.agreed.add(self.plan.name)
-        if self.exchange < 0 and self.agreed | self.gone >= self.plan.sites:
+        return True
+
+    def _start_if_agreed(self, now: float) -> None:
+        if self._agree() and self.exchange < 0 and self.agreed | self.gone >= self.plan.sites:
             self._agreed_at = now
             self._observe("agreed", {"sites": sorted(self.plan.sites - self.gone)})
             self._open(now)

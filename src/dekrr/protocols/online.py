@@ -64,15 +64,14 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
     known = tuple(p for p in site.neighbors if p in met)
     scaling = yield from _pass_on_scaling(site, before, known, settings)
     rows, new = site.rows.scaled(scaling), new.scaled(scaling)
-    n_features = selector.most_features(int(selector.n_features), site.n_rows)
-    if before is not None:
-        n_features = before.feature_map.n_features
-    selector = clone(selector).set_params(n_features=n_features)
     if before is None:
+        n_features = selector.most_features(int(selector.n_features), site.n_rows)
+        selector = clone(selector).set_params(n_features=n_features)
         own_map = selector.select(rows.sample.X, rows.sample.y, site.rng())
         start = np.zeros(n_features)
     else:
         own_map, start = before.feature_map, before.coefficients
+        selector = clone(selector).set_params(n_features=own_map.n_features)
     maps, degrees = yield from _exchange_maps(site, own_map, before, known, selector, settings)
     _check_rows(site, own_map, maps, known, n_new, settings)
     ready = yield from _exchange_sums(site, rows, new, before, known, own_map, maps, degrees, settings)
