@@ -151,6 +151,8 @@ def up(
                 time.sleep(0.25)
                 live.update(_table(fleet))
             live.update(_table(fleet))
+        if not console.is_terminal:
+            console.print()  # what comes next is on a line of its own
     except (KeyboardInterrupt, _Stopped) as stop:
         for process in fleet:
             process.terminate()
