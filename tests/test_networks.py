@@ -63,7 +63,8 @@ def test_an_error_says_at_which_site():
 @pytest.fixture
 def hasty_threads(monkeypatch):
     """Let helpers look as often as they can, and threads take turns as often as they can."""
-    monkeypatch.setattr("dekrr.networks.local._GLANCE", 1e-6)
+    monkeypatch.setattr("dekrr.networks.local._SLOW", 0.0)
+    monkeypatch.setattr("dekrr.networks.local._GLANCES", (1e-6, 1e-6))
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

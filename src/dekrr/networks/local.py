@@ -8,6 +8,7 @@ the same whatever their number.
 """
 
 import contextlib
+import math
 import multiprocessing
 import os
 import queue
@@ -25,8 +26,8 @@ from ..messages import AnyMessage, decode, encode
 from ..protocols.site import Outbox, Procedure, Result
 
 Edge = tuple[Any, Any]
-_SLOW = 1e-3  # seconds of one site's step, from which threads gain more than they cost
-_GLANCE = 0.02  # seconds after which a helper looks for steps without being called
+_SLOW = 5e-4  # seconds of one site's step, from which threads gain more than they cost
+_GLANCES = 3e-4, 0.02  # seconds between two looks at how long a step takes: at first, and at most
 
 
 class Traffic:
@@ -200,11 +201,6 @@ class _Step:
         self._inbox = inboxes[name] if inboxes is not None else None
         self._exchange = exchange
 
-    @property
-    def kind(self) -> frozenset[type]:
-        """The kinds of messages that the step starts from."""
-        return frozenset(type(message) for message in (self._inbox or {}).values())
-
     def take(self) -> None:
         try:
             self.outbox = next(self._procedure) if self._inbox is None else self._procedure.send(self._inbox)
@@ -223,28 +219,22 @@ def _take(steps: deque[_Step]) -> None:
             steps.popleft().take()
 
 
-def _lasts(step: _Step) -> bool:
-    """Take a step and return whether it was long enough for threads to be worth it."""
-    start = time.perf_counter()
-    step.take()
-    return time.perf_counter() - start >= _SLOW
-
-
 class _Crew:
-    """Threads that take steps beside the one that asks for it, where steps are long enough to be worth it.
+    """Threads that take steps beside the one that asks for it, once a step lasts.
 
-    The first step is always taken by the thread that asks. After messages of a kind that has not been fast before,
-    helpers join as soon as it lasts. Otherwise they are called after the first step that lasted; and from time to time
-    they look whether there is anything to take.
+    They are called after a step that has lasted; and one of them looks meanwhile, the less often the longer it has
+    not been needed, since every look takes the lock of Python from whoever has it.
     """
 
     def __init__(self, n_helpers: int) -> None:
         self._left: deque[_Step] = deque()
-        self._fast: set[frozenset[type]] = set()
-        self._calls: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
+        self._since = math.inf
+        self._called = self._over = False
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._busy = [threading.Lock() for _ in range(n_helpers)]
-        self._over = False
-        self._helpers = [threading.Thread(target=self._help, args=(busy,), daemon=True) for busy in self._busy]
+        self._helpers = [
+            threading.Thread(target=self._help, args=(busy, busy is self._busy[0]), daemon=True) for busy in self._busy
+        ]
 
     def __enter__(self) -> "_Crew":
         try:
@@ -258,46 +248,47 @@ class _Crew:
     def __exit__(self, *error: object) -> None:
         self._over = True
         self._left.clear()
-        self._call(None)
+        self._call()
         for helper in self._helpers:
             if helper.ident is not None:
                 helper.join()
 
     def take_all(self, steps: list[_Step]) -> None:
         """Take all steps and return when the last is taken."""
-        first, left = steps[0], deque(steps[1:])
-        self._left = left
-        kind = first.kind
-        first_taken = None if kind in self._fast else threading.Event()
-        if first_taken:
-            self._call(first_taken)
-        called = _lasts(first)
-        if first_taken and not called:
-            first_taken.set()
-        elif called and not first_taken:
-            self._call(None)
+        self._left = left = deque(steps)
+        self._called = False
         with contextlib.suppress(IndexError):
             while True:
-                if _lasts(left.popleft()) and not called:
-                    called = True
-                    self._call(None)
-        (self._fast.discard if called else self._fast.add)(kind)
+                step = left.popleft()
+                self._since = time.perf_counter()
+                step.take()
+                self._call_where_slow()
+        self._since = math.inf
         for busy in self._busy:
             with busy:
                 pass
 
-    def _call(self, first_taken: threading.Event | None) -> None:
-        for _ in self._helpers:
-            self._calls.put(first_taken)
+    def _call_where_slow(self) -> None:
+        if not self._called and time.perf_counter() - self._since >= _SLOW:
+            self._called = True
+            self._call()
 
-    def _help(self, busy: threading.Lock) -> None:
+    def _call(self) -> None:
+        for _ in self._helpers:
+            self._calls.put(None)
+
+    def _help(self, busy: threading.Lock, looks: bool) -> None:
+        pause, longest = _GLANCES
         while not self._over:
-            first_taken = None
-            with contextlib.suppress(queue.Empty):
-                first_taken = self._calls.get(timeout=_GLANCE)
-            if first_taken is None or not first_taken.wait(_SLOW / 2):
-                with busy:
-                    _take(self._left)
+            try:
+                self._calls.get(timeout=pause if looks else None)
+            except queue.Empty:
+                pause = min(1.5 * pause, longest)
+                self._call_where_slow()
+                continue
+            pause = _GLANCES[0]
+            with busy:
+                _take(self._left)
 
 
 @contextlib.contextmanager
