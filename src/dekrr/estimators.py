@@ -8,7 +8,6 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -27,7 +26,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from . import topology as topologies
 from .errors import DataError, SettingsError
 from .kernels import KERNELS, make_kernel
-from .labels import factorise, names_of, names_with
+from .labels import factorise, names_of, names_with, places_of
 from .metrics import relative, rse
 from .model import Header, KernelModel, SiteModel
 from .networks.local import LocalNetwork, Traffic
@@ -41,22 +40,19 @@ from .protocols.tuning import GRIDS, Tuning, grid_of
 from .protocols.wire import PRECISIONS as WIRE_PRECISIONS
 from .protocols.wire import Wire
 from .rows import ArrayRows, ChainedRows, Rows, StreamedRows, split_by_site
-from .selection import MAPPINGS, SELECTORS, Selector
+from .selection import MAPPINGS, SELECTORS, Selector, parameters
 from .sources import Source, arrays_of, column_names, inputs_of, is_mapping, is_source, labels_of, open_source
 from .statistics import PRECISIONS
 from .types import Array
 
 Training = Callable[[Site, Selector], Procedure[Outcome]]
 
-# A constructor that only stores its keywords, as scikit-learn wants it.
-_parameters = dataclass(eq=False, repr=False, kw_only=True)
-
 _POSITIVE = Interval(Real, 0, None, closed="neither")
 _NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
 _COUNT = Interval(Integral, 1, None, closed="left")
 
 
-@_parameters
+@parameters
 class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """What all regressors share: rows in, a model per site out."""
 
@@ -251,8 +247,8 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 "models_[site].predict(X) applies any site's model to any rows"
             )
         prediction = np.empty(len(X))
-        for j, label in enumerate(labels):
-            prediction[index == j] = self.models_[label].predict(X[index == j])
+        for label, own in zip(labels, places_of(index, len(labels)), strict=True):
+            prediction[own] = self.models_[label].predict(X[own])
         return prediction
 
     def score(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> float:
@@ -335,7 +331,7 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         )
 
 
-@_parameters
+@parameters
 class _FeatureRegressor(_SiteRegressor):
     """A regressor on random features, trained by node procedures on a network."""
 
@@ -358,7 +354,7 @@ class _FeatureRegressor(_SiteRegressor):
         selectors: dict[int, Selector] = {}
         for size in set(sizes.values()):
             selectors[size] = self._selector(size).checked()
-        network = LocalNetwork(nx.relabel_nodes(self.graph_, names))
+        network = LocalNetwork(_named(self.graph_, names))
         train = self._training(names)
         procedures = {}
         for label, own_rows in rows.items():
@@ -430,7 +426,7 @@ class _FeatureRegressor(_SiteRegressor):
         return SiteModel(header, members, outcome.scaling)
 
 
-@_parameters
+@parameters
 class _NetworkRegressor(_FeatureRegressor):
     """A regressor whose sites talk over a graph."""
 
@@ -447,7 +443,7 @@ class _NetworkRegressor(_FeatureRegressor):
         return topologies.build(self.topology, labels, self.n_neighbors, seed)
 
 
-@_parameters
+@parameters
 class DeKRRRegressor(_NetworkRegressor):
     """Decentralised kernel ridge regression with features chosen by each site (DeKRR-DDRF).
 
@@ -761,7 +757,7 @@ class DeKRRRegressor(_NetworkRegressor):
         labels = [*(label for label in self.sites_ if label in graph), *joining]
         graph = topologies.build(graph, labels)
         names = names_with(self._names, labels)
-        network = LocalNetwork(nx.relabel_nodes(graph, names))
+        network = LocalNetwork(_named(graph, names))
         settings = msgspec.structs.replace(self._settings(self.alpha_, self.consensus_), own_weight=self.own_weight_)
         no_rows = ArrayRows(np.empty((0, self.n_features_in_)), np.empty(0))
         procedures = {}
@@ -786,7 +782,7 @@ class DeKRRRegressor(_NetworkRegressor):
         return grid if len(grid) > 1 else super()._grid(name)
 
 
-@_parameters
+@parameters
 class DKLARegressor(_NetworkRegressor):
     """Shared features and consensus on coefficients by ADMM (DKLA; Xu et al. 2021).
 
@@ -851,7 +847,7 @@ class DKLARegressor(_NetworkRegressor):
         return {}
 
 
-@_parameters
+@parameters
 class COKERegressor(DKLARegressor):
     """DKLA that sends coefficients only when they have moved enough (COKE; Xu et al. 2021).
 
@@ -890,7 +886,7 @@ class COKERegressor(DKLARegressor):
         return saved / max(sent + saved, 1)
 
 
-@_parameters
+@parameters
 class AllReduceRegressor(_NetworkRegressor):
     """Shared features and exact sums over a spanning tree: where DKLA converges to, at once.
 
@@ -929,7 +925,7 @@ class AllReduceRegressor(_NetworkRegressor):
         return partial(allreduce.train, settings=settings)
 
 
-@_parameters
+@parameters
 class _UnconnectedRegressor(_FeatureRegressor):
     """A regressor whose sites, one or many, have nobody to talk to: the exact solution at each."""
 
@@ -940,7 +936,7 @@ class _UnconnectedRegressor(_FeatureRegressor):
         return partial(allreduce.train, settings=allreduce.Settings(alpha=self.alpha, scale=self.scale))
 
 
-@_parameters
+@parameters
 class LocalRegressor(_UnconnectedRegressor):
     """No exchange at all: every site alone with its rows, its features and its scaling.
 
@@ -964,7 +960,7 @@ class LocalRegressor(_UnconnectedRegressor):
     features: Any = "greedy"
 
 
-@_parameters
+@parameters
 class CentralizedRFF(_UnconnectedRegressor):
     """Ridge regression on random features of the pooled rows: one site that has everything.
 
@@ -994,7 +990,7 @@ class CentralizedRFF(_UnconnectedRegressor):
         self.models_ = dict.fromkeys(labels, self.models_[labels[0]])
 
 
-@_parameters
+@parameters
 class CentralizedKRR(_SiteRegressor):
     """Exact kernel ridge regression of the pooled rows, (K + N alpha I)^-1 y. It takes N^2 memory.
 
@@ -1028,10 +1024,14 @@ class CentralizedKRR(_SiteRegressor):
         self.models_ = dict.fromkeys(rows, model)
 
 
+def _named(graph: Any, names: Mapping[Hashable, str]) -> dict[str, list[str]]:
+    return {names[label]: [names[p] for p in graph[label]] for label in graph}
+
+
 def _by_site(X: Array, y: Array, labels: Sequence[Hashable], index: np.ndarray, seed: int) -> dict[Hashable, Rows]:
     """Return each site's part of rows in memory; it is a view where the part is in one piece."""
-    parts = {label: _in_one_piece(np.flatnonzero(index == j)) for j, label in enumerate(labels)}
-    return {label: ArrayRows(X[own], y[own], seed=seed) for label, own in parts.items()}
+    parts = map(_in_one_piece, places_of(index, len(labels)))
+    return {label: ArrayRows(X[own], y[own], seed=seed) for label, own in zip(labels, parts, strict=True)}
 
 
 def _in_one_piece(places: np.ndarray) -> np.ndarray | slice:

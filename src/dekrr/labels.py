@@ -32,9 +32,20 @@ def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
         if not np.array_equal(given, values, equal_nan=True):
             raise DataError("site labels are times finer than a microsecond; give words or numbers")
     if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
-        unique, index = np.unique(values, return_inverse=True)
-        return unique.tolist(), index
+        return _factorise_integers(values)
     return _factorise_objects(values)
+
+
+def _factorise_integers(values: np.ndarray) -> tuple[list[Hashable], np.ndarray]:
+    """Count rows of each number from the lowest to the highest where those are few, which is faster than sorting."""
+    low, high = (values.min(), values.max()) if values.size else (0, 0)
+    if int(high) - int(low) >= len(values):
+        unique = np.unique(values)
+        return unique.tolist(), np.searchsorted(unique, values)
+    offsets = values.astype(np.int64) - np.int64(low)
+    present = np.bincount(offsets) > 0
+    labels = (np.flatnonzero(present) + np.int64(low)).astype(values.dtype)
+    return labels.tolist(), (np.cumsum(present) - 1)[offsets]
 
 
 def _factorise_objects(values: Sequence[Any]) -> tuple[list[Hashable], np.ndarray]:
@@ -56,6 +67,18 @@ def _factorise_objects(values: Sequence[Any]) -> tuple[list[Hashable], np.ndarra
     rank = np.empty(len(labels), dtype=np.intp)
     rank[order] = np.arange(len(labels))
     return [labels[i] for i in order], rank[index]
+
+
+def places_of(index: np.ndarray, n_labels: int) -> list[np.ndarray]:
+    """Return the rows of each label, in their order, from the index of each row's label.
+
+    Examples
+    --------
+    >>> [rows.tolist() for rows in places_of(np.array([1, 0, 1]), 2)]
+    [[1], [0, 2]]
+    """
+    in_order = np.argsort(index.astype(np.min_scalar_type(n_labels)), kind="stable")
+    return np.split(in_order, np.cumsum(np.bincount(index, minlength=n_labels)))[:-1]
 
 
 def _is_missing(label: Any) -> bool:

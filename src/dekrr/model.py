@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,8 @@ class Member:
 def neighborhood(own: Member, around: Sequence[Member], own_weight: float = OWN_WEIGHT) -> tuple[Member, ...]:
     """Return a site's own model and its neighbours' with the weights of `neighborhood_weights`."""
     weights = neighborhood_weights(len(around), own_weight)
-    return tuple(replace(member, weight=weight) for member, weight in zip([own, *around], weights, strict=True))
+    members = zip([own, *around], weights, strict=True)
+    return tuple(Member(member.feature_map, member.coefficients, weight) for member, weight in members)
 
 
 @dataclass(frozen=True, eq=False)

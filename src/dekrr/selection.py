@@ -17,8 +17,9 @@ greedy : Chen, Billings and Luo, Orthogonal least squares methods and their appl
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from inspect import signature
 from numbers import Integral, Real
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, dataclass_transform
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -38,8 +39,16 @@ MAPPINGS = ("cos", "cossin")
 LONG_WAVE = 0.02
 _WHOLE_FROM = 0.1  # of the pool taken, its products are computed as a whole
 
-# A constructor that only stores its keywords, as scikit-learn wants it.
-_parameters = dataclass(eq=False, repr=False, kw_only=True)
+
+@dataclass_transform(eq_default=False, kw_only_default=True)
+def parameters(estimator: type[Any]) -> Any:
+    """Give an estimator a constructor that only stores its keywords, as scikit-learn wants it.
+
+    Its signature, which scikit-learn asks for in every call of fit, is found once.
+    """
+    made = dataclass(eq=False, repr=False, kw_only=True)(estimator)
+    made.__init__.__signature__ = signature(made.__init__)
+    return made
 
 
 class Pool:
@@ -96,7 +105,7 @@ class Pool:
         return FeatureMap(every.frequencies, every.phases, amplitudes)
 
 
-@_parameters
+@parameters
 class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the selectors; see the module's documentation.
 
@@ -241,7 +250,7 @@ def _random_columns(n_columns: int, n_candidates: int, most: int, rng: np.random
     return np.where(used, np.sqrt(n_columns / how_many), 0.0)
 
 
-@_parameters
+@parameters
 class PlainSelector(Selector):
     """No selection: as many features as asked for, straight from the kernel's density.
 
@@ -265,7 +274,7 @@ class PlainSelector(Selector):
         return pool.keep(np.arange(pool.n_candidates))
 
 
-@_parameters
+@parameters
 class EnergySelector(Selector):
     """Keep the candidates that correlate most with the response: the highest |mean(y psi)|, the paper's.
 
@@ -322,7 +331,7 @@ class EnergySelector(Selector):
         return pool.keep(chosen)
 
 
-@_parameters
+@parameters
 class _SampledSelector(Selector):
     """Draw candidates with replacement in proportion to a score, weighted so that the kernel stays unbiased."""
 
@@ -337,7 +346,7 @@ class _SampledSelector(Selector):
         return pool.keep(chosen, weights=1 / np.sqrt(pool.n_candidates * probabilities[chosen]))
 
 
-@_parameters
+@parameters
 class LeverageSelector(_SampledSelector):
     """Sample by ridge leverage score, diag(Z'Z (Z'Z + n alpha I)^-1) over the pool (Li et al. 2019).
 
@@ -375,7 +384,7 @@ class LeverageSelector(_SampledSelector):
         return positive
 
 
-@_parameters
+@parameters
 class SurrogateSelector(_SampledSelector):
     """Sample by the response-weighted surrogate leverage z'(yy' + n I)z of Liu et al. 2020, in linear time.
 
@@ -392,7 +401,7 @@ class SurrogateSelector(_SampledSelector):
         return summed
 
 
-@_parameters
+@parameters
 class GreedySelector(Selector):
     """Orthogonal least squares: take, one after another, the candidate that most reduces the ridge residual.
 

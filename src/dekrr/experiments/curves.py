@@ -85,8 +85,7 @@ def curves_of(task: Task, problem: Problem, consensus: float | None) -> dict[str
         predictions = np.array([neighborhood_weights(len(group) - 1) @ each[group] for group in groups])
         own_error.append(rse(split.y_test, predictions[split.test_sites, rows]))
         union_error.append(float(np.mean([rse(split.y_test, prediction) for prediction in predictions])))
-    n_exchanges = len(network.bytes_after)
-    setup = n_exchanges - rounds - (1 if consensus is not None else 0)
+    setup = len(network.bytes_after) - rounds
     return {
         "curve_round": shown.tolist(),
         "curve_bytes": [network.bytes_after[setup + k - 1] for k in shown.tolist()],

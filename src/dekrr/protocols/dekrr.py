@@ -226,7 +226,7 @@ def train(
     outcome = Outcome(roster, scaling, ready.own_map, zeros, neighbor_maps=ready.maps, tuned=tuned, ready=ready)
     outcome.own_weight = settings.own_weight
     outcome.privacy = mechanism.spent if mechanism is not None else None
-    yield from iterate(site, row, solver, settings, outcome, keep_path=keep_path)
+    yield from iterate(site, row, solver, settings, outcome, from_zero=True, keep_path=keep_path)
     return outcome
 
 
@@ -552,10 +552,18 @@ def exchange_rows(rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap
 
 
 def iterate(
-    site: Site, row: BlockRow, solver: Solver, settings: Settings, outcome: Outcome, *, keep_path: bool
+    site: Site,
+    row: BlockRow,
+    solver: Solver,
+    settings: Settings,
+    outcome: Outcome,
+    *,
+    from_zero: bool,
+    keep_path: bool = False,
 ) -> Procedure[None]:
     """Exchange coefficients and update them until all sites stop in the same round (lines 9 to 14).
 
+    Where all sites start `from_zero` nobody has to be told so, and the first round goes without an exchange.
     The residual that decides is the last round's, where this round's is next to nothing against it: Chebyshev's rises
     again. Where sites do not depend on each other it is 0 in every other round. To it comes what neighbours cannot see
     of this site's coefficients, on a wire that rounds them or leaves them out.
@@ -564,18 +572,19 @@ def iterate(
     last_length = 0.0
     progress = Progress(outcome.roster.diameter, settings.tol)
     scale = float(np.linalg.norm(row.right_side))
-    sender = Sender(settings.wire, np.zeros_like(outcome.coefficients))
+    sender = Sender(settings.wire, state.coefficients if from_zero else np.zeros_like(state.coefficients))
     listener = Listener({p: np.zeros(known.n_features) for p, known in outcome.neighbor_maps.items()})
     for rounds in range(settings.max_rounds + 1):
-        inbox = yield site.to_all(sender.message(state.coefficients, rounds, progress.share))
-        shares = listener.hear(inbox)
+        shares: dict[str, tuple[float, ...]] = {}
+        if rounds or not from_zero:
+            shares = listener.hear((yield site.to_all(sender.message(state.coefficients, rounds, progress.share))))
         residual = row.residual(state.coefficients, listener.known)
         length = math.sqrt(residual.dot(residual))
         if not math.isfinite(length):
             raise _overflow({**listener.known, "": state.coefficients})
         if sender.known is not state.coefficients:
             length += row.unseen(state.coefficients - sender.known)
-        sudden = bool(inbox) and length <= _SUDDEN * last_length
+        sudden = bool(shares) and length <= _SUDDEN * last_length
         progress.after_exchange((last_length if sudden else length, scale), shares)
         last_length = length
         outcome.objective_shares.append(row.objective_share(state.coefficients, residual))

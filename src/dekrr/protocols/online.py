@@ -82,7 +82,7 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
     )
     outcome = Outcome(roster, scaling, own_map, start, neighbor_maps=maps, ready=ready)
     outcome.own_weight = settings.own_weight
-    yield from iterate(site, row, solver, settings, outcome, keep_path=False)
+    yield from iterate(site, row, solver, settings, outcome, from_zero=False)
     return outcome
 
 
