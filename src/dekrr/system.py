@@ -114,15 +114,17 @@ def assemble(
     n_features = len(own.moment)
     hessian = (1 / weights.n_rows + len(received) * weights.own_penalty) * own.gram
     hessian -= weights.own_penalty * sum(sent[p].lone for p in received)
-    hessian = hessian + weights.alpha / weights.n_sites * np.eye(n_features)
+    hessian.flat[:: n_features + 1] += weights.alpha / weights.n_sites
     if received:
         hessian += unpack_symmetric(pull(received, weights), n_features)
-    couplings = [
-        -weights.own_penalty * sent[p].cross.T - weights.penalties[p] * sums.cross for p, sums in received.items()
-    ]
+    blocks = [hessian]
+    for p, sums in received.items():
+        coupling = -weights.penalties[p] * sums.cross
+        coupling -= weights.own_penalty * sent[p].cross.T
+        blocks.append(coupling)
     return BlockRow(
         neighbors=tuple(received),
-        matrix=np.hstack([hessian, *couplings]),
+        matrix=np.hstack(blocks),
         right_side=own.moment / weights.n_rows,
         response_energy=own.response_energy / weights.n_rows,
     )

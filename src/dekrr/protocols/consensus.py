@@ -81,10 +81,12 @@ def roll_call(site: Site) -> Procedure[Roster]:
             if not 0 <= message.height <= message.farthest <= max(0, exchanges - 2):
                 raise MessageError(f"site {sender!r} tells of a distance that it cannot know yet", sender)
             new = {name: n_rows for name, n_rows in message.rows.items() if name not in rows}
-            rows |= new
-            news |= new
-            if min(new, default=root) < root:
-                root, depth, parent = min(new), exchanges, sender
+            if new:
+                rows |= new
+                news |= new
+                first = min(new)
+                if first < root:
+                    root, depth, parent = first, exchanges, sender
             farthest, height = max(farthest, message.farthest), max(height, message.height)
         if not news and not counted:
             counted = True
