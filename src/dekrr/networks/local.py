@@ -223,7 +223,8 @@ class _Crew:
     """Threads that take steps beside the one that asks for it, once a step lasts.
 
     They are called after a step that has lasted; and one of them looks meanwhile, the less often the longer it has
-    not been needed, since every look takes the lock of Python from whoever has it.
+    not been needed, since every look takes the lock of Python from whoever has it. Where it finds a step that might
+    last it comes back when it would have.
     """
 
     def __init__(self, n_helpers: int) -> None:
@@ -278,15 +279,20 @@ class _Crew:
             self._calls.put(None)
 
     def _help(self, busy: threading.Lock, looks: bool) -> None:
-        pause, longest = _GLANCES
+        shortest, longest = _GLANCES
+        pause = shortest
+        until_look = shortest if looks else None
         while not self._over:
             try:
-                self._calls.get(timeout=pause if looks else None)
+                self._calls.get(timeout=until_look)
             except queue.Empty:
-                pause = min(1.5 * pause, longest)
                 self._call_where_slow()
+                lasted = time.perf_counter() - self._since
+                pause = min(2 * pause, longest)
+                until_look = min(pause, _SLOW - lasted) if _SLOW / 10 < lasted < _SLOW else pause
                 continue
-            pause = _GLANCES[0]
+            pause = shortest
+            until_look = shortest if looks else None
             with busy:
                 _take(self._left)
 
