@@ -31,6 +31,7 @@ SINGLE = (
     39.7598270853191,
 )
 _BYTES_PER_BLOCK = 1 << 18  # a block of rows and its scratch stay in the second-level cache
+_MOST_FOR_PRODUCT = 256  # rows
 _WORTH_COMPILING = 1 << 15  # elements; starting numba takes most of a second, once a process
 
 
@@ -41,9 +42,10 @@ def terms_of(dtype: np.dtype[Any]) -> tuple[Any, tuple[Any, ...]]:
     return dtype.type(0.25), tuple(dtype.type(term) for term in reversed(terms))
 
 
-def _rows_per_block(frequencies: np.ndarray) -> int:
-    n_columns: int = frequencies.shape[1]
-    return max(1, _BYTES_PER_BLOCK // max(1, n_columns * frequencies.itemsize))
+def block_rows(frequencies: np.ndarray) -> int:
+    """Return so few rows that their features stay in the cache, but enough for a product of many columns to be fast."""
+    n_columns, n_features = map(int, frequencies.shape)
+    return max(1, _BYTES_PER_BLOCK // max(1, n_features * frequencies.itemsize), min(2 * n_columns, _MOST_FOR_PRODUCT))
 
 
 @cache
@@ -92,7 +94,7 @@ def wave_blocks(
     n_rows, n_features = len(X), frequencies.shape[1]
     loops = loops_for(n_rows * n_features)
     overwrite = _polynomial if loops is None else loops.overwrite
-    size = min(n_rows, _rows_per_block(frequencies))
+    size = min(n_rows, block_rows(frequencies))
     buffer = np.empty((size, n_features), dtype=frequencies.dtype) if out is None else out
     for start in range(0, n_rows, max(1, size)):
         rows = slice(start, min(start + size, n_rows))
@@ -112,7 +114,7 @@ def evaluate(
             pass
     else:
         parts = tuple(map(np.ascontiguousarray, (frequencies, phases, amplitudes)))
-        loops.evaluate(np.ascontiguousarray(X), parts, *terms_of(out.dtype), _rows_per_block(frequencies), out)
+        loops.evaluate(np.ascontiguousarray(X), parts, *terms_of(out.dtype), block_rows(frequencies), out)
 
 
 def moment(
@@ -123,7 +125,7 @@ def moment(
     if loops is not None:
         parts = tuple(map(np.ascontiguousarray, (frequencies, phases, amplitudes)))
         X, y = np.ascontiguousarray(X), np.ascontiguousarray(y)
-        return np.asarray(loops.moment(X, parts, *terms_of(X.dtype), _rows_per_block(frequencies), y))
+        return np.asarray(loops.moment(X, parts, *terms_of(X.dtype), block_rows(frequencies), y))
     total = np.zeros(len(phases))
     for rows, block in wave_blocks(X, frequencies, phases, amplitudes):
         total += y[rows] @ block
