@@ -1,6 +1,8 @@
 import itertools
 import math
+from unittest import mock
 
+import msgspec
 import networkx as nx
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from conftest import tampered
 from dekrr.errors import MessageError
-from dekrr.messages import Roll, Total
+from dekrr.messages import Census, Roll, Tally, Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.consensus import Progress, agree_on_scaling, roll_call, tree_sum
 from dekrr.protocols.site import Site
@@ -31,17 +33,33 @@ def networks(draw):
     return graph, sites
 
 
+def named_at_most(most):
+    """Let networks of more sites than these count by a census."""
+    return mock.patch("dekrr.protocols.consensus._MOST_NAMED", most)
+
+
+FEW_OR_MANY = st.integers(0, 9)
+
+
 @settings(deadline=None)
-@given(networks())
-def test_roll_call(network):
+@given(networks(), FEW_OR_MANY)
+def test_roll_call(network, most):
     graph, sites = network
-    rosters = LocalNetwork(graph).run({site.name: roll_call(site) for site in sites})
+    with named_at_most(most):
+        rosters = LocalNetwork(graph).run({site.name: roll_call(site) for site in sites})
+    every = {other.name: other.n_rows for other in sites}
+    entries = [(n_rows, name) for name, n_rows in every.items()]
     for site in sites:
         roster = rosters[site.name]
-        assert roster.rows == {other.name: other.n_rows for other in sites}
+        if len(sites) <= most or len(sites) == 1:
+            assert roster.rows == every
+            assert roster.diameter == nx.diameter(graph)
+        else:
+            assert roster.rows == {name: every[name] for name in (site.name, *site.neighbors)}
+            assert nx.diameter(graph) <= roster.diameter <= 2 * nx.eccentricity(graph, min(graph))
         assert roster.n_sites == len(sites)
-        assert roster.n_rows == sum(other.n_rows for other in sites)
-        assert roster.diameter == nx.diameter(graph)
+        assert roster.n_rows == sum(every.values())
+        assert (roster.whole.fewest, roster.whole.most) == (min(entries), max(entries))
         assert roster.root == min(graph)
         assert roster.height == nx.eccentricity(graph, roster.root)
         assert roster.depth == nx.shortest_path_length(graph, site.name, roster.root)
@@ -58,11 +76,12 @@ def after_roll_call(procedure):
 
 
 @settings(deadline=None)
-@given(networks())
-def test_bounds_are_those_of_all_rows(network):
+@given(networks(), FEW_OR_MANY)
+def test_bounds_are_those_of_all_rows(network, most):
     graph, sites = network
     run = after_roll_call(agree_on_scaling)
-    scalings = LocalNetwork(graph).run({site.name: run(site) for site in sites})
+    with named_at_most(most):
+        scalings = LocalNetwork(graph).run({site.name: run(site) for site in sites})
     X, y = np.vstack([s.X for s in sites]), np.concatenate([s.y for s in sites])
     for scaling in scalings.values():
         np.testing.assert_array_equal(scaling.lower, [*X.min(axis=0), y.min()])
@@ -70,12 +89,13 @@ def test_bounds_are_those_of_all_rows(network):
 
 
 @settings(deadline=None)
-@given(networks())
-def test_tree_sum_is_the_sum(network):
+@given(networks(), FEW_OR_MANY)
+def test_tree_sum_is_the_sum(network, most):
     graph, sites = network
     run = after_roll_call(lambda site, roster: tree_sum(site, roster, site.X.sum(axis=0)))
     local = LocalNetwork(graph)
-    sums = local.run({site.name: run(site) for site in sites})
+    with named_at_most(most):
+        sums = local.run({site.name: run(site) for site in sites})
     for total in sums.values():
         np.testing.assert_allclose(total, np.vstack([s.X for s in sites]).sum(axis=0), atol=1e-12)
     assert local.traffic.messages_by_kind["Total"] == 2 * (len(sites) - 1)
@@ -140,6 +160,66 @@ def test_a_neighbour_cannot_tell_of_distances_that_it_cannot_know(lie, exchange)
     with pytest.raises(MessageError, match=r"'b' tells of a distance that it cannot know yet") as caught:
         procedure.send({"b": Roll({"b": 8} if exchange == 1 else {}, *lie)})
     assert caught.value.sender == "b"
+
+
+def in_a_census(name, neighbors):
+    """Return the roll call of a site that has just gone over to a census, since more sites are there than are named."""
+    procedure = roll_call(Site(name, neighbors, ArrayRows(np.zeros((3, 1)), np.zeros(3))))
+    next(procedure)
+    with named_at_most(1):
+        sent = procedure.send({p: Roll({p: 8}, 0, 0) for p in neighbors})
+    assert set(sent.values()) == {Census(name, 0, None, None, None)}
+    return procedure
+
+
+ONE = Tally(1, 8, (8, "b"), (8, "b"), 0)
+
+
+def changed(tally, **changes):
+    return msgspec.structs.replace(tally, **changes)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Census("c", 1, "a", None, None),  # sorts behind its own name
+        Census("b", 1, None, None, None),
+        Census("b", 0, "a", None, None),
+        Census("a", 0, "a", None, None),
+        Census("a", -1, "a", None, None),
+        Census("a", 1, None, None, None),
+        Census("a", 1, "a", changed(ONE, sites=0), None),
+        Census("a", 1, "a", changed(ONE, rows=-1), None),
+        Census("a", 1, "a", changed(ONE, rows=1 << 62), None),
+        Census("a", 1, "a", changed(ONE, height=1), None),
+        Census("a", 1, "a", None, changed(ONE, sites=5, height=-1)),
+        Census("a", 1, "a", None, changed(ONE, sites=5, height=1)),  # but this site is two hops away
+    ],
+)
+def test_a_census_that_cannot_be_is_refused(lie):
+    procedure = in_a_census("c", ("b",))
+    with pytest.raises(MessageError, match="'b' tells of a tree that cannot be") as caught:
+        procedure.send({"b": lie})
+    assert caught.value.sender == "b"
+
+
+def test_nobody_begins_with_a_census_or_goes_back_to_the_roll():
+    procedure = roll_call(Site("c", ("b",), ArrayRows(np.zeros((3, 1)), np.zeros(3))))
+    next(procedure)
+    with pytest.raises(MessageError, match="'b' sent Census where Roll is due"):
+        procedure.send({"b": Census("b", 0, None, None, None)})
+    procedure = in_a_census("c", ("b", "d"))
+    procedure.send({"b": Census("b", 0, None, None, None), "d": Roll({}, 0, 0)})
+    with pytest.raises(MessageError, match="'b' sent Roll where Census is due"):
+        procedure.send({"b": Roll({}, 0, 0), "d": Roll({}, 0, 0)})
+
+
+def test_many_sites_know_their_neighbours_only():
+    graph = nx.relabel_nodes(nx.random_regular_graph(4, 300, seed=0), str)
+    rows = ArrayRows(np.zeros((3, 1)), np.zeros(3))
+    rosters = LocalNetwork(graph).run({name: roll_call(Site(name, tuple(graph[name]), rows)) for name in graph})
+    assert {(roster.n_sites, roster.n_rows, len(roster.rows)) for roster in rosters.values()} == {(300, 900, 5)}
+    assert {roster.diameter for roster in rosters.values()} == {2 * nx.eccentricity(graph, "0")}
 
 
 PATH = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}

@@ -15,7 +15,7 @@ from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.estimators import GRIDS
 from dekrr.features import FeatureMap
-from dekrr.messages import Chosen, Features, Moments, Sums, decode, encode
+from dekrr.messages import Chosen, Features, Moments, Sums, Tally, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import guards
 from dekrr.privacy.overhearing import RecordingNetwork
@@ -330,7 +330,8 @@ def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
 
 def test_flooded_frequencies_are_checked_too():
     site = sites()[0]
-    roster = Roster(dict.fromkeys(RING, 60), diameter=1, root="a", height=1, depth=0, parent=None)
+    whole = Tally(len(RING), 60 * len(RING), (60, min(RING)), (60, max(RING)), height=1)
+    roster = Roster(dict.fromkeys(RING, 60), whole, diameter=1, root="a", height=1, depth=0, parent=None)
     procedure = share_features(site, site.rows, EnergySelector(6, sigma=0.5), roster, "b")
     assert next(procedure) == {}
     rng = np.random.default_rng(0)

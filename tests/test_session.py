@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from dekrr.errors import AbsenceError, AgreementError, DataError, DisconnectedError, GoneError, MessageError
 from dekrr.messages import (
     Bounds,
+    Census,
     Chosen,
     Coefficients,
     Features,
     Message,
     Roll,
     Sums,
+    Tally,
     Total,
     Unchanged,
     decode,
@@ -60,6 +62,12 @@ class Fixed(Problem):
         graph = self.graph.subgraph([name for name in self.names if name not in without])
         offers = offers or {}
         return LocalNetwork(graph).run({n: self.make(n, sorted(graph[n]), offers.get(n)) for n in sorted(graph)})
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """Let two sites be too many to know each other by name."""
+    monkeypatch.setattr("dekrr.protocols.consensus._MOST_NAMED", 1)
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -109,6 +117,34 @@ def test_a_graph_that_falls_apart_is_told():
     network = problem.run(Faults(delay=0.05, crashes=(Crash("s2", at=1.0, back=None),)))
     assert {type(ending.error) for ending in network.endings.values()} == {DisconnectedError}
     assert "s3, s4 cannot be reached" in str(network.endings["s0"].error)
+
+
+def test_a_graph_of_many_that_falls_apart_is_told(many):
+    problem = Fixed(nx.path_graph(7))
+    network = problem.run(Faults(delay=0.05, crashes=(Crash("s3", at=1.0, back=None),)))
+    assert {type(ending.error) for ending in network.endings.values()} == {DisconnectedError}
+    assert "without s3 3 of 6 sites cannot be reached" in str(network.endings["s0"].error)
+
+
+@pytest.mark.parametrize(
+    ("census", "exchange"),
+    [
+        (Census("z", 0, None, None, None), 0),
+        (Census("a", 2, "a", None, None), 0),
+        (Census("a", 1, "a", Tally(3, 8, (8, "b"), (8, "b"), 0), None), 0),
+        (Census("a", 1, "a", None, Tally(2, 8, (8, "z"), (8, "b"), 0)), 0),
+        (Census("a", 1, "a", None, Tally(2, 8, (8, "b"), (8, "z"), 0)), 0),
+        (Census("a", 1, "a", None, Tally(2, 8, (8, "b"), (8, "b"), 2)), 0),
+        (Census("a", 1, "a", None, None), 13),
+    ],
+)
+def test_a_census_of_other_sites_or_without_end_is_refused(many, census, exchange):
+    session, told = lonely()
+    session.receive([("b", hello("b"))], 0.0)
+    session.receive([("b", data("b", exchange, census))], 0.0)
+    (refused,) = [details for word, details in told if word == "refused"]
+    assert "census" in refused["reason"]
+    assert not session.peers["b"].frames
 
 
 def test_a_site_that_comes_back_too_late_is_told_that_it_is_gone():
@@ -223,6 +259,7 @@ NAN = encode(Coefficients(np.full(2, np.nan), (0.0, 0.0)))
         ("b", data("b", 0, Roll({}, 10**9, 0)), "cannot be"),
         ("b", data("b", 0, Roll({"z": 8}, 0, 0)), "cannot be"),
         ("b", data("b", 0, Roll({"b": -1}, 0, 0)), "cannot be"),
+        ("b", data("b", 0, Census("b", 0, None, None, None)), "a census that cannot be"),
         ("b", data("b", 0, Unchanged((float("nan"), 1.0))), "NaN"),
         ("b", data("b", 0, Features(np.zeros((2, 3)), np.zeros(2), np.zeros(3), 1)), "do not fit"),
     ],

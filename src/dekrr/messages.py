@@ -41,6 +41,30 @@ class Roll(Message, frozen=True, tag="roll"):
     height: int
 
 
+class Tally(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What was counted of a branch of a tree: sites, their rows, who has the fewest and the most, and its height."""
+
+    sites: int
+    rows: int
+    fewest: tuple[int, str]
+    most: tuple[int, str]
+    height: int
+
+
+class Census(Message, frozen=True, tag="census"):
+    """The roll of a network of many: whose name sorts first as far as the sender knows (the root), and what is counted.
+
+    The sender's hops from the root, its neighbour on the way there, its branch once that is all counted, and the
+    whole once the root has told it.
+    """
+
+    root: str
+    depth: int
+    parent: str | None
+    branch: Tally | None
+    whole: Tally | None
+
+
 class Bounds(Message, frozen=True, tag="bounds"):
     """The smallest and largest values known to the sender, one per column and one for the response."""
 
@@ -123,7 +147,18 @@ class Total(Message, frozen=True, tag="total"):
 
 
 AnyMessage = (
-    Roll | Bounds | Features | Chosen | Degree | Sums | Moments | RowFeatures | Coefficients | Unchanged | Total
+    Roll
+    | Census
+    | Bounds
+    | Features
+    | Chosen
+    | Degree
+    | Sums
+    | Moments
+    | RowFeatures
+    | Coefficients
+    | Unchanged
+    | Total
 )
 Kind = TypeVar("Kind", bound=Message)
 

@@ -263,7 +263,7 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
         "settled": outcome.settled,
         "relative residual": outcome.relative_residual,
         "objective share": outcome.objective_shares[-1],
-        "sites": len(outcome.roster.rows),
+        "sites": outcome.roster.n_sites,
         "rows of all sites": outcome.roster.n_rows,
         **(_tuned(outcome.tuned) if outcome.tuned else {}),
     }

@@ -23,6 +23,7 @@ from ..messages import (
     MAX_BYTES,
     AnyMessage,
     Bounds,
+    Census,
     Chosen,
     Coefficients,
     Features,
@@ -34,6 +35,7 @@ from ..messages import (
     decoder_of,
     encode,
 )
+from ..protocols import consensus
 from ..protocols.outcome import Outcome
 from ..protocols.site import Outbox, Procedure
 from .journal import Ended, Journal, NoJournal, Opening, Received
@@ -47,8 +49,10 @@ MAX_FRAME = MAX_BYTES + (1 << 16)  # bytes of a message and of what is around it
 REFUSING = 5.0  # seconds for which a site that refuses the run tells its neighbours why
 SLOWNESS = 10  # patiences granted to a neighbour that is alive but says nothing, or does not send what it owes
 _OTHER_ROWS = "site {!r} came back with other rows or features than it had"
+_LONGEST_CENSUS = 6  # exchanges a site
 _REASON = 300  # characters of what was wrong with a frame that are told
-_EXACT = frozenset({Roll, Bounds, Chosen, Features})  # what a site says again to the last bit, wherever it starts again
+# What a site says again to the last bit, wherever it starts again.
+_EXACT = frozenset({Roll, Census, Bounds, Chosen, Features})
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_unknown_fields=True):
@@ -373,8 +377,10 @@ class Session:
                 raise MessageError(f"a frame of exchange {frame.exchange}")
             if frame.message is not None:
                 check(frame.message, sender)
-                if type(frame.message) is Roll:
+                if isinstance(frame.message, Roll):
                     self._check_roll(frame.message, frame)
+                elif isinstance(frame.message, Census):
+                    self._check_census(frame.message, frame)
         return frame
 
     def refuse(self, sender: str, reason: str) -> None:
@@ -561,11 +567,14 @@ class Session:
         Whoever is through them knows that every site was through with the procedure.
         """
         outcome = yield from procedure
-        unreachable = self.plan.sites - self.gone - set(outcome.roster.rows)
-        if unreachable:
+        there, roster = self.plan.sites - self.gone, outcome.roster
+        if roster.n_sites < len(there):
+            who = f"{len(there) - roster.n_sites} of {len(there)} sites"
+            if len(roster.rows) == roster.n_sites:
+                who = f"the sites {', '.join(sorted(there - roster.rows.keys()))}"
             raise DisconnectedError(
-                f"without {', '.join(sorted(self.gone))} the sites {', '.join(sorted(unreachable))} cannot be reached "
-                f"from site {self.plan.name!r}: the graph has fallen apart"
+                f"without {', '.join(sorted(self.gone))} {who} cannot be reached from site {self.plan.name!r}: the "
+                "graph has fallen apart"
             )
         self.result = outcome
         for _ in range(outcome.roster.diameter):
@@ -639,6 +648,16 @@ class Session:
                 raise MessageError(f"site {sender!r} tells of a site {name!r} that cannot be", sender)
         if not 0 <= roll.height <= roll.farthest < len(there):
             raise MessageError(f"site {sender!r} tells of {roll.farthest} hops between sites, which cannot be", sender)
+
+    def _check_census(self, census: Census, frame: Data) -> None:
+        sender, there = frame.sender, self.plan.sites.difference(frame.gone)
+        counts = [tally for tally in (census.branch, census.whole) if tally is not None]
+        names = {census.root, *(name for tally in counts for _, name in (tally.fewest, tally.most))}
+        most = max([census.depth + 1, *(max(tally.sites, tally.height + 1) for tally in counts)])
+        if consensus.are_named(len(there)) or not names <= there or most > len(there):
+            raise MessageError(f"site {sender!r} tells of a census that cannot be", sender)
+        if frame.exchange > _LONGEST_CENSUS * len(there):
+            raise MessageError(f"site {sender!r} does not come to the end of its census", sender)
 
     def _compare(self, frame: Data, data: bytes, now: float) -> None:
         """Go on without a neighbour that came back and says something else than it said before."""

@@ -1,20 +1,23 @@
 """What sites agree on over edges alone: who is there, bounds, sums, and when to stop.
 
-Nobody is told the number of sites, of rows, or the graph. `roll_call` finds them by flooding;
-its diameter is how many exchanges a maximum takes to reach everybody afterwards.
+Nobody is told the number of sites, of rows, or the graph. `roll_call` finds them by flooding names or, where there are
+many, by counting over a tree; its diameter is how many exchanges a maximum takes to reach everybody afterwards.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ..errors import MessageError
-from ..messages import Bounds, Roll, Total, expect, expect_senders
+from ..messages import Bounds, Census, Roll, Tally, Total, expect, expect_kind, expect_senders
 from ..scaling import Scaling
 from ..types import Array
-from .site import Procedure, Site
+from .site import Inbox, Procedure, Site
 
+_MOST_ROWS = 1 << 40  # of a site, so that sums of lies can be sent
+_MOST_NAMED = 256  # sites that all know by name; where there are more, everybody knows its neighbours only
 _AT_A_TIME = 2  # rounds whose largest residual is on its way
 
 
@@ -25,9 +28,11 @@ class Roster:
     Parameters
     ----------
     rows : mapping of site to int
-        Rows of every site (N_j).
+        Rows of every site (N_j); in a network of many of this one and its neighbours.
+    whole : Tally
+        What there is in all.
     diameter : int
-        The most hops between two sites.
+        The most hops between two sites; in a network of many a bound, twice the tree's height.
     root : str
         The root of the spanning tree: the site whose name sorts first.
     height : int
@@ -39,6 +44,7 @@ class Roster:
     """
 
     rows: Mapping[str, int]
+    whole: Tally
     diameter: int
     root: str
     height: int
@@ -48,22 +54,23 @@ class Roster:
     @property
     def n_rows(self) -> int:
         """Rows of all sites together (N)."""
-        return sum(self.rows.values())
+        return self.whole.rows
 
     @property
     def n_sites(self) -> int:
         """How many sites there are (J)."""
-        return len(self.rows)
+        return self.whole.sites
 
 
 def roll_call(site: Site) -> Procedure[Roster]:
-    """Find all sites, their row counts and the diameter, in 2 diameter + 2 exchanges.
+    """Find all sites, their row counts and the diameter, in 2 diameter + 2 exchanges; of many, by a `census`.
 
     In exchange k a site hears of the sites k hops away. The first exchange without a new name tells it its
     eccentricity (the hops to the farthest site), and all flood the largest they know. Eccentricities differ by 1 at
     most along an edge. So a site that knows of m, less than the diameter, has one of m + 1 within m hops, which knows
     it after exchange m + 2, and hears of it until exchange 2 m + 2. If it has not, m is the diameter: all know it then,
-    and leave together.
+    and leave together. Whoever knows of more than 256 sites goes over to a census, and takes its neighbours along: it
+    is heard of where further names would have been.
     """
     rows = {site.name: site.n_rows}
     root, depth, parent = site.name, 0, None
@@ -71,9 +78,12 @@ def roll_call(site: Site) -> Procedure[Roster]:
     farthest = height = exchanges = 0
     counted = False
     while not counted or exchanges < 2 * farthest + 2:
-        inbox = expect((yield site.to_all(Roll(news, farthest, height))), Roll)
-        expect_senders(inbox, site.neighbors)
+        mixed = yield site.to_all(Roll(news, farthest, height))
+        expect_senders(mixed, site.neighbors)
         exchanges += 1
+        if exchanges > 1 and any(isinstance(message, Census) for message in mixed.values()):
+            return (yield from census(site, rows, mixed))
+        inbox = expect(mixed, Roll)
         news = {}
         for sender, message in sorted(inbox.items()):
             if exchanges == 1 and message.rows.keys() != {sender}:
@@ -88,13 +98,98 @@ def roll_call(site: Site) -> Procedure[Roster]:
                 if first < root:
                     root, depth, parent = first, exchanges, sender
             farthest, height = max(farthest, message.farthest), max(height, message.height)
+        if not are_named(len(rows)):
+            return (yield from census(site, rows, {}))
         if not news and not counted:
             counted = True
             farthest = max(farthest, exchanges - 1)
             if site.name == root:
                 height = exchanges - 1
     in_order = {name: rows[name] for name in sorted(rows)}
-    return Roster(in_order, farthest, root, height=height, depth=depth, parent=parent)
+    whole = _counted(_of_one(name, n_rows) for name, n_rows in in_order.items())
+    return Roster(in_order, whole, farthest, root, height=height, depth=depth, parent=parent)
+
+
+def are_named(n_sites: int) -> bool:
+    """Return whether so many sites know each other by name, so that nobody has a reason for a census."""
+    return n_sites <= _MOST_NAMED
+
+
+def _of_one(name: str, n_rows: int) -> Tally:
+    return Tally(1, n_rows, (n_rows, name), (n_rows, name), 0)
+
+
+def _counted(parts: Iterable[Tally]) -> Tally:
+    every = list(parts)
+    return Tally(
+        sites=sum(part.sites for part in every),
+        rows=sum(part.rows for part in every),
+        fewest=min(part.fewest for part in every),
+        most=max(part.most for part in every),
+        height=max(part.height for part in every),
+    )
+
+
+def census(site: Site, rows: Mapping[str, int], inbox: Inbox) -> Procedure[Roster]:
+    """Count sites and rows over a tree, in 3 height + 2 exchanges from when its root begins.
+
+    The first name floods, and each site's way to it is the neighbour it heard it from. That is the shortest way, as
+    whoever hears of a census joins it at once. A branch is counted when all neighbours know the same root and all that
+    hang on this site have counted theirs; the root's then is the whole, since somebody next to a site that knows of
+    another root does not count. It goes down again with the height, so that all know when all have it, and leave
+    together.
+
+    Parameters
+    ----------
+    site : Site
+    rows : mapping of site to int
+        Of this site, its neighbours, and maybe others.
+    inbox : mapping of neighbour to message
+        What brought the census here.
+    """
+    root, depth, parent = site.name, 0, None
+    heard: dict[str, Census] = {}
+    while True:
+        for p, message in inbox.items():
+            if p in heard or isinstance(message, Census):
+                heard[p] = expect_kind(p, message, Census)
+                _check_census(p, heard[p])
+        for p in sorted(heard):
+            if heard[p].root < root:
+                root, depth, parent = heard[p].root, heard[p].depth + 1, p
+        alike = [heard[p] for p in sorted(heard) if heard[p].root == root]
+        branches = [message.branch for message in alike if message.parent == site.name]
+        branch = whole = None
+        if len(alike) == len(site.neighbors) and None not in branches:
+            lower = [msgspec.structs.replace(part, height=part.height + 1) for part in branches if part is not None]
+            branch = _counted([_of_one(site.name, site.n_rows), *lower])
+        if parent is None:
+            whole = branch
+        elif heard[parent].root == root:
+            whole = heard[parent].whole
+        message = Census(root, depth, parent, branch, whole)
+        if whole is not None:
+            break
+        inbox = yield site.to_all(message)
+        expect_senders(inbox, site.neighbors)
+    if not depth <= whole.height < whole.sites:
+        raise MessageError(f"site {parent!r} tells of a tree that cannot be", parent)
+    for _ in range(whole.height - depth):
+        expect((yield site.to_all(message)), Census)
+    around = {name: rows[name] for name in sorted([site.name, *site.neighbors])}
+    diameter = min(2 * whole.height, whole.sites - 1)
+    return Roster(around, whole, diameter, root, height=whole.height, depth=depth, parent=parent)
+
+
+def _check_census(sender: str, message: Census) -> None:
+    begins = message.root == sender
+    fits = message.root <= sender and (message.depth == 0) == begins and (message.parent is None) == begins
+    counts = [tally for tally in (message.branch, message.whole) if tally is not None]
+    fits = fits and all(
+        0 <= tally.height < tally.sites and 0 <= tally.rows <= _MOST_ROWS * tally.sites for tally in counts
+    )
+    if not fits or message.depth < 0:
+        raise MessageError(f"site {sender!r} tells of a tree that cannot be", sender)
 
 
 def agree_on_scaling(site: Site, roster: Roster) -> Procedure[Scaling]:

@@ -177,7 +177,7 @@ def tune(
 
 def folds_of_enough_rows(roster: Roster, folds: int, min_rows: int) -> int:
     """Return the most folds, up to `folds`, of at least `min_rows` rows at every site: what differences sum over."""
-    site, fewest = min(roster.rows.items(), key=lambda entry: (entry[1], entry[0]))
+    fewest, site = roster.whole.fewest
     if roster.n_sites == 1 or fewest >= folds * min_rows:
         return folds
     if fewest < 2 * min_rows:
