@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conftest import tampered
 from dekrr.errors import MessageError
-from dekrr.messages import Census, Roll, Tally, Total
+from dekrr.messages import Branch, Census, Roll, Tally, Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.consensus import Progress, agree_on_scaling, roll_call, tree_sum
 from dekrr.protocols.site import Site
@@ -51,12 +51,9 @@ def test_roll_call(network, most):
     entries = [(n_rows, name) for name, n_rows in every.items()]
     for site in sites:
         roster = rosters[site.name]
-        if len(sites) <= most or len(sites) == 1:
-            assert roster.rows == every
-            assert roster.diameter == nx.diameter(graph)
-        else:
-            assert roster.rows == {name: every[name] for name in (site.name, *site.neighbors)}
-            assert nx.diameter(graph) <= roster.diameter <= 2 * nx.eccentricity(graph, min(graph))
+        around = {name: every[name] for name in (site.name, *site.neighbors)}
+        assert roster.rows == (every if len(sites) <= most else around)
+        assert roster.diameter == nx.diameter(graph)
         assert roster.n_sites == len(sites)
         assert roster.n_rows == sum(every.values())
         assert (roster.whole.fewest, roster.whole.most) == (min(entries), max(entries))
@@ -168,7 +165,7 @@ def in_a_census(name, neighbors):
     next(procedure)
     with named_at_most(1):
         sent = procedure.send({p: Roll({p: 8}, 0, 0) for p in neighbors})
-    assert set(sent.values()) == {Census(name, 0, None, None, None)}
+    assert list(sent.values()) == [Census(name, 0, None)] * len(neighbors)
     return procedure
 
 
@@ -182,18 +179,20 @@ def changed(tally, **changes):
 @pytest.mark.parametrize(
     "lie",
     [
-        Census("c", 1, "a", None, None),  # sorts behind its own name
-        Census("b", 1, None, None, None),
-        Census("b", 0, "a", None, None),
-        Census("a", 0, "a", None, None),
-        Census("a", -1, "a", None, None),
-        Census("a", 1, None, None, None),
-        Census("a", 1, "a", changed(ONE, sites=0), None),
-        Census("a", 1, "a", changed(ONE, rows=-1), None),
-        Census("a", 1, "a", changed(ONE, rows=1 << 62), None),
-        Census("a", 1, "a", changed(ONE, height=1), None),
-        Census("a", 1, "a", None, changed(ONE, sites=5, height=-1)),
-        Census("a", 1, "a", None, changed(ONE, sites=5, height=1)),  # but this site is two hops away
+        Census("c", 1, "a"),  # sorts behind its own name
+        Census("b", 1, None),
+        Census("b", 0, "a"),
+        Census("a", 0, "a"),
+        Census("a", -1, "a"),
+        Census("a", 1, None),
+        Census("a", 1, "a", Branch(changed(ONE, sites=0), [])),
+        Census("a", 1, "a", Branch(changed(ONE, rows=-1), [])),
+        Census("a", 1, "a", Branch(changed(ONE, rows=1 << 62), [])),
+        Census("a", 1, "a", Branch(changed(ONE, height=1), [])),
+        Census("a", 1, "a", None, changed(ONE, sites=5, height=-1), 4),
+        Census("a", 1, "a", None, changed(ONE, sites=5, height=1), 4),  # but this site is two hops away
+        Census("a", 1, "a", None, changed(ONE, sites=5, height=3), 2),
+        Census("a", 1, "a", None, changed(ONE, sites=5, height=3), 5),
     ],
 )
 def test_a_census_that_cannot_be_is_refused(lie):
@@ -207,11 +206,27 @@ def test_nobody_begins_with_a_census_or_goes_back_to_the_roll():
     procedure = roll_call(Site("c", ("b",), ArrayRows(np.zeros((3, 1)), np.zeros(3))))
     next(procedure)
     with pytest.raises(MessageError, match="'b' sent Census where Roll is due"):
-        procedure.send({"b": Census("b", 0, None, None, None)})
+        procedure.send({"b": Census("b", 0, None)})
     procedure = in_a_census("c", ("b", "d"))
-    procedure.send({"b": Census("b", 0, None, None, None), "d": Roll({}, 0, 0)})
+    procedure.send({"b": Census("b", 0, None), "d": Roll({}, 0, 0)})
     with pytest.raises(MessageError, match="'b' sent Roll where Census is due"):
         procedure.send({"b": Roll({}, 0, 0), "d": Roll({}, 0, 0)})
+
+
+def test_a_root_once_told_is_not_taken_back():
+    procedure = in_a_census("c", ("b",))
+    procedure.send({"b": Census("a", 1, "a")})
+    with pytest.raises(MessageError, match="'b' tells of a tree that cannot be"):
+        procedure.send({"b": Census("b", 0, None)})
+
+
+@pytest.mark.parametrize("edges", [[], [("a", "b")], [("a", "b"), ("x", "y")], [("a", "b"), ("c", "c")]])
+def test_where_edges_do_not_join_all_sites_twice_the_height_stands_for_the_diameter(edges):
+    procedure = in_a_census("a", ("b",))
+    branch = Branch(Tally(2, 16, (8, "b"), (8, "c"), 1), edges)
+    sent = procedure.send({"b": Census("a", 1, "a", branch)})
+    assert sent["b"].whole == Tally(3, 19, (3, "a"), (8, "c"), 2)
+    assert sent["b"].diameter == 2
 
 
 def test_many_sites_know_their_neighbours_only():
@@ -219,7 +234,7 @@ def test_many_sites_know_their_neighbours_only():
     rows = ArrayRows(np.zeros((3, 1)), np.zeros(3))
     rosters = LocalNetwork(graph).run({name: roll_call(Site(name, tuple(graph[name]), rows)) for name in graph})
     assert {(roster.n_sites, roster.n_rows, len(roster.rows)) for roster in rosters.values()} == {(300, 900, 5)}
-    assert {roster.diameter for roster in rosters.values()} == {2 * nx.eccentricity(graph, "0")}
+    assert {roster.diameter for roster in rosters.values()} == {nx.diameter(graph)}
 
 
 PATH = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dekrr.errors import AbsenceError, AgreementError, DataError, DisconnectedError, GoneError, MessageError
 from dekrr.messages import (
     Bounds,
+    Branch,
     Census,
     Chosen,
     Coefficients,
@@ -129,13 +130,15 @@ def test_a_graph_of_many_that_falls_apart_is_told(many):
 @pytest.mark.parametrize(
     ("census", "exchange"),
     [
-        (Census("z", 0, None, None, None), 0),
-        (Census("a", 2, "a", None, None), 0),
-        (Census("a", 1, "a", Tally(3, 8, (8, "b"), (8, "b"), 0), None), 0),
-        (Census("a", 1, "a", None, Tally(2, 8, (8, "z"), (8, "b"), 0)), 0),
-        (Census("a", 1, "a", None, Tally(2, 8, (8, "b"), (8, "z"), 0)), 0),
-        (Census("a", 1, "a", None, Tally(2, 8, (8, "b"), (8, "b"), 2)), 0),
-        (Census("a", 1, "a", None, None), 13),
+        (Census("z", 0, None), 0),
+        (Census("a", 2, "a"), 0),
+        (Census("a", 1, "a", Branch(Tally(3, 8, (8, "b"), (8, "b"), 0), [])), 0),
+        (Census("a", 1, "a", Branch(Tally(1, 8, (8, "b"), (8, "b"), 0), [("b", "z")])), 0),
+        (Census("a", 1, "a", None, Tally(2, 8, (8, "z"), (8, "b"), 0), 1), 0),
+        (Census("a", 1, "a", None, Tally(2, 8, (8, "b"), (8, "z"), 0), 1), 0),
+        (Census("a", 1, "a", None, Tally(2, 8, (8, "b"), (8, "b"), 2), 1), 0),
+        (Census("a", 1, "a", None, Tally(2, 8, (8, "b"), (8, "b"), 1), 2), 0),
+        (Census("a", 1, "a"), 13),
     ],
 )
 def test_a_census_of_other_sites_or_without_end_is_refused(many, census, exchange):
@@ -259,7 +262,7 @@ NAN = encode(Coefficients(np.full(2, np.nan), (0.0, 0.0)))
         ("b", data("b", 0, Roll({}, 10**9, 0)), "cannot be"),
         ("b", data("b", 0, Roll({"z": 8}, 0, 0)), "cannot be"),
         ("b", data("b", 0, Roll({"b": -1}, 0, 0)), "cannot be"),
-        ("b", data("b", 0, Census("b", 0, None, None, None)), "a census that cannot be"),
+        ("b", data("b", 0, Census("b", 0, None)), "a census that cannot be"),
         ("b", data("b", 0, Unchanged((float("nan"), 1.0))), "NaN"),
         ("b", data("b", 0, Features(np.zeros((2, 3)), np.zeros(2), np.zeros(3), 1)), "do not fit"),
     ],

@@ -51,18 +51,32 @@ class Tally(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     height: int
 
 
+class Branch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A branch of a tree, and the edges of its sites, each told by the end whose name sorts first."""
+
+    tally: Tally
+    edges: list[tuple[str, str]]
+
+
 class Census(Message, frozen=True, tag="census"):
     """The roll of a network of many: whose name sorts first as far as the sender knows (the root), and what is counted.
 
-    The sender's hops from the root, its neighbour on the way there, its branch once that is all counted, and the
-    whole once the root has told it.
+    The sender's hops from the root, its neighbour on the way there, to that one its branch as soon as it is all
+    counted, and once the root has told it the whole and the most hops between two sites.
     """
 
     root: str
     depth: int
     parent: str | None
-    branch: Tally | None
-    whole: Tally | None
+    branch: Branch | None = None
+    whole: Tally | None = None
+    diameter: int = 0
+
+    @property
+    def tallies(self) -> list[Tally]:
+        """All that is counted in it."""
+        told = [self.whole, self.branch.tally if self.branch is not None else None]
+        return [tally for tally in told if tally is not None]
 
 
 class Bounds(Message, frozen=True, tag="bounds"):

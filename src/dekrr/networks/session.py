@@ -651,9 +651,12 @@ class Session:
 
     def _check_census(self, census: Census, frame: Data) -> None:
         sender, there = frame.sender, self.plan.sites.difference(frame.gone)
-        counts = [tally for tally in (census.branch, census.whole) if tally is not None]
-        names = {census.root, *(name for tally in counts for _, name in (tally.fewest, tally.most))}
-        most = max([census.depth + 1, *(max(tally.sites, tally.height + 1) for tally in counts)])
+        names, most = {census.root}, 1 + max(census.depth, census.diameter)
+        for tally in census.tallies:
+            names |= {tally.fewest[1], tally.most[1]}
+            most = max(most, tally.sites, tally.height + 1)
+        if census.branch is not None:
+            names.update(*census.branch.edges)
         if consensus.are_named(len(there)) or not names <= there or most > len(there):
             raise MessageError(f"site {sender!r} tells of a census that cannot be", sender)
         if frame.exchange > _LONGEST_CENSUS * len(there):

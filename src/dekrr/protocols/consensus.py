@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order
 
 from ..errors import MessageError
-from ..messages import Bounds, Census, Roll, Tally, Total, expect, expect_kind, expect_senders
+from ..messages import Bounds, Branch, Census, Roll, Tally, Total, expect, expect_kind, expect_senders
 from ..scaling import Scaling
 from ..types import Array
 from .site import Inbox, Procedure, Site
@@ -32,7 +34,7 @@ class Roster:
     whole : Tally
         What there is in all.
     diameter : int
-        The most hops between two sites; in a network of many a bound, twice the tree's height.
+        The most hops between two sites.
     root : str
         The root of the spanning tree: the site whose name sorts first.
     height : int
@@ -131,13 +133,13 @@ def _counted(parts: Iterable[Tally]) -> Tally:
 
 
 def census(site: Site, rows: Mapping[str, int], inbox: Inbox) -> Procedure[Roster]:
-    """Count sites and rows over a tree, in 3 height + 2 exchanges from when its root begins.
+    """Count sites, rows and edges over a tree, in 3 height + 2 exchanges from when its root begins.
 
     The first name floods, and each site's way to it is the neighbour it heard it from. That is the shortest way, as
     whoever hears of a census joins it at once. A branch is counted when all neighbours know the same root and all that
     hang on this site have counted theirs; the root's then is the whole, since somebody next to a site that knows of
-    another root does not count. It goes down again with the height, so that all know when all have it, and leave
-    together.
+    another root does not count. The root alone gets all edges, and finds the diameter. It goes down with the whole and
+    the height, so that all know when all have it, and leave together.
 
     Parameters
     ----------
@@ -149,45 +151,79 @@ def census(site: Site, rows: Mapping[str, int], inbox: Inbox) -> Procedure[Roste
     """
     root, depth, parent = site.name, 0, None
     heard: dict[str, Census] = {}
+    branches: dict[str, Branch] = {}  # of this root, by who told
+    told = False
+    whole, diameter = None, 0
     while True:
         for p, message in inbox.items():
             if p in heard or isinstance(message, Census):
-                heard[p] = expect_kind(p, message, Census)
-                _check_census(p, heard[p])
+                before, heard[p] = heard.get(p), expect_kind(p, message, Census)
+                _check_census(p, heard[p], before)
         for p in sorted(heard):
             if heard[p].root < root:
                 root, depth, parent = heard[p].root, heard[p].depth + 1, p
-        alike = [heard[p] for p in sorted(heard) if heard[p].root == root]
-        branches = [message.branch for message in alike if message.parent == site.name]
-        branch = whole = None
-        if len(alike) == len(site.neighbors) and None not in branches:
-            lower = [msgspec.structs.replace(part, height=part.height + 1) for part in branches if part is not None]
-            branch = _counted([_of_one(site.name, site.n_rows), *lower])
-        if parent is None:
-            whole = branch
-        elif heard[parent].root == root:
-            whole = heard[parent].whole
-        message = Census(root, depth, parent, branch, whole)
+                branches, told = {}, False
+        alike = {p: message for p, message in heard.items() if message.root == root}
+        below = {p: message for p, message in alike.items() if message.parent == site.name}
+        branches |= {p: message.branch for p, message in below.items() if message.branch is not None}
+        branch = None
+        if len(alike) == len(site.neighbors) and below.keys() == branches.keys() and not told:
+            branch, told = _joined(site, branches), True
+        if parent is not None:
+            whole, diameter = alike[parent].whole, alike[parent].diameter
+        elif branch is not None:
+            whole, diameter = branch.tally, _diameter(branch)
         if whole is not None:
             break
-        inbox = yield site.to_all(message)
+        plain = Census(root, depth, parent)
+        outbox = dict(site.to_all(plain))
+        if parent is not None and branch is not None:
+            outbox[parent] = msgspec.structs.replace(plain, branch=branch)
+        inbox = yield outbox
         expect_senders(inbox, site.neighbors)
-    if not depth <= whole.height < whole.sites:
+    if not depth <= whole.height <= diameter < whole.sites:
         raise MessageError(f"site {parent!r} tells of a tree that cannot be", parent)
     for _ in range(whole.height - depth):
-        expect((yield site.to_all(message)), Census)
+        expect((yield site.to_all(Census(root, depth, parent, None, whole, diameter))), Census)
     around = {name: rows[name] for name in sorted([site.name, *site.neighbors])}
-    diameter = min(2 * whole.height, whole.sites - 1)
     return Roster(around, whole, diameter, root, height=whole.height, depth=depth, parent=parent)
 
 
-def _check_census(sender: str, message: Census) -> None:
-    begins = message.root == sender
-    fits = message.root <= sender and (message.depth == 0) == begins and (message.parent is None) == begins
-    counts = [tally for tally in (message.branch, message.whole) if tally is not None]
-    fits = fits and all(
-        0 <= tally.height < tally.sites and 0 <= tally.rows <= _MOST_ROWS * tally.sites for tally in counts
-    )
+def _joined(site: Site, branches: Mapping[str, Branch]) -> Branch:
+    """Return the branch that hangs on the way from this site to the root."""
+    lower = [branches[p] for p in sorted(branches)]
+    tallies = [msgspec.structs.replace(part.tally, height=part.tally.height + 1) for part in lower]
+    edges = [(site.name, p) for p in sorted(site.neighbors) if site.name < p]
+    edges += [edge for part in lower for edge in part.edges]
+    return Branch(_counted([_of_one(site.name, site.n_rows), *tallies]), edges)
+
+
+def _diameter(whole: Branch) -> int:
+    """Return the most hops between two sites, or a bound where the edges that were told do not join all of them."""
+    n_sites = whole.tally.sites
+    index = {name: i for i, name in enumerate(sorted({name for edge in whole.edges for name in edge}))}
+    bound = min(2 * whole.tally.height, n_sites - 1)
+    if len(index) != n_sites:
+        return bound
+    ends = np.array([(index[one], index[other]) for one, other in whole.edges])
+    graph = csr_array((np.ones(2 * len(ends)), np.vstack([ends, ends[:, ::-1]]).T), shape=(n_sites, n_sites))
+    most = 0
+    for source in range(n_sites):
+        order, before = breadth_first_order(graph, source)
+        if len(order) < n_sites:
+            return bound
+        hops, place = 0, order[-1]
+        while place != source:
+            hops, place = hops + 1, before[place]
+        most = max(most, hops)
+    return most
+
+
+def _check_census(sender: str, message: Census, before: Census | None) -> None:
+    begins, last_root = message.root == sender, before.root if before is not None else sender
+    fits = message.root <= last_root and (message.depth == 0) == begins and (message.parent is None) == begins
+    for tally in message.tallies:
+        fits &= 0 <= tally.height < tally.sites and 0 <= tally.rows <= _MOST_ROWS * tally.sites
     if not fits or message.depth < 0:
         raise MessageError(f"site {sender!r} tells of a tree that cannot be", sender)
 
