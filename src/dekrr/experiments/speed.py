@@ -29,6 +29,7 @@ from ..estimators import DeKRRRegressor
 from ..networks.local import free_cores
 from ..rows import SAMPLE_ROWS
 from ..selection import GreedySelector
+from ..statistics import rows_per_block
 from ..types import Array
 from .peers import paper_port, pooled_peers
 
@@ -99,7 +100,7 @@ class Problem:
 
 _LOWER = "floor at the best rate of all"
 _CHOSEN_BY = GreedySelector().max_rows or 0  # rows of a site
-_ROWS_TIMED = 2048  # of a site, where products are timed in their shapes
+
 _SHAPES = {  # rows, columns, features, sigma
     "houses": (10_320, 8, 60, 0.25),
     "tomshardware": (14_090, 96, 150, 4.0),
@@ -201,7 +202,7 @@ class Rates:
     ) -> float:
         """Return the seconds of the same, with products timed in the shapes that they have, on one core of so many."""
         size, (n_rows, n_columns) = problem.n_features, problem.X.shape
-        n_timed = min(n_rows // (int(problem.sites.max()) + 1), _ROWS_TIMED)
+        n_timed = min(n_rows // (int(problem.sites.max()) + 1), rows_per_block(5 * size * 8))
         rng = np.random.default_rng(0)
         rows, frequencies = rng.uniform(size=(n_timed, n_columns)), rng.uniform(size=(n_columns, 5 * size))
         features, pool = np.empty((n_timed, 5 * size)), rng.uniform(size=(n_columns, candidates))
