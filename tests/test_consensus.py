@@ -57,6 +57,7 @@ def test_roll_call(network, most):
         assert roster.n_sites == len(sites)
         assert roster.n_rows == sum(every.values())
         assert (roster.whole.fewest, roster.whole.most) == (min(entries), max(entries))
+        assert roster.whole.roots == pytest.approx(sum(map(math.sqrt, every.values())))
         assert roster.root == min(graph)
         assert roster.height == nx.eccentricity(graph, roster.root)
         assert roster.depth == nx.shortest_path_length(graph, site.name, roster.root)
@@ -169,7 +170,7 @@ def in_a_census(name, neighbors):
     return procedure
 
 
-ONE = Tally(1, 8, (8, "b"), (8, "b"), 0)
+ONE = Tally(1, 8, 2.0, (8, "b"), (8, "b"), 0)
 
 
 def changed(tally, **changes):
@@ -189,16 +190,48 @@ def changed(tally, **changes):
         Census("a", 1, "a", Branch(changed(ONE, rows=-1), [])),
         Census("a", 1, "a", Branch(changed(ONE, rows=1 << 62), [])),
         Census("a", 1, "a", Branch(changed(ONE, height=1), [])),
-        Census("a", 1, "a", None, changed(ONE, sites=5, height=-1), 4),
-        Census("a", 1, "a", None, changed(ONE, sites=5, height=1), 4),  # but this site is two hops away
-        Census("a", 1, "a", None, changed(ONE, sites=5, height=3), 2),
-        Census("a", 1, "a", None, changed(ONE, sites=5, height=3), 5),
+        Census("a", 1, "a", Branch(changed(ONE, roots=-1.0), [])),
+        Census("a", 1, "a", Branch(changed(ONE, roots=math.nan), [])),
     ],
 )
 def test_a_census_that_cannot_be_is_refused(lie):
     procedure = in_a_census("c", ("b",))
     with pytest.raises(MessageError, match="'b' tells of a tree that cannot be") as caught:
         procedure.send({"b": lie})
+    assert caught.value.sender == "b"
+
+
+WHOLE = Tally(5, 40, 9.0, (2, "a"), (8, "b"), 3)
+
+
+def told_the_whole(whole, diameter=4, branch_told=True):
+    """Let a site with nobody behind it, two hops from the root, be told the whole."""
+    procedure = in_a_census("c", ("b",))
+    if branch_told:
+        sent = procedure.send({"b": Census("a", 1, "a")})
+        assert sent["b"].branch == Branch(Tally(1, 3, math.sqrt(3), (3, "c"), (3, "c"), 0), [])
+    return procedure.send({"b": Census("a", 1, "a", None, whole, diameter)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "diameter", "branch_told"),
+    [
+        ({"height": 1}, 4, True),  # but this site is two hops away
+        ({"height": -1}, 4, True),
+        ({}, 2, True),
+        ({}, 5, True),
+        ({"sites": 2, "height": 1}, 1, True),
+        ({"rows": 2, "roots": 2.0}, 4, True),
+        ({"roots": 1.0}, 4, True),
+        ({"fewest": (4, "a")}, 4, True),
+        ({"most": (2, "b")}, 4, True),
+        ({}, 4, False),
+    ],
+)
+def test_a_whole_without_this_site_is_refused(changes, diameter, branch_told):
+    assert told_the_whole(WHOLE)["b"] == Census("a", 2, "b", None, WHOLE, 4)
+    with pytest.raises(MessageError, match="'b' tells of a tree that cannot be") as caught:
+        told_the_whole(changed(WHOLE, **changes), diameter, branch_told)
     assert caught.value.sender == "b"
 
 
@@ -220,12 +253,15 @@ def test_a_root_once_told_is_not_taken_back():
         procedure.send({"b": Census("b", 0, None)})
 
 
-@pytest.mark.parametrize("edges", [[], [("a", "b")], [("a", "b"), ("x", "y")], [("a", "b"), ("c", "c")]])
-def test_where_edges_do_not_join_all_sites_twice_the_height_stands_for_the_diameter(edges):
+@pytest.mark.parametrize(
+    "edges",
+    [[], [("a", "b")], [("a", "b"), ("x", "y")], [("a", "b"), ("c", "c")], [("a", "c"), ("b", "c")]],
+)
+def test_where_edges_do_not_fit_the_tree_twice_the_height_stands_for_the_diameter(edges):
     procedure = in_a_census("a", ("b",))
-    branch = Branch(Tally(2, 16, (8, "b"), (8, "c"), 1), edges)
+    branch = Branch(Tally(2, 16, 4.0, (8, "b"), (8, "c"), 1), edges)
     sent = procedure.send({"b": Census("a", 1, "a", branch)})
-    assert sent["b"].whole == Tally(3, 19, (3, "a"), (8, "c"), 2)
+    assert sent["b"].whole == Tally(3, 19, 4.0 + math.sqrt(3), (3, "a"), (8, "c"), 2)
     assert sent["b"].diameter == 2
 
 

@@ -85,6 +85,15 @@ class WithoutNoiseOnTheMoment(GaussianSums):
         return OwnSums(super().perturb(sums).gram, sums.moment, 0.0)
 
 
+def test_the_first_coefficients_give_the_moment_away(monkeypatch):
+    monkeypatch.setattr(dekrr, "GaussianSums", WithoutNoiseOnTheMoment)
+    _, X, y, (rows, _) = worst_case()
+    release = everything_sent(PRIVACY, Site("other", ("target",), ArrayRows(X, y)), n_features=N_FEATURES, sigma=SIGMA)
+    features = shared_features(PlainSelector(N_FEATURES, sigma=SIGMA), X.shape[1], seed=0)(rows[0])
+    moment = features.T @ rows[1] / (len(rows[1]) + len(y))
+    np.testing.assert_allclose(release(rows)[-N_FEATURES:], moment, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.slow
 def test_a_whole_run_passes_and_a_leak_through_coefficients_is_caught(monkeypatch):
     _, X, y, pair = worst_case()

@@ -130,14 +130,16 @@ def test_a_graph_of_many_that_falls_apart_is_told(many):
 @pytest.mark.parametrize(
     ("census", "exchange"),
     [
-        (Census("z", 0, None), 0),
-        (Census("a", 2, "a"), 0),
-        (Census("a", 1, "a", Branch(Tally(3, 8, (8, "b"), (8, "b"), 0), [])), 0),
-        (Census("a", 1, "a", Branch(Tally(1, 8, (8, "b"), (8, "b"), 0), [("b", "z")])), 0),
-        (Census("a", 1, "a", None, Tally(2, 8, (8, "z"), (8, "b"), 0), 1), 0),
-        (Census("a", 1, "a", None, Tally(2, 8, (8, "b"), (8, "z"), 0), 1), 0),
-        (Census("a", 1, "a", None, Tally(2, 8, (8, "b"), (8, "b"), 2), 1), 0),
-        (Census("a", 1, "a", None, Tally(2, 8, (8, "b"), (8, "b"), 1), 2), 0),
+        (Census("z", 0, None), 5),
+        (Census("a", 2, "a"), 5),
+        (Census("a", 1, "a"), 0),  # at a distance that no name can have come
+        (Census("a", 1, "a", Branch(Tally(3, 8, 2.0, (8, "b"), (8, "b"), 0), [])), 5),
+        (Census("a", 1, "a", Branch(Tally(1, 8, 2.0, (8, "b"), (8, "b"), 0), [("b", "z")])), 5),
+        (Census("a", 1, "a", Branch(Tally(1, 8, 2.0, (8, "b"), (8, "b"), 0), [("a", "b"), ("a", "b")])), 5),
+        (Census("a", 1, "a", None, Tally(2, 8, 2.0, (8, "z"), (8, "b"), 0), 1), 5),
+        (Census("a", 1, "a", None, Tally(2, 8, 2.0, (8, "b"), (8, "z"), 0), 1), 5),
+        (Census("a", 1, "a", None, Tally(2, 8, 2.0, (8, "b"), (8, "b"), 2), 1), 5),
+        (Census("a", 1, "a", None, Tally(2, 8, 2.0, (8, "b"), (8, "b"), 1), 2), 5),
         (Census("a", 1, "a"), 13),
     ],
 )

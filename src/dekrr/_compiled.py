@@ -45,7 +45,7 @@ def evaluate(X: Any, parts: Any, quarter: Any, terms: Any, size: Any, out: Any) 
 def moment(X: Any, parts: Any, quarter: Any, terms: Any, size: Any, y: Any) -> Any:
     """Return the sum of y times the waves of all rows, `size` rows at a time."""
     frequencies, phases, amplitudes = parts
-    buffer = np.empty((size, frequencies.shape[1]), dtype=X.dtype)
+    buffer = np.empty((min(size, X.shape[0]), frequencies.shape[1]), dtype=X.dtype)
     total = np.zeros(frequencies.shape[1])
     for start in range(0, X.shape[0], size):
         rows = X[start : start + size]

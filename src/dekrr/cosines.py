@@ -31,7 +31,7 @@ SINGLE = (
     39.7598270853191,
 )
 _BYTES_PER_BLOCK = 1 << 18  # a block of rows and its scratch stay in the second-level cache
-_MOST_FOR_PRODUCT = 256  # rows
+_BYTES_FOR_PRODUCT = 1 << 22
 _WORTH_COMPILING = 1 << 15  # elements; starting numba takes most of a second, once a process
 
 
@@ -45,7 +45,8 @@ def terms_of(dtype: np.dtype[Any]) -> tuple[Any, tuple[Any, ...]]:
 def block_rows(frequencies: np.ndarray) -> int:
     """Return so few rows that their features stay in the cache, but enough for a product of many columns to be fast."""
     n_columns, n_features = map(int, frequencies.shape)
-    return max(1, _BYTES_PER_BLOCK // max(1, n_features * frequencies.itemsize), min(2 * n_columns, _MOST_FOR_PRODUCT))
+    row_bytes = max(1, n_features * frequencies.itemsize)
+    return max(1, _BYTES_PER_BLOCK // row_bytes, min(2 * n_columns, _BYTES_FOR_PRODUCT // row_bytes))
 
 
 @cache

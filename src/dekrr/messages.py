@@ -42,10 +42,11 @@ class Roll(Message, frozen=True, tag="roll"):
 
 
 class Tally(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was counted of a branch of a tree: sites, their rows, who has the fewest and the most, and its height."""
+    """What was counted of a branch of a tree: sites, rows, their square roots, who has fewest and most, its height."""
 
     sites: int
     rows: int
+    roots: float
     fewest: tuple[int, str]
     most: tuple[int, str]
     height: int

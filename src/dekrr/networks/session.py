@@ -572,9 +572,9 @@ class Session:
             who = f"{len(there) - roster.n_sites} of {len(there)} sites"
             if len(roster.rows) == roster.n_sites:
                 who = f"the sites {', '.join(sorted(there - roster.rows.keys()))}"
+            without = f"without {', '.join(sorted(self.gone))} " if self.gone else ""
             raise DisconnectedError(
-                f"without {', '.join(sorted(self.gone))} {who} cannot be reached from site {self.plan.name!r}: the "
-                "graph has fallen apart"
+                f"{without}{who} cannot be reached from site {self.plan.name!r}: the graph has fallen apart"
             )
         self.result = outcome
         for _ in range(outcome.roster.diameter):
@@ -655,9 +655,10 @@ class Session:
         for tally in census.tallies:
             names |= {tally.fewest[1], tally.most[1]}
             most = max(most, tally.sites, tally.height + 1)
-        if census.branch is not None:
-            names.update(*census.branch.edges)
-        if consensus.are_named(len(there)) or not names <= there or most > len(there):
+        edges = census.branch.edges if census.branch is not None else []
+        names.update(*edges)
+        fits = not consensus.are_named(len(there)) and names <= there and most <= len(there)
+        if not fits or census.depth > frame.exchange or len(set(edges)) < len(edges):
             raise MessageError(f"site {sender!r} tells of a census that cannot be", sender)
         if frame.exchange > _LONGEST_CENSUS * len(there):
             raise MessageError(f"site {sender!r} does not come to the end of its census", sender)

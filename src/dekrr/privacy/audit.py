@@ -189,6 +189,6 @@ def everything_sent(
         pull = penalty(settings.consensus, n_rows, 1)
         ridge = settings.alpha / 2 + GaussianSums(privacy, len(rows[1])).ridge(n_features) / n_rows
         hessian = (1 / n_rows + pull) * sums["target"] + pull * sums["other"] + ridge * np.eye(n_features)
-        return np.concatenate([pack_symmetric(sums["target"]), *coefficients[1:], hessian @ coefficients[1]])
+        return np.concatenate([pack_symmetric(sums["target"]), *coefficients, hessian @ coefficients[0]])
 
     return release

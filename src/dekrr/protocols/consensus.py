@@ -4,6 +4,7 @@ Nobody is told the number of sites, of rows, or the graph. `roll_call` finds the
 many, by counting over a tree; its diameter is how many exchanges a maximum takes to reach everybody afterwards.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -118,7 +119,7 @@ def are_named(n_sites: int) -> bool:
 
 
 def _of_one(name: str, n_rows: int) -> Tally:
-    return Tally(1, n_rows, (n_rows, name), (n_rows, name), 0)
+    return Tally(1, n_rows, math.sqrt(n_rows), (n_rows, name), (n_rows, name), 0)
 
 
 def _counted(parts: Iterable[Tally]) -> Tally:
@@ -126,6 +127,7 @@ def _counted(parts: Iterable[Tally]) -> Tally:
     return Tally(
         sites=sum(part.sites for part in every),
         rows=sum(part.rows for part in every),
+        roots=sum(part.roots for part in every),
         fewest=min(part.fewest for part in every),
         most=max(part.most for part in every),
         height=max(part.height for part in every),
@@ -152,7 +154,7 @@ def census(site: Site, rows: Mapping[str, int], inbox: Inbox) -> Procedure[Roste
     root, depth, parent = site.name, 0, None
     heard: dict[str, Census] = {}
     branches: dict[str, Branch] = {}  # of this root, by who told
-    told = False
+    told: Tally | None = None
     whole, diameter = None, 0
     while True:
         for p, message in inbox.items():
@@ -162,17 +164,18 @@ def census(site: Site, rows: Mapping[str, int], inbox: Inbox) -> Procedure[Roste
         for p in sorted(heard):
             if heard[p].root < root:
                 root, depth, parent = heard[p].root, heard[p].depth + 1, p
-                branches, told = {}, False
+                branches, told = {}, None
         alike = {p: message for p, message in heard.items() if message.root == root}
         below = {p: message for p, message in alike.items() if message.parent == site.name}
         branches |= {p: message.branch for p, message in below.items() if message.branch is not None}
         branch = None
-        if len(alike) == len(site.neighbors) and below.keys() == branches.keys() and not told:
-            branch, told = _joined(site, branches), True
         if parent is not None:
             whole, diameter = alike[parent].whole, alike[parent].diameter
-        elif branch is not None:
-            whole, diameter = branch.tally, _diameter(branch)
+        if whole is None and told is None and len(alike) == len(site.neighbors) and below.keys() == branches.keys():
+            branch = _joined(site, branches)
+            told = branch.tally
+            if parent is None:
+                whole, diameter = told, _diameter(branch)
         if whole is not None:
             break
         plain = Census(root, depth, parent)
@@ -181,12 +184,25 @@ def census(site: Site, rows: Mapping[str, int], inbox: Inbox) -> Procedure[Roste
             outbox[parent] = msgspec.structs.replace(plain, branch=branch)
         inbox = yield outbox
         expect_senders(inbox, site.neighbors)
-    if not depth <= whole.height <= diameter < whole.sites:
+    if told is None or not (_has(whole, told, depth) and whole.height <= diameter < whole.sites):
         raise MessageError(f"site {parent!r} tells of a tree that cannot be", parent)
     for _ in range(whole.height - depth):
-        expect((yield site.to_all(Census(root, depth, parent, None, whole, diameter))), Census)
+        inbox = expect((yield site.to_all(Census(root, depth, parent, None, whole, diameter))), Census)
+        expect_senders(inbox, site.neighbors)
     around = {name: rows[name] for name in sorted([site.name, *site.neighbors])}
     return Roster(around, whole, diameter, root, height=whole.height, depth=depth, parent=parent)
+
+
+def _has(whole: Tally, part: Tally, depth: int) -> bool:
+    """Return whether a whole can have a branch that begins so many hops from its root."""
+    return (
+        whole.sites >= part.sites + depth
+        and whole.rows >= part.rows
+        and whole.roots >= part.roots
+        and whole.height >= part.height + depth
+        and whole.fewest <= part.fewest
+        and whole.most >= part.most
+    )
 
 
 def _joined(site: Site, branches: Mapping[str, Branch]) -> Branch:
@@ -216,7 +232,7 @@ def _diameter(whole: Branch) -> int:
         while place != source:
             hops, place = hops + 1, before[place]
         most = max(most, hops)
-    return most
+    return most if most >= whole.tally.height else bound
 
 
 def _check_census(sender: str, message: Census, before: Census | None) -> None:
@@ -224,6 +240,7 @@ def _check_census(sender: str, message: Census, before: Census | None) -> None:
     fits = message.root <= last_root and (message.depth == 0) == begins and (message.parent is None) == begins
     for tally in message.tallies:
         fits &= 0 <= tally.height < tally.sites and 0 <= tally.rows <= _MOST_ROWS * tally.sites
+        fits &= 0 <= tally.roots <= tally.rows
     if not fits or message.depth < 0:
         raise MessageError(f"site {sender!r} tells of a tree that cannot be", sender)
 

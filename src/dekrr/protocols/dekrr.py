@@ -451,9 +451,7 @@ def allocate(site: Site, rows: Rows, selector: Selector, allocation: str, roster
     if allocation == "equal" or roster.n_sites == 1:
         return mean
     if allocation == "sqrt":
-        share = np.sqrt([site.n_rows])
-        total = yield from tree_sum(site, roster, share)
-        return in_candidates(selector, mean * roster.n_sites * float(share[0] / total[0]))
+        return in_candidates(selector, mean * roster.n_sites * math.sqrt(site.n_rows) / roster.whole.roots)
     if allocation != "gain" or not isinstance(selector, GreedySelector):
         raise SettingsError(f'allocation={allocation!r}: choose "equal", "sqrt" or, for greedy features, "gain"')
     sample, width = rows.sample, selector.width
