@@ -222,9 +222,9 @@ class Rates:
                 np.matmul(taken, pool, out=angles[: len(taken)])
 
         with threadpool_limits(1, "blas"):
-            seconds = n_rows * best_seconds(sums, 20)
+            seconds = n_rows * best_seconds(sums, 60)
             if candidates:
-                seconds += _chosen_by(problem, sample) * best_seconds(choice, 20)
+                seconds += _chosen_by(problem, sample) * best_seconds(choice, 60)
         return float(self.seconds(_cosines(problem, candidates, sample), 0) + seconds / (n_timed * n_threads))
 
     def greedy_choice(self, problem: Problem, candidates: int) -> float:
