@@ -157,10 +157,7 @@ def census(site: Site, rows: Mapping[str, int], inbox: Inbox) -> Procedure[Roste
     told: Tally | None = None
     whole, diameter = None, 0
     while True:
-        for p, message in inbox.items():
-            if p in heard or isinstance(message, Census):
-                before, heard[p] = heard.get(p), expect_kind(p, message, Census)
-                _check_census(p, heard[p], before)
+        _hear(heard, inbox)
         for p in sorted(heard):
             if heard[p].root < root:
                 root, depth, parent = heard[p].root, heard[p].depth + 1, p
@@ -191,6 +188,15 @@ def census(site: Site, rows: Mapping[str, int], inbox: Inbox) -> Procedure[Roste
         expect_senders(inbox, site.neighbors)
     around = {name: rows[name] for name in sorted([site.name, *site.neighbors])}
     return Roster(around, whole, diameter, root, height=whole.height, depth=depth, parent=parent)
+
+
+def _hear(heard: dict[str, Census], inbox: Inbox) -> None:
+    """Take in what neighbours tell; those that have not heard of the census yet still call the roll."""
+    for p, message in inbox.items():
+        if p in heard or isinstance(message, Census):
+            told = expect_kind(p, message, Census)
+            _check_census(p, told, heard.get(p))
+            heard[p] = told
 
 
 def _has(whole: Tally, part: Tally, depth: int) -> bool:
