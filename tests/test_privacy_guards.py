@@ -331,7 +331,7 @@ def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
 def test_flooded_frequencies_are_checked_too():
     site = sites()[0]
     whole = Tally(len(RING), 60 * len(RING), 20.0, (60, min(RING)), (60, max(RING)), height=1)
-    roster = Roster(dict.fromkeys(RING, 60), whole, diameter=1, root="a", height=1, depth=0, parent=None)
+    roster = Roster(dict.fromkeys(RING, 60), whole, diameter=1, root="a", depth=0, parent=None)
     procedure = share_features(site, site.rows, EnergySelector(6, sigma=0.5), roster, "b")
     assert next(procedure) == {}
     rng = np.random.default_rng(0)

@@ -31,7 +31,7 @@ SINGLE = (
     39.7598270853191,
 )
 _BYTES_PER_BLOCK = 1 << 18  # a block of rows and its scratch stay in the second-level cache
-_BYTES_FOR_PRODUCT = 1 << 22
+_BYTES_FOR_PRODUCT = 1 << 22  # the most for a block whose rows have many columns
 _WORTH_COMPILING = 1 << 15  # elements; starting numba takes most of a second, once a process
 
 

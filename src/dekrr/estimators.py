@@ -354,12 +354,12 @@ class _FeatureRegressor(_SiteRegressor):
         selectors: dict[int, Selector] = {}
         for size in set(sizes.values()):
             selectors[size] = self._selector(size).checked()
-        network = LocalNetwork(_named(self.graph_, names))
+        neighbors = _named(self.graph_, names)
+        network = LocalNetwork(neighbors)
         train = self._training(names)
         procedures = {}
         for label, own_rows in rows.items():
-            neighbors = tuple(names[p] for p in self.graph_[label])
-            site = Site(names[label], neighbors, own_rows, seed=seed)
+            site = Site(names[label], neighbors[names[label]], own_rows, seed=seed)
             procedures[site.name] = train(site, selectors[sizes[label]])
         outcomes = network.run(procedures)
         self._keep(labels, names, outcomes, network.traffic)
@@ -757,7 +757,8 @@ class DeKRRRegressor(_NetworkRegressor):
         labels = [*(label for label in self.sites_ if label in graph), *joining]
         graph = topologies.build(graph, labels)
         names = names_with(self._names, labels)
-        network = LocalNetwork(_named(graph, names))
+        neighbors = _named(graph, names)
+        network = LocalNetwork(neighbors)
         settings = msgspec.structs.replace(self._settings(self.alpha_, self.consensus_), own_weight=self.own_weight_)
         no_rows = ArrayRows(np.empty((0, self.n_features_in_)), np.empty(0))
         procedures = {}
@@ -766,7 +767,7 @@ class DeKRRRegressor(_NetworkRegressor):
             before = self._outcomes.get(label)
             parts = [every[label] for every in (self.rows_, new_rows) if label in every]
             rows[label] = ChainedRows(parts) if len(parts) > 1 else parts[0]
-            site = Site(names[label], tuple(names[p] for p in graph[label]), rows[label], seed=self._seed)
+            site = Site(names[label], neighbors[names[label]], rows[label], seed=self._seed)
             size = before.feature_map.n_features if before else self._sizes(labels)[label]
             selector = self._selector(size).set_params(sigma=self.sigma_).checked()
             procedures[site.name] = go_on(site, before, new_rows.get(label, no_rows), selector, settings)
@@ -1024,8 +1025,9 @@ class CentralizedKRR(_SiteRegressor):
         self.models_ = dict.fromkeys(rows, model)
 
 
-def _named(graph: Any, names: Mapping[Hashable, str]) -> dict[str, list[str]]:
-    return {names[label]: [names[p] for p in graph[label]] for label in graph}
+def _named(graph: Any, names: Mapping[Hashable, str]) -> dict[str, tuple[str, ...]]:
+    """Return each site's neighbours, by the names that a run gives them."""
+    return {names[label]: tuple(names[p] for p in graph[label]) for label in graph}
 
 
 def _by_site(X: Array, y: Array, labels: Sequence[Hashable], index: np.ndarray, seed: int) -> dict[Hashable, Rows]:

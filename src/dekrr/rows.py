@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from .errors import DataError, SettingsError
-from .labels import factorise
+from .labels import factorise, places_of
 from .scaling import Scaling
 from .sources import Source, arrays_of, labels_of
 from .types import Array
@@ -297,14 +297,14 @@ def split_by_site(
             labels, index = factorise(labels_of(batch, site_column), len(y))
         except DataError as error:
             raise DataError(f"{batch.where}, column {site_column!r}, after row {batch.start}: {error}") from None
-        for j, label in enumerate(labels):
+        for label, own in zip(labels, places_of(index, len(labels)), strict=True):
             first_label = label if first_label is None else first_label
             if source.guesses_types and isinstance(label, str) != isinstance(first_label, str):
                 raise DataError(
                     f"{batch.where}, column {site_column!r}, after row {batch.start}: some site labels are read as "
                     f"numbers, {first_label!r} or {label!r}, others as words: have words in every row, or use Parquet"
                 )
-            surveys.setdefault(label, Survey(len(columns), seed)).add(X[index == j], y[index == j])
+            surveys.setdefault(label, Survey(len(columns), seed)).add(X[own], y[own])
     if not surveys:
         raise DataError(f"{source.name} has no rows")
     return {

@@ -310,20 +310,20 @@ def large_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
     pooled = pooled_peers(given.X, given.y, given.n_features, sigma=given.sigma, alpha=given.alpha)
     peer = "RBFSampler + Ridge"
     peer_seconds = best_seconds(pooled[peer], 1)
-    for features, precision in (("plain", "double"), ("plain", "mixed"), ("greedy", "double")):
-        fit = given.fit(features, precision=precision)
-        candidates = 20 * given.n_features if features == "greedy" else 0
-        seconds = {
-            "fit": best_seconds(fit, 3 if quick else 1),
+    floors = {}
+    for features, candidates in (("plain", 0), ("greedy", 20 * given.n_features)):
+        floors[features] = {
             "floor": rates.floor_of_shapes(given, free_cores(), candidates, sample=10 * _CHOSEN_BY),
             _LOWER: rates.floor(given, candidates, sample=10 * _CHOSEN_BY),
-            peer: peer_seconds,
         }
-        if candidates:
-            seconds["floor with the choice"] = seconds["floor"] + rates.greedy_choice(given, candidates)
+    chosen = rates.greedy_choice(given, 20 * given.n_features)
+    floors["greedy"]["floor with the choice"] = floors["greedy"]["floor"] + chosen
+    for features, precision in (("plain", "double"), ("plain", "mixed"), ("greedy", "double")):
+        fit = given.fit(features, precision=precision)
+        seconds = {"fit": best_seconds(fit, 3 if quick else 1), **floors[features], peer: peer_seconds}
         settings = given.settings | {"features": features, "precision": precision, "consensus": 1.0, "tol": 1e-6}
         name = f"household_power, {features}, {precision}"
-        for floor in [key for key in seconds if key.startswith("floor")]:
+        for floor in floors[features]:
             yield _ratio(f"{name}: fit / {floor}", "fit", floor, seconds, "lower", settings)
         yield _ratio(f"{name}: {peer} / fit", peer, "fit", seconds, "higher", settings)
 

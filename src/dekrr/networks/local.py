@@ -280,19 +280,17 @@ class _Crew:
 
     def _help(self, busy: threading.Lock, looks: bool) -> None:
         shortest, longest = _GLANCES
-        pause = shortest
-        until_look = shortest if looks else None
+        pause = until_look = shortest
         while not self._over:
             try:
-                self._calls.get(timeout=until_look)
+                self._calls.get(timeout=until_look if looks else None)
             except queue.Empty:
                 self._call_where_slow()
                 lasted = time.perf_counter() - self._since
                 pause = min(2 * pause, longest)
                 until_look = min(pause, _SLOW - lasted) if _SLOW / 10 < lasted < _SLOW else pause
                 continue
-            pause = shortest
-            until_look = shortest if looks else None
+            pause = until_look = shortest
             with busy:
                 _take(self._left)
 

@@ -570,7 +570,7 @@ class Session:
         there, roster = self.plan.sites - self.gone, outcome.roster
         if roster.n_sites < len(there):
             who = f"{len(there) - roster.n_sites} of {len(there)} sites"
-            if len(roster.rows) == roster.n_sites:
+            if roster.names_all:
                 who = f"the sites {', '.join(sorted(there - roster.rows.keys()))}"
             without = f"without {', '.join(sorted(self.gone))} " if self.gone else ""
             raise DisconnectedError(

@@ -38,8 +38,6 @@ class Roster:
         The most hops between two sites.
     root : str
         The root of the spanning tree: the site whose name sorts first.
-    height : int
-        The most hops from the root to a site.
     depth : int
         Hops from the root to this site.
     parent : str or None
@@ -50,9 +48,18 @@ class Roster:
     whole: Tally
     diameter: int
     root: str
-    height: int
     depth: int
     parent: str | None
+
+    @property
+    def height(self) -> int:
+        """The most hops from the root to a site."""
+        return self.whole.height
+
+    @property
+    def names_all(self) -> bool:
+        """Whether every site is in `rows`."""
+        return len(self.rows) == self.n_sites
 
     @property
     def n_rows(self) -> int:
@@ -110,7 +117,7 @@ def roll_call(site: Site) -> Procedure[Roster]:
                 height = exchanges - 1
     in_order = {name: rows[name] for name in sorted(rows)}
     whole = _counted(_of_one(name, n_rows) for name, n_rows in in_order.items())
-    return Roster(in_order, whole, farthest, root, height=height, depth=depth, parent=parent)
+    return Roster(in_order, msgspec.structs.replace(whole, height=height), farthest, root, depth=depth, parent=parent)
 
 
 def are_named(n_sites: int) -> bool:
@@ -187,7 +194,7 @@ def census(site: Site, rows: Mapping[str, int], inbox: Inbox) -> Procedure[Roste
         inbox = expect((yield site.to_all(Census(root, depth, parent, None, whole, diameter))), Census)
         expect_senders(inbox, site.neighbors)
     around = {name: rows[name] for name in sorted([site.name, *site.neighbors])}
-    return Roster(around, whole, diameter, root, height=whole.height, depth=depth, parent=parent)
+    return Roster(around, whole, diameter, root, depth=depth, parent=parent)
 
 
 def _hear(heard: dict[str, Census], inbox: Inbox) -> None:

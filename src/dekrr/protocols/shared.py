@@ -83,7 +83,7 @@ def share_features(
     if not selector.uses_rows:
         return draw_shared(selector, site)
     chooser = selecting_site or roster.whole.most[1]
-    if chooser not in roster.rows and len(roster.rows) == roster.n_sites:
+    if chooser not in roster.rows and roster.names_all:
         raise SettingsError(f"selecting_site={chooser!r} is not a site; the sites are {sorted(roster.rows)}")
     mine: FeatureMap | None = None
     if site.name == chooser:
