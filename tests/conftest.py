@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from dekrr.features import FeatureMap
+from dekrr.privacy.admission import learn
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 
@@ -86,18 +87,10 @@ class Problem:
         return np.vstack(blocks), np.concatenate(targets), slices
 
     def typical(self, site):
-        """Return which rows of a site are in the sums for its neighbours, from the projections on their features."""
-        kept = np.ones(site.n_rows, dtype=bool)
-        for name in (site.name, *site.neighbors) if self.max_leverage < 1 else ():
-            features = self.sites[name].feature_map(site.X)
-            left = np.arange(site.n_rows)
-            for _ in range(3):
-                leverage = np.diag(features[left] @ np.linalg.pinv(features[left]))
-                if (leverage > self.max_leverage).all():
-                    break
-                left = left[leverage <= self.max_leverage]
-            kept &= np.isin(np.arange(site.n_rows), left)
-        return kept
+        """Return which rows of a site are in the sums for its neighbours: the same for all of them."""
+        if self.max_leverage == 1:
+            return np.ones(site.n_rows, dtype=bool)
+        return learn(site.rows, self.max_leverage)(site.X)
 
     def objective(self, coefficients):
         A, b, slices = self.design()

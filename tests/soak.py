@@ -30,8 +30,10 @@ from dekrr.selection import EnergySelector, GreedySelector, PlainSelector
 PATIENCE = 10.0
 SETTINGS = dekrr.Settings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1)
 METHODS = {
-    "dkla": partial(dkla.train, settings=dkla.Settings(tol=1e-3, max_rounds=12, min_rows=1)),
-    "allreduce": partial(allreduce.train, settings=allreduce.Settings(min_rows=1)),
+    "dkla": partial(
+        dkla.train, settings=dkla.Settings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1)
+    ),
+    "allreduce": partial(allreduce.train, settings=allreduce.Settings(min_rows=1, rows_per_feature=0, max_leverage=1)),
 }
 
 

@@ -112,7 +112,8 @@ def test_energy_scores_and_choice():
 @pytest.fixture(scope="module")
 def dkla_outcomes():
     shared = FeatureMap.unweighted(GOLDEN["dkla_frequencies"], GOLDEN["dkla_phases"])
-    settings = dkla.Settings(alpha=ALPHA, rho=1e-4, rho_period=200, tol=0.0, max_rounds=1000, scale=None)
+    guards = {"rows_per_feature": 0, "max_leverage": 1}
+    settings = dkla.Settings(alpha=ALPHA, rho=1e-4, rho_period=200, tol=0.0, max_rounds=1000, scale=None, **guards)
     return shared, LocalNetwork(NEIGHBORS).run(
         {
             site.name: dkla.train(site, PlainSelector(), settings, shared=shared, keep_path=True)

@@ -15,6 +15,7 @@ from dekrr.errors import DataError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.messages import Coefficients, RowFeatures, Sums
 from dekrr.privacy import attack, guards
+from dekrr.privacy.admission import learn
 from dekrr.privacy.lattice import Lattice
 from dekrr.privacy.overhearing import overhear
 from dekrr.privacy.rows import recover_rows
@@ -153,7 +154,7 @@ def test_a_row_that_stands_alone_shows_unless_it_is_left_out():
     smooth = FeatureMap.unweighted(rng.normal(size=(3, 60)), rng.uniform(0, 7, 60))
     X = np.vstack([0.3 * rng.uniform(size=(800, 3)), [[0.8, 0.9, 0.7]]])
     every = ArrayRows(X, X[:, 0])
-    typical = guards.typical_rows(every, smooth, guards.MAX_LEVERAGE).X
+    typical = every.withholding(learn(every, guards.MAX_LEVERAGE)).admitted().X
     assert not (typical == X[-1]).all(axis=1).any()
     assert len(typical) > 0.95 * len(X)
     starts = rng.uniform(size=(300, 3))
@@ -164,7 +165,7 @@ def test_a_row_that_stands_alone_shows_unless_it_is_left_out():
         distances.append(np.abs(found - X[-1]).max(axis=1).min())
     assert distances[0] < 1e-3
     assert distances[1] > 1e-2
-    assert guards.typical_rows(every, smooth, 1.0) is every
+    assert learn(every, 1.0)(X).all()
 
 
 def test_matching_finds_rows_where_equations_exceed_unknowns():

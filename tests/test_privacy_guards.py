@@ -17,14 +17,15 @@ from dekrr.estimators import GRIDS
 from dekrr.features import FeatureMap
 from dekrr.messages import Chosen, Features, Moments, Sums, Tally, decode, encode
 from dekrr.networks.local import LocalNetwork
-from dekrr.privacy import guards
+from dekrr.privacy import admission, guards
+from dekrr.privacy.admission import learn
 from dekrr.privacy.overhearing import RecordingNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.consensus import Roster
 from dekrr.protocols.shared import share_features
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
-from dekrr.rows import ArrayRows
+from dekrr.rows import ArrayRows, ChainedRows
 from dekrr.selection import SELECTORS, EnergySelector, GreedySelector
 from dekrr.statistics import accumulate, unpack_symmetric
 
@@ -359,18 +360,49 @@ def test_no_sum_that_leaves_a_site_has_a_row_that_stands_alone():
 
 
 @pytest.mark.parametrize("precision", ["double", "mixed"])
-def test_lone_rows_are_told_by_a_sample_and_counted(monkeypatch, precision):
+@pytest.mark.parametrize("streamed", [False, True])
+def test_withheld_rows_are_in_the_own_sums_alone(monkeypatch, precision, streamed):
     monkeypatch.setattr("dekrr.rows.SAMPLE_ROWS", 50)
     rows, feature_map = crowd_and_one_far_away()
-    are_lone = guards.LoneRows(rows, [feature_map, feature_map], 0.8)
-    own, others = accumulate(rows, feature_map, {"b": feature_map}, precision, are_lone)
+    rule = learn(rows, 0.9)
+    marked = (ChainedRows([rows]) if streamed else rows).withholding(rule)
+    own, others = accumulate(marked, feature_map, {"b": feature_map}, precision)
     everything, _ = accumulate(rows, feature_map, {}, precision)
-    alone = feature_map(rows.X[-1:])
-    assert are_lone.count == 1
+    withheld = ~rule(rows.X)
+    alone = feature_map(rows.X[withheld])
+    assert withheld[-1]
+    assert 1 <= withheld.sum() < 10
     assert others["b"].lone.dtype == np.float64
     np.testing.assert_allclose(others["b"].lone, alone.T @ alone, atol=1e-6)
     np.testing.assert_allclose(own.gram, everything.gram, atol=1e-4)
     np.testing.assert_allclose(unpack_symmetric(others["b"].gram, 4), own.gram - others["b"].lone, atol=1e-4)
+    admitted, _ = accumulate(marked.admitted(), feature_map, {}, precision)
+    np.testing.assert_allclose(admitted.gram, own.gram - others["b"].lone, atol=1e-4)
+    assert marked.admitted().n_rows == (~withheld).sum()
+
+
+def test_the_rule_is_about_a_row_alone_and_the_same_rows_give_the_same_rule():
+    rows, _ = crowd_and_one_far_away()
+    rule, again = learn(rows, 0.9), learn(rows, 0.9)
+    every = rule(rows.X)
+    np.testing.assert_array_equal(again(rows.X), every)
+    np.testing.assert_array_equal(np.concatenate([rule(rows.X[i : i + 1]) for i in range(rows.n_rows)]), every)
+    assert not rule(np.array([[10.0, 10.0], [-50.0, 0.5]])).any()
+
+
+def test_the_rule_is_kept_and_later_rows_are_judged_by_it(tmp_path):
+    rows, _ = crowd_and_one_far_away()
+    path = tmp_path / "rule.safetensors"
+    first = admission.kept(path, lambda: learn(rows, 0.9), 2)
+    assert path.stat().st_mode & 0o077 == 0
+    later = admission.kept(path, lambda: pytest.fail("a second rule"), 2)
+    other = np.random.default_rng(5).normal(0.5, 0.1, size=(500, 2))
+    np.testing.assert_array_equal(first(other), later(other))
+    with pytest.raises(DataError, match="about rows of 2 columns, not of 3"):
+        admission.kept(path, lambda: first, 3)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(DataError, match=r"cannot be read: .*; restore it"):
+        admission.kept(path, lambda: first, 2)
 
 
 def test_sums_over_the_few_rows_that_do_not_stand_alone_are_refused():
@@ -393,12 +425,10 @@ def test_who_stands_alone_does_not_depend_on_amplitudes(amplitude):
     amplitudes = plain.amplitudes.copy()
     amplitudes[0] *= amplitude
     changed = FeatureMap(plain.frequencies, plain.phases, amplitudes)
-    kept = guards.typical_rows(rows, plain, 0.8).X
-    assert 300 < len(kept) < 399
-    np.testing.assert_array_equal(guards.typical_rows(rows, changed, 0.8).X, kept)
-    lone = guards.LoneRows(rows, [changed], 0.8)([changed(X)])
-    np.testing.assert_array_equal(X[~lone], kept)
-    assert lone[[5, 6]].all()
+    alone = guards._stands_alone(rows, plain)
+    assert 1 < alone.sum() < 100
+    np.testing.assert_array_equal(guards._stands_alone(rows, changed), alone)
+    assert alone[[5, 6]].all()
 
 
 @pytest.mark.parametrize("verify", [False, True])

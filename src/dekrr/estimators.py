@@ -509,7 +509,7 @@ class DeKRRRegressor(_NetworkRegressor):
     rows_per_feature : float, default=0.0
         The fewest rows that a site must have, for each feature of its own and of a neighbour, to send it sums.
         Here all rows are in one process anyway; 1.5, what a deployment starts from, tells whether it would refuse,
-        and has rows that stand alone left out of sums of shortlists, as there.
+        and keeps rows that stand alone out of all sums between sites, as there.
     verify_features : bool, default=False
         Sites prove that their features come from the agreed pool, by its seed and the chosen indices.
     bounds : pair of array-like of shape (n_columns + 1,), optional
@@ -839,6 +839,8 @@ class DKLARegressor(_NetworkRegressor):
             max_rounds=self.max_rounds,
             scale=self.scale,
             min_rows=self.min_rows,
+            rows_per_feature=0.0,
+            max_leverage=1.0,
             selecting_site=_selecting_name(self.selecting_site, names),
             **self._censoring(),
         )
@@ -921,6 +923,8 @@ class AllReduceRegressor(_NetworkRegressor):
             alpha=self.alpha,
             scale=self.scale,
             min_rows=self.min_rows,
+            rows_per_feature=0.0,
+            max_leverage=1.0,
             selecting_site=_selecting_name(self.selecting_site, names),
         )
         return partial(allreduce.train, settings=settings)
@@ -934,7 +938,8 @@ class _UnconnectedRegressor(_FeatureRegressor):
         return nx.create_empty_copy(nx.path_graph(labels))
 
     def _training(self, names: Mapping[Hashable, str]) -> Training:
-        return partial(allreduce.train, settings=allreduce.Settings(alpha=self.alpha, scale=self.scale))
+        settings = allreduce.Settings(alpha=self.alpha, scale=self.scale, rows_per_feature=0.0, max_leverage=1.0)
+        return partial(allreduce.train, settings=settings)
 
 
 @parameters

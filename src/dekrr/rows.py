@@ -3,6 +3,8 @@
 Everything that a procedure asks of its rows is here: how many there are, their bounds, a sample to choose features
 and settings by, and blocks to sum over. Rows that are read in batches are passed over twice at most: for the first
 three together, and for the sums; once where only sums are asked for, over all rows.
+
+Some rows may be withheld: marked so that they are in no sum that leaves the site; see `dekrr.privacy.admission`.
 """
 
 from abc import ABC, abstractmethod
@@ -22,11 +24,16 @@ _BLOCK_ROWS = 1 << 14  # of passes that compute next to nothing
 _SAMPLE_STREAM = 1  # sets the sample's random numbers apart from those of features with the same seed
 
 Block = tuple[Array, Array]
+Marked = tuple[Array, Array, np.ndarray | None]  # X, y, and which rows are withheld; None where none is
+Admits = Callable[[Array], np.ndarray]
 
 
 def sampled(n_rows: int) -> int:
-    """Return how many of a site's rows are in its sample."""
-    return min(n_rows, SAMPLE_ROWS)
+    """Return how many of a site's rows are in its sample: all where they are few, otherwise half of them at most.
+
+    What a sum over a sample and one over all rows differ by is then a sum over as many rows, not over a few.
+    """
+    return n_rows if n_rows <= SAMPLE_ROWS else min(SAMPLE_ROWS, n_rows // 2)
 
 
 class Rows(ABC):
@@ -50,6 +57,30 @@ class Rows(ABC):
     def blocks(self, size: int) -> Iterator[Block]:
         """Pass over all rows in blocks X (n, n_columns), y (n,) of at most `size` rows."""
 
+    def marked(self, size: int) -> Iterator[Marked]:
+        """Pass over all rows like `blocks`, with a mark for each that is withheld."""
+        for X, y in self.blocks(size):
+            yield X, y, None
+
+    def withholding(self, admits: Admits) -> "Rows":
+        """Return the rows with those marked that `admits` does not let into sums.
+
+        Parameters
+        ----------
+        admits : callable
+            Returns a mask from rows, shape (n_rows, n_columns).
+        """
+        return _JudgedRows(self, admits)
+
+    def admitted(self) -> "Rows":
+        """Return the rows without those that are withheld."""
+        return self
+
+    @property
+    def n_withheld(self) -> int:
+        """How many rows are withheld, as far as the sample tells."""
+        return 0
+
     @cached_property
     def survey(self) -> "Survey":
         """The number of rows, their bounds and a sample, from one pass."""
@@ -70,7 +101,7 @@ class Rows(ABC):
 
     @property
     def sample(self) -> "ArrayRows":
-        """All rows if they are at most `SAMPLE_ROWS`, otherwise so many drawn at random without replacement."""
+        """All rows if they are few, otherwise some drawn at random without replacement; see `sampled`."""
         return self.survey.sample
 
     def arrays(self) -> Block:
@@ -104,6 +135,8 @@ class ArrayRows(Rows):
     weight : float, default=1.0
     seed : int, default=0
         Of the sample.
+    withheld : ndarray of bool, shape (n_rows,), optional
+        Which rows are in no sum that leaves the site.
 
     Examples
     --------
@@ -113,12 +146,15 @@ class ArrayRows(Rows):
     (3, [4.0, 5.0, 0.0], [2, 1])
     """
 
-    def __init__(self, X: Array, y: Array, *, weight: float = 1.0, seed: int = 0) -> None:
+    def __init__(
+        self, X: Array, y: Array, *, weight: float = 1.0, seed: int = 0, withheld: np.ndarray | None = None
+    ) -> None:
         self.X = X
         self.y = y
         self.n_columns = int(X.shape[1])
         self.weight = weight
         self.seed = seed
+        self.withheld = withheld if withheld is not None and withheld.any() else None
 
     @property
     def n_rows(self) -> int:
@@ -133,7 +169,15 @@ class ArrayRows(Rows):
     @property
     def sample(self) -> "ArrayRows":
         """These rows, or some of them; see `Rows.sample`."""
-        return self if self.n_rows <= SAMPLE_ROWS else self.survey.sample
+        if self.n_rows <= SAMPLE_ROWS:
+            return self
+        sample = self.survey.sample
+        return sample if self.withheld is None else sample.take(slice(None), self.withheld[self.survey.numbers])
+
+    @property
+    def n_withheld(self) -> int:
+        """How many rows are withheld."""
+        return 0 if self.withheld is None else int(self.withheld.sum())
 
     def arrays(self) -> Block:
         """Return the arrays themselves."""
@@ -144,21 +188,36 @@ class ArrayRows(Rows):
         for start in range(0, self.n_rows, size):
             yield self.X[start : start + size], self.y[start : start + size]
 
+    def marked(self, size: int) -> Iterator[Marked]:
+        """Pass over the rows with a mark for each that is withheld."""
+        for start, (X, y) in zip(range(0, self.n_rows, size), self.blocks(size), strict=True):
+            yield X, y, None if self.withheld is None else self.withheld[start : start + size]
+
+    def withholding(self, admits: Admits) -> "ArrayRows":
+        """Return the rows with those marked that `admits` does not let into sums."""
+        return self.take(slice(None), ~admits(self.X))
+
+    def admitted(self) -> "ArrayRows":
+        """Return the rows without those that are withheld."""
+        return self if self.withheld is None else self.take(~self.withheld)
+
     def owned(self) -> "ArrayRows":
         """Return the rows in memory that nobody else can write to."""
         if self.X.flags.owndata and self.y.flags.owndata:
             return self
-        return ArrayRows(self.X.copy(), self.y.copy(), weight=self.weight, seed=self.seed)
+        return ArrayRows(self.X.copy(), self.y.copy(), weight=self.weight, seed=self.seed, withheld=self.withheld)
 
     def mapped(self, function: Callable[[Array, Array], Block]) -> Rows:
         """Return the rows with a function applied: at once where they are few."""
         if self.n_rows > SAMPLE_ROWS:
             return super().mapped(function)
-        return ArrayRows(*function(self.X, self.y), weight=self.weight, seed=self.seed)
+        return ArrayRows(*function(self.X, self.y), weight=self.weight, seed=self.seed, withheld=self.withheld)
 
-    def take(self, rows: np.ndarray | slice) -> "ArrayRows":
-        """Return some of the rows, by a mask, indices or a slice."""
-        return ArrayRows(self.X[rows], self.y[rows], weight=self.weight, seed=self.seed)
+    def take(self, rows: np.ndarray | slice, withheld: np.ndarray | None = None) -> "ArrayRows":
+        """Return some of the rows, by a mask, indices or a slice, with their marks or with the given ones."""
+        if withheld is None and self.withheld is not None:
+            withheld = self.withheld[rows]
+        return ArrayRows(self.X[rows], self.y[rows], weight=self.weight, seed=self.seed, withheld=withheld)
 
 
 class _MappedRows(Rows):
@@ -176,11 +235,74 @@ class _MappedRows(Rows):
     @cached_property
     def sample(self) -> ArrayRows:
         sample = self._rows.sample
-        return ArrayRows(*self._function(sample.X, sample.y), weight=sample.weight)
+        return ArrayRows(*self._function(sample.X, sample.y), weight=sample.weight, withheld=sample.withheld)
+
+    @property
+    def n_withheld(self) -> int:
+        return self._rows.n_withheld
 
     def blocks(self, size: int) -> Iterator[Block]:
         for X, y in self._rows.blocks(size):
             yield self._function(X, y)
+
+    def marked(self, size: int) -> Iterator[Marked]:
+        for X, y, withheld in self._rows.marked(size):
+            yield *self._function(X, y), withheld
+
+    def admitted(self) -> Rows:
+        return _MappedRows(self._rows.admitted(), self._function)
+
+
+class _JudgedRows(Rows):
+    """Rows of which those are marked as withheld that a rule does not admit."""
+
+    def __init__(self, rows: Rows, admits: Admits) -> None:
+        self._rows = rows
+        self._admits = admits
+        self.n_columns = rows.n_columns
+        self.streamed = rows.streamed
+        self.weight = rows.weight
+
+    @property
+    def n_rows(self) -> int:
+        return self._rows.n_rows
+
+    @property
+    def bounds(self) -> Scaling:
+        return self._rows.bounds
+
+    @cached_property
+    def sample(self) -> ArrayRows:
+        return self._rows.sample.withholding(self._admits)
+
+    @property
+    def n_withheld(self) -> int:
+        return round(self.sample.n_withheld * self.n_rows / max(self.sample.n_rows, 1))
+
+    def blocks(self, size: int) -> Iterator[Block]:
+        return self._rows.blocks(size)
+
+    def marked(self, size: int) -> Iterator[Marked]:
+        for X, y in self._rows.blocks(size):
+            yield X, y, ~self._admits(X)
+
+    def admitted(self) -> Rows:
+        return _AdmittedRows(self)
+
+
+class _AdmittedRows(Rows):
+    """Rows without those that are withheld."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self.n_columns = rows.n_columns
+        self.streamed = rows.streamed
+        self.weight = rows.weight
+        self.seed = rows.seed
+
+    def blocks(self, size: int) -> Iterator[Block]:
+        for X, y, withheld in self._rows.marked(size):
+            yield (X, y) if withheld is None else (X[~withheld], y[~withheld])
 
 
 class ChainedRows(Rows):
@@ -381,8 +503,21 @@ class Survey:
         return Scaling(self._lower, self._upper)
 
     @cached_property
+    def _places(self) -> np.ndarray:
+        """Where the sampled rows are, in their order: all in the reservoir, or half of the rows that there were."""
+        size = min(self.n_rows, self._size)
+        taken = np.arange(size)
+        if size < self.n_rows < 2 * size:
+            taken = self._rng.permutation(size)[: self.n_rows // 2]
+        return taken[np.argsort(self._numbers[taken])]
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The sampled rows' places among all rows."""
+        return np.asarray(self._numbers[self._places])
+
+    @cached_property
     def sample(self) -> ArrayRows:
         """The sampled rows, in their order."""
-        size = min(self.n_rows, self._size)
-        order = np.argsort(self._numbers[:size])
-        return ArrayRows(self._X[order], self._y[order], weight=self.n_rows / max(size, 1))
+        places = self._places
+        return ArrayRows(self._X[places], self._y[places], weight=self.n_rows / max(places.size, 1))

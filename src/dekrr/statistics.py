@@ -6,7 +6,7 @@ B_pj = Z_pj'Z_pj and C_pj = Z_pj'Z_jj. Rows are read in blocks, from memory or f
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,7 +18,6 @@ from .rows import Rows
 from .types import Array
 
 PRECISIONS = ("double", "mixed")
-AreLone = Callable[[Sequence[Array]], np.ndarray]
 _NOTHING = np.empty(0, dtype=np.uint8)
 _mine = threading.local()
 _BYTES_PER_BLOCK = 1 << 22  # of features: half of what two cores have of a third-level cache
@@ -146,9 +145,10 @@ def accumulate(
     own: FeatureMap,
     others: Mapping[str, FeatureMap],
     precision: str = "double",
-    are_lone: AreLone | None = None,
 ) -> tuple[OwnSums, dict[str, CrossSums]]:
     """Return a site's own sums and those for each neighbour, in one pass over its rows.
+
+    Rows that are withheld are in the site's own sums alone.
 
     Parameters
     ----------
@@ -158,8 +158,6 @@ def accumulate(
     precision : {"double", "mixed"}, default="double"
         "mixed" has the features and the products of a block of rows in single precision, and adds blocks up in double:
         about twice as fast, and right to 1e-5 of a sum's largest entry.
-    are_lone : callable, optional
-        Tells from a block's features, the own and each neighbour's, which rows to leave out of the neighbours' sums.
     """
     maps = [own, *others.values()]
     ends = np.cumsum([feature_map.n_features for feature_map in maps])
@@ -172,18 +170,16 @@ def accumulate(
     with_own = np.zeros((own.n_features, joint.n_features))
     grams = [np.zeros((m.n_features, m.n_features)) for m in maps[1:]]
     moment = np.zeros(own.n_features)
-    lone = np.zeros((own.n_features, own.n_features)) if are_lone else 0.0
+    lone: Array | float = 0.0
     response_energy = 0.0
     single = precision == "mixed"
-    for X, y in rows.blocks(rows_per_block(joint.n_features * (4 if single else 8))):
+    for X, y, withheld in rows.marked(rows_per_block(joint.n_features * (4 if single else 8))):
         features = joint(X, out=_scratch(len(X), joint.n_features, np.float32 if single else np.float64))
         moment += y.astype(features.dtype, copy=False) @ features[:, slices[0]]
         response_energy += float(y @ y)
-        if are_lone is not None:
-            left_out = are_lone([features[:, part] for part in slices])
-            if left_out.any():
-                alone, features = features[left_out, slices[0]], features[~left_out]
-                lone += alone.T @ alone
+        if withheld is not None and withheld.any():
+            alone, features = features[withheld, slices[0]], features[~withheld]
+            lone = lone + alone.T.astype(np.float64) @ alone
         with_own += features[:, slices[0]].T @ features
         for gram, part in zip(grams, slices[1:], strict=True):
             gram += features[:, part].T @ features[:, part]

@@ -113,7 +113,8 @@ def _run(task: Task, problem: Problem, regressor: Any) -> tuple[MeteredNetwork, 
                 key: getattr(regressor, key) for key in ("censor_start", "censor_decay") if task.method == "COKE"
             }
             chooser = None if regressor.selecting_site is None else names[regressor.selecting_site]
-            settings = dkla.Settings(**common, **censoring, selecting_site=chooser)  # type: ignore[arg-type]
+            guards = {"rows_per_feature": 0.0, "max_leverage": 1.0}
+            settings = dkla.Settings(**common, **censoring, **guards, selecting_site=chooser)  # type: ignore[arg-type]
             procedures[name] = dkla.train(site, selector, settings, keep_path=True)
         else:
             own = msgspec.structs.replace(regressor._settings(regressor.alpha, regressor.consensus), tol=0.0)

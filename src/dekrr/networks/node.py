@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,7 @@ import numpy as np
 from ..disk import replacing, synchronise
 from ..errors import DataError, ModelFileError, SettingsError
 from ..model import Header, SiteModel
+from ..privacy import admission
 from ..privacy.guards import Ledger
 from ..privacy.vault import Vault
 from ..protocols import dekrr
@@ -113,6 +115,7 @@ class Node:
             raise DataError(f"{folder / MODEL} is already there; --force replaces it")
         self._ledger = Ledger()
         self._vault = Vault(folder / f"{config.run}.release")
+        self._admission = self._admits()
         terms = config.terms(version("dekrr"))
         digest = _digest(terms, tuple(sorted(config.neighbors)), folder / config.data.file)
         plan = Plan(
@@ -132,6 +135,15 @@ class Node:
         self.network = MeshNetwork(self._link, self.status)
         self.seconds_waiting = 0.0
         self._strangers: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def _admits(self) -> admission.Admission | None:
+        """Return the rule by which this site's rows are in sums: that of its first run with these columns."""
+        limit = self.config.method_settings().max_leverage
+        if limit >= 1:
+            return None
+        named = hashlib.sha256(json.dumps(self.config.data.columns).encode()).hexdigest()[:12]
+        make = partial(admission.learn, self._rows.sample, limit)
+        return admission.kept(self.folder / f"admission-{named}.safetensors", make, self._rows.n_columns)
 
     def run(self) -> SiteModel:
         """Take part in the run to its end; the model is written as soon as it stands."""
@@ -186,7 +198,7 @@ class Node:
         ).checked()
         tuning = self.config.tuning()
         site = Site(self.config.site, neighbors, self._rows, seed=features.seed)
-        site = replace(site, ledger=self._ledger, vault=self._vault)
+        site = replace(site, ledger=self._ledger, vault=self._vault, admission=self._admission)
         settings = self.config.method_settings(len(self.session.gone))
         if self.config.method == "dekrr":
             if offer is not None and tuning is None:

@@ -6,7 +6,7 @@ only the rows fit. `docs/privacy.md` has both attacks with their figures.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -19,15 +19,14 @@ from ..features import FeatureMap
 from ..messages import Chosen
 from ..rows import ArrayRows, Rows
 from ..selection import LONG_WAVE, GreedySelector, Selector
-from ..statistics import accumulate
 from ..types import Array
+from .admission import leverages, whiten
 
 MAX_MAPS = 64
 ROWS_PER_FEATURE = 1.5
-MAX_LEVERAGE = 0.8
+MAX_LEVERAGE = 0.95
+_ALONE = 0.8  # leverage among a map's features from which a row does not count as hidden
 _LEVERAGE_PASSES = 3
-_ROWS_PER_BLOCK = 2048
-_ROUNDING = 1e-12
 _LARGEST_POOL = 1 << 30  # bytes of frequencies that a neighbour may have this site draw
 _LARGEST_AMPLITUDE = 1e8  # a sampled feature's is 1 / sqrt(pool size times its chance)
 _ONE_IN = 1e-12  # a frequency that an honest site draws less often than this is refused
@@ -108,25 +107,28 @@ def check_amplitudes(neighbor: str, amplitudes: Array) -> None:
 def check_rows(
     site: str,
     n_rows: int,
-    own_map: FeatureMap,
+    own_map: FeatureMap | None,
     maps: Mapping[str, FeatureMap],
     rows_per_feature: float,
     n_lone: int = 0,
 ) -> None:
-    """Refuse sums of more features than the site's rows, without those that are left out, can hide among.
+    """Refuse sums of more features than the site's rows, without those that stand alone, can hide among.
 
     Where a site has fewer rows than there are features, its own and the neighbour's together, the sums have a null
     space that singles the rows out; just above that, directions with next to no weight still do.
     """
     for neighbor, feature_map in maps.items():
-        features = own_map.n_features + feature_map.n_features
+        n_own = own_map.n_features if own_map is not None else 0
+        features = n_own + feature_map.n_features
         if n_rows - n_lone < rows_per_feature * features:
             there = f"{n_rows} rows, {n_lone} of which stand alone," if n_lone else f"{n_rows} rows,"
+            what = f"its {n_own} features and the {feature_map.n_features} of site {neighbor!r}"
+            if own_map is None:
+                what = f"the {feature_map.n_features} features that site {neighbor!r} has on its shortlist"
             raise DataError(
-                f"site {site!r} has {there} too few for sums of its {own_map.n_features} features and the "
-                f"{feature_map.n_features} of site {neighbor!r}: from less than {rows_per_feature:g} rows a feature, "
-                f"{int(np.ceil(rows_per_feature * features))} here, rows can be computed. Use fewer features, join the "
-                "site to another, or lower rows_per_feature"
+                f"site {site!r} has {there} too few for sums of {what}: from less than {rows_per_feature:g} rows a "
+                f"feature, {int(np.ceil(rows_per_feature * features))} here, rows can be computed. Use fewer features, "
+                "join the site to another, or lower rows_per_feature"
             )
 
 
@@ -149,72 +151,57 @@ def check_rows_of_shortlists(site: str, n_rows: int, maps: Mapping[str, FeatureM
             )
 
 
-def typical_rows(rows: ArrayRows, feature_map: FeatureMap, max_leverage: float) -> ArrayRows:
-    """Return the rows with a leverage z(x)'(Z'Z)^-1 z(x) of at most `max_leverage`.
+def check_rows_of_shared(
+    site: str, n_rows: int, feature_map: FeatureMap, neighbors: Collection[str], rows_per_feature: float
+) -> None:
+    """Refuse sums of features that all sites share over too few rows; see `check_rows_of_shortlists`."""
+    if neighbors and feature_map.n_features > longest_shortlist(n_rows, rows_per_feature):
+        raise DataError(
+            f"site {site!r} has {n_rows} rows, too few for sums of the {feature_map.n_features} features that all "
+            f"sites share: from less than {2 * rows_per_feature:g} rows a feature rows can be computed. Use fewer "
+            "features, join the site to another, or lower rows_per_feature"
+        )
 
-    A row of leverage 1 is alone in some direction of the features: sums with it say where it is. Rows that others hid
-    behind show when those are gone, so that it is done three times; not more often, as few rows a feature would leave
-    none.
-    """
-    return _trim(rows, feature_map, max_leverage)[0] if max_leverage < 1 else rows
 
+def check_leverages(
+    site: str, rows: Rows, own_map: FeatureMap | None, maps: Mapping[str, FeatureMap], rows_per_feature: float
+) -> None:
+    """Refuse sums of features among which too many of the site's rows stand alone; see `check_rows`.
 
-class LoneRows:
-    """Tells rows whose leverage by any of some maps is above `max_leverage`, and counts them.
-
-    Leverages are those among the rows of the site's sample, without those that are lone there.
+    A liar's map, or one of very many features, leaves most rows alone. Which rows are in sums does not depend on it: a
+    site sends sums over all rows that it admits, or refuses.
 
     Parameters
     ----------
+    site : str
     rows : Rows
-    maps : sequence of FeatureMap
-    max_leverage : float
-        Below 1.
-
-    Attributes
-    ----------
-    count : int
-        How many were told so far.
+    own_map : FeatureMap or None
+        None where the sums are of a neighbour's shortlist alone.
+    maps : mapping of neighbour to FeatureMap
+    rows_per_feature : float
     """
-
-    def __init__(self, rows: Rows, maps: Sequence[FeatureMap], max_leverage: float) -> None:
-        self.count = 0
-        self._max_leverage = max_leverage
-        self._whitenings = [_trim(rows.sample, feature_map, max_leverage)[1] for feature_map in maps]
-
-    def __call__(self, features: Sequence[Array]) -> np.ndarray:
-        """Return which rows of a block are lone, from their features by each map."""
-        leverages = [_leverage(part, whitening) for part, whitening in zip(features, self._whitenings, strict=True)]
-        lone = np.max(leverages, axis=0) > self._max_leverage
-        self.count += int(np.count_nonzero(lone))
-        return np.asarray(lone)
+    sample = rows.sample.admitted()
+    of_own = _stands_alone(sample, own_map) if own_map is not None else np.zeros(sample.n_rows, dtype=bool)
+    share = rows.n_rows / max(rows.sample.n_rows, 1)
+    for neighbor, feature_map in maps.items():
+        alone = of_own | _stands_alone(sample, feature_map)
+        n_lone = rows.n_withheld + round(share * int(alone.sum()))
+        check_rows(site, rows.n_rows, own_map, {neighbor: feature_map}, rows_per_feature, n_lone)
 
 
-def _trim(rows: ArrayRows, feature_map: FeatureMap, max_leverage: float) -> tuple[ArrayRows, Array]:
-    """Return the rows that are not lone, and the (Z'Z)^-1/2 that told; where all would be lone, none is.
+def _stands_alone(rows: ArrayRows, feature_map: FeatureMap) -> np.ndarray:
+    """Return which rows have a leverage near 1 among features, shape (n_rows,); where all would, none does.
 
-    Features are brought to one length first: one of a large amplitude would pass off all others as rounding.
+    Rows that others hid behind show when those are gone, so that it is done three times.
     """
-    told = np.zeros((feature_map.n_features, feature_map.n_features))
-    for _ in range(_LEVERAGE_PASSES):
-        gram = accumulate(rows, feature_map, {})[0].gram / rows.weight
-        lengths = np.sqrt(np.diag(gram))
-        lengths[lengths == 0] = 1.0
-        values, vectors = np.linalg.eigh(gram / np.outer(lengths, lengths))
-        whitening = vectors / np.sqrt(np.maximum(values, _ROUNDING * values[-1])) / lengths[:, None]
-        leverages = [_leverage(feature_map(X), whitening) for X, _ in rows.blocks(_ROWS_PER_BLOCK)]
-        typical = np.concatenate(leverages) <= max_leverage
-        if not typical.any():
+    features = feature_map(rows.X)
+    left = np.arange(rows.n_rows)
+    for _ in range(_LEVERAGE_PASSES if rows.n_rows else 0):
+        typical = leverages(features[left], whiten(features[left].T @ features[left])) <= _ALONE
+        if typical.all() or not typical.any():
             break
-        told = whitening
-        if typical.all():
-            break
-        rows = rows.take(typical)
-    return rows, told
-
-
-def _leverage(features: Array, whitening: Array) -> Array:
-    return np.asarray(np.sum((features @ whitening.astype(features.dtype, copy=False)) ** 2, axis=1))
+        left = left[typical]
+    return np.asarray(~np.isin(np.arange(rows.n_rows), left))
 
 
 def site_rng(seed: int, name: str, purpose: str = "features") -> np.random.Generator:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.linalg import cho_solve
 
 from ..features import FeatureMap
+from ..privacy import guards
 from ..selection import Selector
 from ..solvers import cholesky
 from ..statistics import pack_symmetric, unpack_symmetric
@@ -24,6 +25,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     alpha: float = 1e-6
     scale: str | None = "minmax"
     min_rows: int = 10
+    rows_per_feature: float = guards.ROWS_PER_FEATURE
+    max_leverage: float = guards.MAX_LEVERAGE
     selecting_site: str | None = None
 
 
@@ -36,6 +39,8 @@ def train(
         selector,
         scale=settings.scale,
         min_rows=settings.min_rows,
+        rows_per_feature=settings.rows_per_feature,
+        max_leverage=settings.max_leverage,
         selecting_site=settings.selecting_site,
         shared=shared,
     )

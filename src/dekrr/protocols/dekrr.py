@@ -82,7 +82,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         neighbour, and twice as many for each of a neighbour's shortlist. Sites shorten their shortlists to what
         neighbours allow.
     max_leverage : float
-        Rows of a higher leverage are left out of all sums for neighbours; 1 keeps all.
+        Rows of a higher leverage among reference features are in no sum that leaves their site; 1 admits all. See
+        `dekrr.privacy.admission`.
     max_maps : int
         The most feature maps, shortlists among them, that a neighbour may ask sums for in a run.
     max_features : int
@@ -196,6 +197,7 @@ def train(
     if asks_for_sums_alone(selector, settings, tuning):
         roster, ready, mechanism = yield from set_up_in_one_pass(site, site.rows.scaled(scaling), selector, settings)
     else:
+        site = site.withholding(settings.max_leverage)
         site.require_rows(settings.min_rows)
         roster = yield from roll_call(site)
         if settings.scale == "minmax" and scaling is None:
@@ -208,7 +210,7 @@ def train(
         if n_features != selector.n_features:
             selector = clone(selector).set_params(n_features=n_features)
         if tuning is not None:
-            tuned = yield from tune(site, rows.sample.X, rows.sample.y, selector, settings, tuning, roster)
+            tuned = yield from tune(site, rows.sample, selector, settings, tuning, roster)
             selector = clone(selector).set_params(sigma=tuned.sigma)
             settings = msgspec.structs.replace(
                 settings, alpha=tuned.alpha, consensus=tuned.consensus, own_weight=tuned.own_weight
@@ -225,6 +227,7 @@ def train(
     zeros = np.zeros(ready.own_map.n_features)
     outcome = Outcome(roster, scaling, ready.own_map, zeros, neighbor_maps=ready.maps, tuned=tuned, ready=ready)
     outcome.own_weight = settings.own_weight
+    outcome.admission = site.admission
     outcome.privacy = mechanism.spent if mechanism is not None else None
     yield from iterate(site, row, solver, settings, outcome, from_zero=True, keep_path=keep_path)
     return outcome
@@ -420,10 +423,12 @@ def choose_features(
         own_map = shortlist.feature_map
     maps, _ = yield from exchange_maps(site, own_map, selector, settings, chosen=False)
     guards.check_rows_of_shortlists(site.name, sample.n_rows, maps, settings.rows_per_feature)
+    if settings.max_leverage < 1:
+        guards.check_leverages(site.name, sample, None, maps, settings.rows_per_feature)
     site.ledger.admit(maps, settings.max_maps)
-    answers = {}
+    answers, admitted = {}, sample.admitted()
     for p, feature_map in maps.items():
-        sums, _ = accumulate(guards.typical_rows(sample, feature_map, settings.max_leverage), feature_map, {})
+        sums, _ = accumulate(admitted, feature_map, {})
         answers[p] = Moments(pack_symmetric(sums.gram), sums.moment)
     size = own_map.n_features
     shapes = {"gram": dict.fromkeys(answers, (size * (size + 1) // 2,)), "moment": dict.fromkeys(answers, (size,))}
@@ -498,18 +503,15 @@ def exchange_sums(
 def sum_up(
     site: Site, rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap], settings: Settings
 ) -> tuple[OwnSums, dict[str, CrossSums]]:
-    """Return the site's sums, those for neighbours without rows that stand alone; refuse them over too few rows."""
-    if settings.max_leverage >= 1 or not maps or not rows.n_rows:
-        return accumulate(rows, own_map, maps, settings.precision)
-    are_lone = guards.LoneRows(rows, [own_map, *maps.values()], settings.max_leverage)
-    sums = accumulate(rows, own_map, maps, settings.precision, are_lone)
-    guards.check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature, are_lone.count)
-    if rows.n_rows - are_lone.count < settings.min_rows:
+    """Return the site's sums, those for neighbours over the rows that it admits; refuse them over too few rows."""
+    if settings.max_leverage < 1 and maps and rows.n_rows:
+        guards.check_leverages(site.name, rows, own_map, maps, settings.rows_per_feature)
+    if maps and rows.n_withheld and rows.n_rows - rows.n_withheld < settings.min_rows:
         raise DataError(
-            f"all but {rows.n_rows - are_lone.count} of the {rows.n_rows} rows of site {site.name!r} stand alone among "
-            f"the features, which leaves fewer than min_rows={settings.min_rows}; use fewer features"
+            f"all but {rows.n_rows - rows.n_withheld} of {rows.n_rows} rows of site {site.name!r} stand alone and are "
+            f"withheld, which leaves fewer than min_rows={settings.min_rows} for sums; join it to another site"
         )
-    return sums
+    return accumulate(rows, own_map, maps, settings.precision)
 
 
 def trade_sums(

@@ -16,6 +16,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from ..features import FeatureMap
+from ..privacy import guards
 from ..selection import Selector
 from ..types import Array
 from .consensus import Progress
@@ -42,6 +43,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_rounds : int
     scale : {"minmax"} or None
     min_rows : int
+    rows_per_feature, max_leverage : float
+        See `shared.prepare`.
     selecting_site : str or None
         Who chooses features that depend on rows; None is the site with most rows.
     """
@@ -55,6 +58,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_rounds: int = 1500
     scale: str | None = "minmax"
     min_rows: int = 10
+    rows_per_feature: float = guards.ROWS_PER_FEATURE
+    max_leverage: float = guards.MAX_LEVERAGE
     selecting_site: str | None = None
 
 
@@ -83,6 +88,8 @@ def train(
         selector,
         scale=settings.scale,
         min_rows=settings.min_rows,
+        rows_per_feature=settings.rows_per_feature,
+        max_leverage=settings.max_leverage,
         selecting_site=settings.selecting_site,
         shared=shared,
     )

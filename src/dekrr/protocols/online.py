@@ -3,9 +3,11 @@
 Sums over rows add up, so new rows cost their own sums only, which are sent as they are; features and scaling stay.
 A site that joins chooses features from its own rows and exchanges full sums with its neighbours; the others are
 not touched but for N, J and the number of neighbours. A site that leaves takes its edges with it. The solver starts
-from the coefficients that were there. The result is that of training on all rows with the same features (but for rows
-that stand alone and are left out of sums, which is judged among the rows that are sent together).
+from the coefficients that were there. The result is that of training on all rows with the same features. Whether a new
+row is in sums is decided by the site's first rule; see `dekrr.privacy.admission`.
 """
+
+from dataclasses import replace
 
 import numpy as np
 from sklearn.base import clone
@@ -53,11 +55,16 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
     """
     if settings.privacy is not None:
         raise SettingsError("the privacy budget is spent by the first fit: a second release of sums would exceed it")
-    n_new = new.n_rows
-    if 0 < n_new < settings.min_rows and site.neighbors:
+    admission = before.admission if before is not None else None
+    site = replace(site, admission=admission or site.admission).withholding(settings.max_leverage)
+    if site.admission is not None and new.n_rows:
+        new = new.withholding(site.admission)
+    n_new = new.n_rows - new.n_withheld
+    if new.n_rows and n_new < settings.min_rows and site.neighbors:
+        alone = f", besides {new.n_withheld} that stand alone" if new.n_withheld else ""
         raise DataError(
-            f"site {site.name!r} has {n_new} new rows, fewer than min_rows={settings.min_rows}: sums over so few would "
-            "give them away; hold them back until there are more"
+            f"site {site.name!r} has {n_new} new rows{alone}, fewer than min_rows={settings.min_rows}: sums over so "
+            "few would give them away; hold them back until there are more"
         )
     roster = yield from roll_call(site)
     met = before.ready.maps if before is not None and before.ready is not None else {}
@@ -82,6 +89,7 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
     )
     outcome = Outcome(roster, scaling, own_map, start, neighbor_maps=maps, ready=ready)
     outcome.own_weight = settings.own_weight
+    outcome.admission = site.admission
     yield from iterate(site, row, solver, settings, outcome, from_zero=False)
     return outcome
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..features import FeatureMap
 from ..model import OWN_WEIGHT, Member, neighborhood
+from ..privacy.admission import Admission
 from ..privacy.mechanism import Spent
 from ..scaling import Scaling
 from ..types import Array
@@ -47,6 +48,8 @@ class Outcome:
         The maps and sums, from which training can go on.
     privacy : Spent or None
         The privacy budget that the site spent.
+    admission : Admission or None
+        The rule by which rows were in sums, for later ones.
     """
 
     roster: Roster
@@ -65,6 +68,7 @@ class Outcome:
     tuned: Tuned | None = None
     ready: "SetUp | None" = None
     privacy: Spent | None = None
+    admission: Admission | None = None
 
 
 def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:

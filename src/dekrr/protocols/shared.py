@@ -1,6 +1,6 @@
 """The start of every method that gives all sites the same features."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +33,8 @@ def prepare(
     *,
     scale: str | None,
     min_rows: int,
+    rows_per_feature: float,
+    max_leverage: float,
     selecting_site: str | None,
     shared: FeatureMap | None = None,
 ) -> Procedure[Prepared]:
@@ -44,17 +46,24 @@ def prepare(
     selector : Selector
     scale : {"minmax"} or None
     min_rows : int
+    rows_per_feature : float
+        Half of the fewest rows that a site must have for each feature: sums over all its rows may reach a neighbour.
+    max_leverage : float
+        Rows of a higher leverage are in no sum; see `dekrr.privacy.admission`.
     selecting_site : str or None
         Who chooses features that depend on rows; None is the site with most rows.
     shared : FeatureMap, optional
         Features that all sites already have.
     """
-    if scale is None and (shared is not None or not selector.uses_rows):
+    if scale is None and max_leverage >= 1 and (shared is not None or not selector.uses_rows):
         shared = shared or draw_shared(selector, site)
         sums, _ = accumulate(site.rows, shared, {})
         site.require_rows(min_rows)
+        guards.check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, rows_per_feature)
         roster = yield from roll_call(site)
         return Prepared(roster, None, shared, sums)
+    site = site.withholding(max_leverage)
+    site = replace(site, rows=site.rows.admitted())
     site.require_rows(min_rows)
     roster = yield from roll_call(site)
     scaling: Scaling | None = None
@@ -63,6 +72,7 @@ def prepare(
     rows = site.rows.scaled(scaling)
     if shared is None:
         shared = yield from share_features(site, rows, selector, roster, selecting_site)
+    guards.check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, rows_per_feature)
     sums, _ = accumulate(rows, shared, {})
     return Prepared(roster, scaling, shared, sums)
 

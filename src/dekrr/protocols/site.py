@@ -1,7 +1,7 @@
 """A site, and the types of what a procedure yields and receives."""
 
 from collections.abc import Generator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from ..errors import DataError
 from ..features import FeatureMap
 from ..messages import AnyMessage, Message
+from ..privacy.admission import Admission, learn
 from ..privacy.guards import Ledger, site_rng
 from ..privacy.vault import Vault
 from ..rows import Rows
@@ -37,6 +38,8 @@ class Site:
         Which maps its neighbours have asked sums for.
     vault : Vault
         What it has released under differential privacy, so that resuming releases nothing new.
+    admission : Admission, optional
+        The rule by which its rows may be in sums that leave it, from an earlier run; otherwise it is learnt.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Site:
     feature_map: FeatureMap | None = None
     ledger: Ledger = field(default_factory=Ledger)
     vault: Vault = field(default_factory=Vault)
+    admission: Admission | None = None
 
     @property
     def n_rows(self) -> int:
@@ -71,9 +75,22 @@ class Site:
         """Return the outbox that sends one message to every neighbour."""
         return dict.fromkeys(self.neighbors, message)
 
+    def withholding(self, max_leverage: float) -> "Site":
+        """Return the site with the rows marked that are in no sum that leaves it; before anything is sent.
+
+        Parameters
+        ----------
+        max_leverage : float
+            Of the rule, where the site has none yet; 1 admits all rows.
+        """
+        if max_leverage >= 1 or not self.neighbors or not self.n_rows:
+            return self
+        admission = self.admission or learn(self.rows.sample, max_leverage)
+        return replace(self, rows=self.rows.withholding(admission), admission=admission)
+
     def require_rows(self, at_least: int) -> None:
         """Refuse to send sums over so few rows that they come close to being the rows."""
-        if self.neighbors and self.n_rows < at_least:
+        if self.neighbors and self.n_rows - self.rows.n_withheld < at_least:
             raise DataError(
                 f"site {self.name!r} has {self.n_rows} row{'s' * (self.n_rows != 1)}, fewer than min_rows={at_least}: "
                 "sums over so few rows would give them away; join it to another site, or lower min_rows"

@@ -125,8 +125,7 @@ class Tuned:
 
 def tune(
     site: Site,
-    X: Array,
-    y: Array,
+    sample: ArrayRows,
     selector: Selector,
     settings: "Settings",
     tuning: Tuning,
@@ -137,8 +136,8 @@ def tune(
     Parameters
     ----------
     site : Site
-    X, y : ndarray of shape (n_rows, n_columns) and (n_rows,)
-        Scaled rows and responses: all of the site's, or a sample that stands for them.
+    sample : ArrayRows
+        Scaled: all of the site's, or a sample that stands for them.
     selector : Selector
     settings : Settings
     tuning : Tuning
@@ -154,7 +153,7 @@ def tune(
         settings, exchange="sums", rows_per_feature=settings.rows_per_feature * (tuning.folds - 1)
     )
     fewest = min((n - -(-n // tuning.folds) for n in (sampled(roster.rows[p]) for p in site.neighbors)), default=0)
-    weight = site.n_rows / len(y)
+    X, y, weight = sample.X, sample.y, sample.weight
     fold_of = site.rng("folds").permutation(len(y)) % tuning.folds
     errors: list[Array] = []
     for sigma in tuning.sigmas:
@@ -166,8 +165,7 @@ def tune(
         ready: list[SetUp] = []
         for fold in range(tuning.folds):
             kept = fold_of != fold
-            rows = ArrayRows(X[kept], y[kept], weight=weight)
-            ready.append((yield from set_up(site, rows, with_sigma, roster, settings, shortlists[fold])))
+            ready.append((yield from set_up(site, sample.take(kept), with_sigma, roster, settings, shortlists[fold])))
         held_out = [HeldOut(X[fold_of == k], y[fold_of == k], ready[k], tuning) for k in range(tuning.folds)]
         errors += yield from _score_grid(site, ready, held_out, tuning, roster)
     total = yield from tree_sum(site, roster, weight * np.concatenate(errors))
