@@ -10,7 +10,7 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
-from dekrr.selection import GreedySelector
+from dekrr.selection import Greedy
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
 X_MORE, Y_MORE, SITES_MORE = make_sites(n_sites=5, random_state=1)
@@ -34,7 +34,7 @@ def trained_again(regressor, X, y, sites):
         rows, responses = scaling.rows(X[own]), scaling.responses(y[own])
         feature_map = regressor.models_[label].feature_map
         site = Site(label, tuple(regressor.graph_[label]), ArrayRows(rows, responses), feature_map=feature_map)
-        procedures[label] = dekrr.train(site, GreedySelector(sigma=0.5), settings)
+        procedures[label] = dekrr.train(site, Greedy(sigma=0.5), settings)
     return LocalNetwork(regressor.graph_).run(procedures)
 
 
@@ -93,7 +93,7 @@ def test_first_call_fits():
 
 
 def test_a_newcomer_s_settings_are_checked():
-    regressor = fitted().set_params(features=GreedySelector(ridge=-1.0))
+    regressor = fitted().set_params(features=Greedy(ridge=-1.0))
     edges = [("harbour", "station 00")]
     with pytest.raises(ValueError, match="'ridge' parameter"):
         regressor.partial_fit(X_MORE[:40], Y_MORE[:40], sites=np.full(40, "harbour"), edges=edges)
