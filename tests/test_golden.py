@@ -103,7 +103,7 @@ def test_energy_scores_and_choice():
     pool = Pool(GOLDEN["energy_frequencies"], GOLDEN["energy_phases"])
     scores = Energy(n_features=8).scores(pool, GOLDEN["X_0"], GOLDEN["y_0"])
     close(scores, "energy_scores")
-    chosen = Energy(n_features=8, redraw_phases=False)._choose(
+    chosen = Energy(n_features=8, redraw_phases=False).choose(
         pool, GOLDEN["X_0"], GOLDEN["y_0"], np.random.default_rng(0)
     )
     np.testing.assert_array_equal(chosen.frequencies, pool.frequencies[:, GOLDEN["energy_selected"]])

@@ -4,7 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dekrr import DataError, DeKRRRegressor, SettingsError, TopologyError
+from dekrr import DataError, DeKRRRegressor, GreedySelector, SettingsError, TopologyError
 from dekrr.data import make_sites
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
@@ -93,7 +93,7 @@ def test_first_call_fits():
 
 
 def test_a_newcomer_s_settings_are_checked():
-    regressor = fitted().set_params(features=Greedy(ridge=-1.0))
+    regressor = fitted().set_params(features=GreedySelector(ridge=-1.0))
     edges = [("harbour", "station 00")]
     with pytest.raises(ValueError, match="'ridge' parameter"):
         regressor.partial_fit(X_MORE[:40], Y_MORE[:40], sites=np.full(40, "harbour"), edges=edges)

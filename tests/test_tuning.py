@@ -142,7 +142,7 @@ def test_neighbours_sums_take_part_in_the_choice():
         expected = selector.choose_from(shortlist, gram, moment, 120.0)
         np.testing.assert_array_equal(outcomes[name].feature_map.frequencies, expected.frequencies)
     alone = LocalNetwork(problem.graph)
-    alone.run({n: dekrr.train(s, selector.set_params(shortlist=1.0), settings) for n, s in sites.items()})
+    alone.run({n: dekrr.train(s, selector.replace(shortlist=1.0), settings) for n, s in sites.items()})
     assert network.traffic.messages_by_kind["Moments"] > 0
     assert alone.traffic.messages_by_kind["Moments"] == 0
 
@@ -163,7 +163,7 @@ class Growing(Plain):
     """One feature more each time."""
 
     def select(self, X, y, rng):
-        self.n_features += 1
+        object.__setattr__(self, "n_features", self.n_features + 1)
         return super().select(X, y, rng)
 
 

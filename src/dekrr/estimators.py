@@ -342,7 +342,7 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         A default counts as not given.
         """
         own, brought = getattr(self, name), self._brought()
-        if brought is None or not hasattr(brought, name) or _is_default(brought, name):
+        if brought is None or _is_default(brought, name):
             return own
         if _is_default(self, name) or _is_same(own, getattr(brought, name)):
             return getattr(brought, name)

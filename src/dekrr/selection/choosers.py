@@ -81,7 +81,7 @@ class Chooser:
     ...         lengths = np.linalg.norm(pool.frequencies, axis=0)
     ...         return pool.keep(np.argsort(lengths)[: self.n_kept])
     >>> X, y, sites = make_sites(n_sites=3, random_state=0)
-    >>> chooser = Smoothest(sigma=0.1, pool_ratio=5)
+    >>> chooser = Smoothest(sigma=0.2, pool_ratio=5)
     >>> regressor = DeKRRRegressor(n_features=30, features=chooser, alpha=1e-4, consensus=1.0, random_state=0)
     >>> regressor.fit(X, y, sites=sites).score(X, y, sites=sites) > 0.8
     True
