@@ -603,3 +603,17 @@ def test_what_is_given_once_counts_wherever_it_is_given():
     predictions = [each.fit(ROWS, RESPONSES, sites=SITES).predict(ROWS, sites=SITES) for each in (there, here, named)]
     np.testing.assert_array_equal(predictions[0], predictions[1])
     np.testing.assert_array_equal(predictions[0], predictions[2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rough(Smoothest):
+    """Has defaults of its own."""
+
+    kernel: str = "laplacian"
+    sigma: float = 0.5
+
+
+def test_a_default_of_a_chooser_of_one_s_own_counts_as_given():
+    fitted = DeKRRRegressor(features=Rough(), **NUMBERS).fit(ROWS, RESPONSES, sites=SITES)
+    header = fitted.models_[fitted.sites_[0]].header
+    assert (header.kernel, header.sigma) == ("laplacian", 0.5)

@@ -342,9 +342,9 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         A default counts as not given.
         """
         own, brought = getattr(self, name), self._brought()
-        if brought is None or _is_default(brought, name):
+        if brought is None or _is_default(getattr(brought, name), Chooser, name):
             return own
-        if _is_default(self, name) or _is_same(own, getattr(brought, name)):
+        if _is_default(own, type(self), name) or _is_same(own, getattr(brought, name)):
             return getattr(brought, name)
         raise SettingsError(
             f"{name} is {own!r} in {type(self).__name__} and {getattr(brought, name)!r} in {type(brought).__name__}, "
@@ -1041,9 +1041,9 @@ class CentralizedKRR(_SiteRegressor):
         self.models_ = dict.fromkeys(rows, model)
 
 
-def _is_default(holder: Any, name: str) -> bool:
-    """Return whether a parameter has the value that its class gives it, which is as if nobody gave it."""
-    return _is_same(getattr(holder, name), type(holder).__dataclass_fields__[name].default)
+def _is_default(value: Any, kind: Any, name: str) -> bool:
+    """Return whether a parameter has the value that a class gives it, which is as if nobody gave it."""
+    return _is_same(value, kind.__dataclass_fields__[name].default)
 
 
 def _is_same(value: Any, other: Any) -> bool:
