@@ -27,7 +27,7 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
-from dekrr.selection import EnergySelector
+from dekrr.selection import Energy
 from dekrr.solvers import lower_end
 from dekrr.topology import build
 
@@ -153,7 +153,7 @@ def rounds_to(gap, method, consensus, name, directory):
         min_rows=1,
         rows_per_feature=0,
     )
-    selector = EnergySelector(N_FEATURES[name], sigma=sigma)
+    selector = Energy(N_FEATURES[name], sigma=sigma)
     procedures = {
         n: _system(Site(n, tuple(graph[n]), ArrayRows(X[sites == j], y[sites == j])), selector, settings)
         for j, n in enumerate(names)

@@ -9,7 +9,7 @@ import numpy as np
 from dekrr import DeKRRRegressor
 from dekrr.data import Split, by_column, make_sites
 from dekrr.experiments.tuning import choose_consensus, cross_validate
-from dekrr.selection import GreedySelector
+from dekrr.selection import Greedy
 
 WEIGHTS = (0.0625, 0.25, 1.0, 4.0, 16.0)
 
@@ -21,7 +21,7 @@ def main(rows_per_site: int = 60) -> float:
         parts += [X, y, by_column(stations)]
     split = Split(*parts)
     settings = {"n_features": 30, "sigma": 0.3, "alpha": 1e-4}
-    selectors = [GreedySelector(30, sigma=0.3)] * split.n_sites
+    selectors = [Greedy(30, sigma=0.3)] * split.n_sites
     errors = cross_validate(split, selectors, WEIGHTS, alpha=1e-4, prediction="own", shuffle=True, random_state=0)
     chosen = choose_consensus(errors)
     print("     c   validation MSE   test RSE own   union   rounds")

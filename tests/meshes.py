@@ -22,7 +22,7 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.networks.node import MODEL, RECORD, Log, Node, Record
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
-from dekrr.selection import SELECTORS
+from dekrr.selection import CHOOSERS
 
 COLUMNS = ["u", "v"]
 
@@ -121,7 +121,7 @@ class Mesh:
         for name in sorted(graph):
             config = read_site(self.home(name) / "site.toml")
             features = config.features()
-            selector = SELECTORS[features.features](
+            selector = CHOOSERS[features.features](
                 features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
             )
             neighbors = tuple(sorted(graph[name]))

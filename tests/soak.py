@@ -25,7 +25,7 @@ from dekrr.protocols import allreduce, dekrr, dkla
 from dekrr.protocols.site import Site
 from dekrr.protocols.wire import PRECISIONS, Wire
 from dekrr.rows import ArrayRows
-from dekrr.selection import EnergySelector, GreedySelector, PlainSelector
+from dekrr.selection import Energy, Greedy, Plain
 
 PATIENCE = 10.0
 SETTINGS = dekrr.Settings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1)
@@ -54,10 +54,10 @@ class Problem:
         self.graph = nx.relabel_nodes(graph, dict(enumerate(self.names)))
         self.graph.remove_edges_from(nx.selfloop_edges(self.graph))
         self.method = str(rng.choice(["dekrr", "dekrr", "dkla", "allreduce"]))
-        make_selector = (EnergySelector, GreedySelector, PlainSelector)[int(3 * rng.uniform())]
+        make_selector = (Energy, Greedy, Plain)[int(3 * rng.uniform())]
         draw = np.random.default_rng([seed, 1]).choice
         self.selector = make_selector(4, mapping=str(draw(["cos", "cossin"], p=[0.8, 0.2])))
-        allocations = ["equal", "sqrt", "gain"] if make_selector is GreedySelector else ["equal", "sqrt"]
+        allocations = ["equal", "sqrt", "gain"] if make_selector is Greedy else ["equal", "sqrt"]
         self.settings = msgspec.structs.replace(
             SETTINGS, verify_features=bool(draw([True, False])), allocation=str(draw(allocations))
         )

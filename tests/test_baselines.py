@@ -24,7 +24,7 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import allreduce
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
-from dekrr.selection import PlainSelector
+from dekrr.selection import Plain
 
 X, y, SITES = make_sites(n_sites=6, random_state=0)
 X_NEW, Y_NEW, SITES_NEW = make_sites(n_sites=6, random_state=1)
@@ -104,14 +104,12 @@ def test_one_site_chooses_for_all(chooser):
     assert all(np.array_equal(m.frequencies, maps[0].frequencies) for m in maps)
     sizes = {site: (site == SITES).sum() for site in regressor.sites_}
     expected = chooser or max(sizes, key=sizes.get)
-    from dekrr.selection import EnergySelector
+    from dekrr.selection import Energy
 
     own = expected == SITES
     scaling = regressor.models_[expected].scaling
     seed = int(np.random.RandomState(0).randint(np.iinfo(np.int32).max))
-    alone = EnergySelector(20, sigma=0.3).select(
-        scaling.rows(X[own]), scaling.responses(y[own]), np.random.default_rng(seed)
-    )
+    alone = Energy(20, sigma=0.3).select(scaling.rows(X[own]), scaling.responses(y[own]), np.random.default_rng(seed))
     np.testing.assert_array_equal(maps[0].frequencies, alone.frequencies)
 
 
@@ -129,7 +127,7 @@ def test_sums_that_cannot_be_solved_are_told():
     procedures = {}
     for name in graph:
         site = Site(name, graph[name], ArrayRows(rng.uniform(size=(20, 2)), rng.uniform(size=20)))
-        procedures[name] = allreduce.train(site, PlainSelector(4), allreduce.Settings())
+        procedures[name] = allreduce.train(site, Plain(4), allreduce.Settings())
     procedures["b"] = tampered(procedures["b"], absurd)
     with pytest.raises(SettingsError, match="not positive definite"):
         LocalNetwork(graph).run(procedures)

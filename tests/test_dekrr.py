@@ -17,7 +17,7 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
-from dekrr.selection import EnergySelector, GreedySelector, PlainSelector
+from dekrr.selection import Energy, Greedy, Plain
 from dekrr.solvers import Jacobi, inverse
 from dekrr.system import BlockRow
 
@@ -36,8 +36,7 @@ def run(problem, **changes):
     chosen = dekrr.Settings(**{**common, **changes})
     network = LocalNetwork(problem.graph)
     procedures = {
-        name: dekrr.train(site, PlainSelector(sigma=0.5), chosen, keep_path=keep_path)
-        for name, site in problem.sites.items()
+        name: dekrr.train(site, Plain(sigma=0.5), chosen, keep_path=keep_path) for name, site in problem.sites.items()
     }
     return network.run(procedures), network.traffic
 
@@ -180,7 +179,7 @@ def test_features_in_proportion_to_the_root_of_the_rows():
     sizes = [25, 100, 400, 900]
     graph, sites = sites_of_sizes(sizes)
     chosen = dekrr.Settings(allocation="sqrt", rows_per_feature=0, max_leverage=1)
-    outcomes = LocalNetwork(graph).run({n: dekrr.train(s, EnergySelector(26), chosen) for n, s in sites.items()})
+    outcomes = LocalNetwork(graph).run({n: dekrr.train(s, Energy(26), chosen) for n, s in sites.items()})
     n_features = [outcomes[str(j)].feature_map.n_features for j in range(4)]
     assert n_features == [8, 16, 32, 48]
     assert sum(n_features) == 4 * 26
@@ -190,7 +189,7 @@ def test_features_in_proportion_to_the_root_of_the_rows():
 def test_pairs_of_features_are_shared_out_whole(allocation):
     graph, sites = sites_of_sizes([60, 70, 80, 90])
     chosen = dekrr.Settings(allocation=allocation, rows_per_feature=0, max_leverage=1)
-    selector = GreedySelector(10, mapping="cossin", sigma=0.5)
+    selector = Greedy(10, mapping="cossin", sigma=0.5)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, selector, chosen) for n, s in sites.items()})
     n_features = [outcomes[n].feature_map.n_features for n in sorted(sites)]
     assert all(n % 2 == 0 for n in n_features)
@@ -204,9 +203,7 @@ def test_features_go_where_they_lower_the_error_most():
     responses = {n: hard[n] if n in "01" else s.X[:, 0] + 1e-3 * rng.normal(size=120) for n, s in sites.items()}
     sites = {n: Site(n, s.neighbors, ArrayRows(s.X, responses[n])) for n, s in sites.items()}
     chosen = dekrr.Settings(allocation="gain", scale=None)
-    outcomes = LocalNetwork(graph).run(
-        {n: dekrr.train(s, GreedySelector(12, sigma=0.5), chosen) for n, s in sites.items()}
-    )
+    outcomes = LocalNetwork(graph).run({n: dekrr.train(s, Greedy(12, sigma=0.5), chosen) for n, s in sites.items()})
     n_features = [outcomes[n].feature_map.n_features for n in sorted(sites)]
     assert min(n_features[:2]) > 1.5 * max(n_features[2:])
     assert all(4 <= n <= 36 for n in n_features)
@@ -219,7 +216,7 @@ def test_pairs_go_where_they_lower_the_error_most():
     responses = {n: np.sin(pitch[n] * s.X[:, 0]) * np.cos(pitch[n] * s.X[:, 1]) for n, s in sites.items()}
     sites = {n: Site(n, s.neighbors, ArrayRows(s.X, responses[n])) for n, s in sites.items()}
     chosen = dekrr.Settings(allocation="gain", scale=None, rows_per_feature=0, max_leverage=1)
-    selector = GreedySelector(16, mapping="cossin", sigma=0.5)
+    selector = Greedy(16, mapping="cossin", sigma=0.5)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, selector, chosen) for n, s in sites.items()})
     gains = {n: selector.gains(s.X, s.y, 24, s.rng()) for n, s in sites.items()}
     falling = {n: np.maximum.accumulate(each[::-1])[::-1] for n, each in gains.items()}
@@ -233,7 +230,7 @@ def test_pairs_go_where_they_lower_the_error_most():
 def test_no_more_greedy_features_than_rows(mapping, expected):
     graph, sites = sites_of_sizes([15, 40, 60])
     chosen = dekrr.Settings(rows_per_feature=0, max_leverage=1)
-    selector = GreedySelector(20, sigma=0.5, mapping=mapping)
+    selector = Greedy(20, sigma=0.5, mapping=mapping)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, selector, chosen) for n, s in sites.items()})
     assert [outcomes[n].feature_map.n_features for n in sorted(sites)] == expected
 
@@ -242,13 +239,13 @@ def test_gain_needs_greedy_features():
     graph, sites = sites_of_sizes([40] * 3)
     chosen = dekrr.Settings(allocation="gain")
     with pytest.raises(SettingsError, match="for greedy features"):
-        LocalNetwork(graph).run({n: dekrr.train(s, EnergySelector(5), chosen) for n, s in sites.items()})
+        LocalNetwork(graph).run({n: dekrr.train(s, Energy(5), chosen) for n, s in sites.items()})
 
 
 def test_too_few_rows_are_not_summed():
     graph, sites = sites_of_sizes([40, 40, 1])
     with pytest.raises(DataError, match=r"site '2' has 1 row, fewer than min_rows=10.*lower min_rows"):
-        LocalNetwork(graph).run({n: dekrr.train(s, PlainSelector(5), dekrr.Settings()) for n, s in sites.items()})
+        LocalNetwork(graph).run({n: dekrr.train(s, Plain(5), dekrr.Settings()) for n, s in sites.items()})
 
 
 def test_sites_with_different_columns_are_named():
@@ -256,7 +253,7 @@ def test_sites_with_different_columns_are_named():
     sites["1"] = Site("1", sites["1"].neighbors, ArrayRows(np.zeros((40, 2)), np.zeros(40)))
     chosen = dekrr.Settings()
     with pytest.raises(MessageError, match=r"site '.' sent Bounds.lower of shape \(.,\), expected \(.,\)"):
-        LocalNetwork(graph).run({n: dekrr.train(s, PlainSelector(5), chosen) for n, s in sites.items()})
+        LocalNetwork(graph).run({n: dekrr.train(s, Plain(5), chosen) for n, s in sites.items()})
 
 
 @pytest.mark.parametrize("tol", [1e-3, 1e-6])
@@ -272,7 +269,7 @@ def test_sites_that_do_not_depend_on_each_other_stop_where_they_should(tol):
     )
     sites = [Site(name, (other,), ArrayRows(X, y), feature_map=maps[name]) for name, other in ("ab", "ba")]
     outcomes = LocalNetwork({"a": "b", "b": "a"}).run(
-        {site.name: dekrr.train(site, PlainSelector(2), chosen) for site in sites}
+        {site.name: dekrr.train(site, Plain(2), chosen) for site in sites}
     )
     for name, outcome in outcomes.items():
         features = maps[name](X)
@@ -308,7 +305,7 @@ def test_who_sends_coefficients_that_overflow_is_named(size):
 
     problem = make_problem(3, n_sites=4)
     settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
-    procedures = {name: dekrr.train(site, PlainSelector(), settings) for name, site in problem.sites.items()}
+    procedures = {name: dekrr.train(site, Plain(), settings) for name, site in problem.sites.items()}
     liar = sorted(procedures)[1]
     procedures[liar] = tampered(procedures[liar], huge)
     with pytest.raises(MessageError, match=f"{liar!r} sent coefficients so large"):

@@ -19,7 +19,7 @@ from dekrr.protocols.online import go_on
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
-from dekrr.selection import EnergySelector, GreedySelector, PlainSelector
+from dekrr.selection import Energy, Greedy, Plain
 from dekrr.statistics import unpack_symmetric
 
 GRAPH = {"a": ("b", "c", "d"), "b": ("a", "c"), "c": ("a", "b", "d"), "d": ("a", "c")}
@@ -90,7 +90,7 @@ def recorded(graph, procedures):
     return network.run(procedures), network.record
 
 
-@pytest.mark.parametrize("selector", [GreedySelector(6, sigma=0.5), PlainSelector(6, sigma=0.5), EnergySelector(6)])
+@pytest.mark.parametrize("selector", [Greedy(6, sigma=0.5), Plain(6, sigma=0.5), Energy(6)])
 @pytest.mark.parametrize("tuning", [None, TUNING])
 def test_no_difference_tells_a_row(selector, tuning):
     sites = sites_of(GRAPH)
@@ -119,7 +119,7 @@ def test_no_difference_tells_a_row(selector, tuning):
         history[name] += sent_by(record, name, outcomes[name].neighbor_maps)
 
     again = {n: replace(s, seed=s.seed, admission=outcomes[n].admission) for n, s in sites.items()}
-    smaller = type(selector)(5, sigma=selector.sigma)
+    smaller = selector.replace(n_features=5)
     _, record = recorded(GRAPH, {n: dekrr.train(s, smaller, SETTINGS) for n, s in again.items()})
     for name in GRAPH:
         history[name] += sent_by(record, name)
@@ -132,7 +132,7 @@ def test_shared_features_have_sums_over_admitted_rows_and_over_enough_of_them(me
     graph = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}
     sites = sites_of(graph)
     settings = method.Settings(scale=None)
-    outcomes, record = recorded(graph, {n: method.train(s, PlainSelector(6), settings) for n, s in sites.items()})
+    outcomes, record = recorded(graph, {n: method.train(s, Plain(6), settings) for n, s in sites.items()})
     shared = outcomes["c"].feature_map
     admitted = sites["c"].withholding(settings.max_leverage).rows.admitted()
     assert admitted.n_rows < sites["c"].n_rows
@@ -143,4 +143,4 @@ def test_shared_features_have_sums_over_admitted_rows_and_over_enough_of_them(me
         np.testing.assert_allclose(unpack_symmetric(from_leaf[:21], 6), features.T @ features, atol=1e-9)
     few = sites_of(graph, n_rows=17)
     with pytest.raises(DataError, match=r"too few for sums of the 6 features that all sites share"):
-        recorded(graph, {n: method.train(s, PlainSelector(6), settings) for n, s in few.items()})
+        recorded(graph, {n: method.train(s, Plain(6), settings) for n, s in few.items()})

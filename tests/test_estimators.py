@@ -171,7 +171,8 @@ def test_features_per_site():
 
 def test_selector_objects_bring_their_own_settings():
     selector = GreedySelector(sigma=0.3, bandwidths=(1.0, 2.0), pool_ratio=5)
-    fitted = regressor(features=selector, sigma=99.0).fit(X, y, sites=SITES)
+    fitted = regressor(features=selector, sigma="auto").fit(X, y, sites=SITES)
+    assert fitted.sigma_ == 0.3
     assert fitted.rse(X, y, sites=SITES) < 0.3
     assert fitted.models_["station 00"].feature_map.n_features == 16
 
@@ -368,7 +369,7 @@ def test_missing_labels_and_responses_of_pandas():
 @pytest.mark.parametrize("alpha", [1e-4, [1e-4, 1e-3]])
 def test_a_selector_brings_its_sigma_whatever_else_is_tuned(alpha):
     selector = EnergySelector(sigma=0.1)
-    fitted = regressor(alpha=alpha, sigma=1.0, features=selector).fit(X, y, sites=SITES)
+    fitted = regressor(alpha=alpha, sigma="auto", features=selector).fit(X, y, sites=SITES)
     assert fitted.sigma_ == 0.1
     assert next(iter(fitted.models_.values())).header.sigma == 0.1
     fitted.partial_fit(X[:60], y[:60], sites=["new"] * 60, edges=[("new", fitted.sites_[0])])

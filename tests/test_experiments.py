@@ -28,7 +28,7 @@ from dekrr.experiments.problems import ALPHAS, SIGMAS, Problem, choose_kernel, p
 from dekrr.experiments.results import RESULTS, Results, task_of
 from dekrr.experiments.running import execute
 from dekrr.experiments.tasks import Task
-from dekrr.selection import EnergySelector, GreedySelector
+from dekrr.selection import Energy, Greedy
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def a_task(**changes):
 @settings(max_examples=8, deadline=None)
 @given(
     st.integers(3, 8),
-    st.sampled_from([EnergySelector(10, sigma=0.3), GreedySelector(10, sigma=0.3, shortlist=1.0)]),
+    st.sampled_from([Energy(10, sigma=0.3), Greedy(10, sigma=0.3, shortlist=1.0)]),
     st.floats(0.1, 8),
     st.integers(0, 2**16),
 )
@@ -109,7 +109,7 @@ def test_the_shortcut_gives_the_estimators_coefficients(n_sites, selector, c, se
 
 def test_cross_validation_scores_what_refitting_scores():
     split = small_split()
-    selector = GreedySelector(8, sigma=0.3, shortlist=1.0)
+    selector = Greedy(8, sigma=0.3, shortlist=1.0)
     selectors = [selector] * split.n_sites
     weights = [0.5, 4.0]
     scored = tuning.cross_validate(

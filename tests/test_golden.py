@@ -10,7 +10,7 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr, dkla
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
-from dekrr.selection import EnergySelector, PlainSelector, Pool
+from dekrr.selection import Energy, Plain, Pool
 from dekrr.statistics import accumulate
 from dekrr.system import Weights, assemble, penalty
 
@@ -81,7 +81,7 @@ def outcomes():
         rows_per_feature=0.0,
         verify_features=False,
     )
-    selector = PlainSelector(sigma=float(GOLDEN["sigma"]))
+    selector = Plain(sigma=float(GOLDEN["sigma"]))
     return LocalNetwork(NEIGHBORS).run(
         {site.name: dekrr.train(site, selector, settings, keep_path=True) for site in sites()}
     )
@@ -101,9 +101,9 @@ def test_rse_curve(outcomes, part, curve):
 
 def test_energy_scores_and_choice():
     pool = Pool(GOLDEN["energy_frequencies"], GOLDEN["energy_phases"])
-    scores = EnergySelector(n_features=8).scores(pool, GOLDEN["X_0"], GOLDEN["y_0"])
+    scores = Energy(n_features=8).scores(pool, GOLDEN["X_0"], GOLDEN["y_0"])
     close(scores, "energy_scores")
-    chosen = EnergySelector(n_features=8, redraw_phases=False)._choose(
+    chosen = Energy(n_features=8, redraw_phases=False).choose(
         pool, GOLDEN["X_0"], GOLDEN["y_0"], np.random.default_rng(0)
     )
     np.testing.assert_array_equal(chosen.frequencies, pool.frequencies[:, GOLDEN["energy_selected"]])
@@ -116,7 +116,7 @@ def dkla_outcomes():
     settings = dkla.Settings(alpha=ALPHA, rho=1e-4, rho_period=200, tol=0.0, max_rounds=1000, scale=None, **guards)
     return shared, LocalNetwork(NEIGHBORS).run(
         {
-            site.name: dkla.train(site, PlainSelector(), settings, shared=shared, keep_path=True)
+            site.name: dkla.train(site, Plain(), settings, shared=shared, keep_path=True)
             for site in sites(with_maps=False)
         }
     )

@@ -4,13 +4,13 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dekrr import DataError, DeKRRRegressor, SettingsError, TopologyError
+from dekrr import DataError, DeKRRRegressor, GreedySelector, SettingsError, TopologyError
 from dekrr.data import make_sites
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
-from dekrr.selection import GreedySelector
+from dekrr.selection import Greedy
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
 X_MORE, Y_MORE, SITES_MORE = make_sites(n_sites=5, random_state=1)
@@ -34,7 +34,7 @@ def trained_again(regressor, X, y, sites):
         rows, responses = scaling.rows(X[own]), scaling.responses(y[own])
         feature_map = regressor.models_[label].feature_map
         site = Site(label, tuple(regressor.graph_[label]), ArrayRows(rows, responses), feature_map=feature_map)
-        procedures[label] = dekrr.train(site, GreedySelector(sigma=0.5), settings)
+        procedures[label] = dekrr.train(site, Greedy(sigma=0.5), settings)
     return LocalNetwork(regressor.graph_).run(procedures)
 
 

@@ -31,7 +31,7 @@ from dekrr.privacy.views import View, fold_blocks, of_rows, summed
 from dekrr.protocols import dekrr
 from dekrr.protocols.tuning import GRIDS
 from dekrr.rows import ArrayRows
-from dekrr.selection import EnergySelector
+from dekrr.selection import Energy
 
 ONE_FOLD = np.ones(1, dtype=bool)
 DATA = os.environ.get("DEKRR_DATA")
@@ -75,7 +75,7 @@ def test_a_neighbour_gets_all_rows_with_or_without_rows_of_its_own(coast, own_ro
 
 def test_the_attacker_uses_messages_alone(coast):
     """The rows' features that the attack starts from are those that the receiver decoded."""
-    selector = EnergySelector(coast.n_features, sigma=coast.sigma)
+    selector = Energy(coast.n_features, sigma=coast.sigma)
     record, outcomes = overhear(coast.sites, selector, dekrr.Settings(exchange="features", scale=None, max_rounds=1))
     victim, attacker = coast.pair()
     (rows,) = record.between(victim.name, attacker.name, RowFeatures)

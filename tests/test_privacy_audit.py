@@ -12,7 +12,7 @@ from dekrr.protocols import dekrr
 from dekrr.protocols.private import shared_features
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
-from dekrr.selection import PlainSelector
+from dekrr.selection import Plain
 from dekrr.statistics import OwnSums, accumulate
 
 PRIVACY = DifferentialPrivacy(1.0, 1e-3)
@@ -48,7 +48,7 @@ def test_a_release_without_noise_is_caught():
 
 def worst_case():
     """Two data sets that differ in one row, as far as one row can move the sums."""
-    feature_map = shared_features(PlainSelector(N_FEATURES, sigma=SIGMA), 1, 0)
+    feature_map = shared_features(Plain(N_FEATURES, sigma=SIGMA), 1, 0)
     step = np.pi / 3 / abs(feature_map.frequencies[0, 0])
     X = np.linspace(0, 1, 200)[:, None]
     y = np.sin(3 * X[:, 0])
@@ -89,7 +89,7 @@ def test_the_first_coefficients_give_the_moment_away(monkeypatch):
     monkeypatch.setattr(dekrr, "GaussianSums", WithoutNoiseOnTheMoment)
     _, X, y, (rows, _) = worst_case()
     release = everything_sent(PRIVACY, Site("other", ("target",), ArrayRows(X, y)), n_features=N_FEATURES, sigma=SIGMA)
-    features = shared_features(PlainSelector(N_FEATURES, sigma=SIGMA), X.shape[1], seed=0)(rows[0])
+    features = shared_features(Plain(N_FEATURES, sigma=SIGMA), X.shape[1], seed=0)(rows[0])
     moment = features.T @ rows[1] / (len(rows[1]) + len(y))
     np.testing.assert_allclose(release(rows)[-N_FEATURES:], moment, rtol=1e-9, atol=1e-12)
 

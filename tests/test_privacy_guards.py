@@ -26,7 +26,7 @@ from dekrr.protocols.shared import share_features
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows, ChainedRows
-from dekrr.selection import SELECTORS, EnergySelector, GreedySelector
+from dekrr.selection import CHOOSERS, Energy, Greedy
 from dekrr.statistics import accumulate, unpack_symmetric
 
 RING = {"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")}
@@ -49,7 +49,7 @@ def run(all_sites, selector, **changes):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    name=st.sampled_from(sorted(SELECTORS)),
+    name=st.sampled_from(sorted(CHOOSERS)),
     mapping=st.sampled_from(["cos", "cossin"]),
     n_features=st.integers(1, 10),
     seed=st.integers(0, 2**31),
@@ -58,7 +58,7 @@ def run(all_sites, selector, **changes):
 def test_a_proof_gives_the_same_map(name, mapping, n_features, seed, site):
     rng = np.random.default_rng(1)
     X, y = rng.uniform(size=(30, 3)), rng.uniform(-1, 1, 30)
-    selector = SELECTORS[name](2 * n_features, mapping=mapping, bandwidths=(1.0, 2.0))
+    selector = CHOOSERS[name](2 * n_features, mapping=mapping, bandwidths=(1.0, 2.0))
     chosen = selector.select(X, y, guards.site_rng(seed, site))
     proof = guards.prove(selector, chosen, seed, site, 2)
     redrawn = guards.redraw(selector, decode(encode(proof), site), seed, site, 3)
@@ -90,7 +90,7 @@ def test_verified_features_train_the_same_models_for_fewer_bytes(features):
     ],
 )
 def test_a_false_proof_is_refused(change, words):
-    selector = EnergySelector(2)
+    selector = Energy(2)
     proof = {
         "seed": 3,
         "n_features": 2,
@@ -106,14 +106,14 @@ def test_a_false_proof_is_refused(change, words):
 def test_features_from_elsewhere_cannot_be_proved():
     brought = FeatureMap.unweighted(np.ones((2, 4)), np.zeros(4))
     with pytest.raises(SettingsError, match="not in the pool"):
-        run(sites(feature_map=brought), EnergySelector(4), verify_features=True)
+        run(sites(feature_map=brought), Energy(4), verify_features=True)
 
 
 @pytest.mark.parametrize(
     ("kernel", "law"), [("gaussian", None), ("cauchy", stats.laplace), ("laplacian", stats.cauchy)]
 )
 def test_honest_frequencies_pass(kernel, law):
-    selector = EnergySelector(50, kernel=kernel, sigma=0.3, bandwidths=(0.5, 4.0))
+    selector = Energy(50, kernel=kernel, sigma=0.3, bandwidths=(0.5, 4.0))
     limit = guards.frequency_limit(selector, 5)
     pool = selector.draw_pool(5, np.random.default_rng(0))
     guards.check_frequencies({"b": pool.keep(np.arange(pool.n_candidates))}, limit)
@@ -130,7 +130,7 @@ def test_honest_frequencies_pass(kernel, law):
     seed=st.integers(0, 1000),
 )
 def test_honest_candidates_of_few_columns_pass_and_much_longer_ones_do_not(kernel, sigma, n_columns, max_columns, seed):
-    selector = GreedySelector(30, kernel=kernel, sigma=sigma, max_columns=max_columns)
+    selector = Greedy(30, kernel=kernel, sigma=sigma, max_columns=max_columns)
     limit = guards.frequency_limit(selector, n_columns)
     pool = selector.draw_pool(n_columns, np.random.default_rng(seed))
     guards.check_frequencies({"b": pool.feature_map}, limit)
@@ -163,7 +163,7 @@ class Malicious:
 
 def attack_with(feature_map, selector=None, **changes):
     run_settings = dekrr.Settings(scale=None, **{"verify_features": False, **changes})
-    selector = selector or GreedySelector(6, sigma=0.5)
+    selector = selector or Greedy(6, sigma=0.5)
     first, *others = sites()
     procedures = {site.name: dekrr.train(site, selector, run_settings) for site in others}
     procedures["a"] = Malicious(feature_map).train(first, selector, run_settings)
@@ -188,7 +188,7 @@ def test_by_default_frequencies_have_to_be_proved():
             )
 
     first, *others = sites()
-    selector = GreedySelector(6, sigma=0.5)
+    selector = Greedy(6, sigma=0.5)
     procedures = {site.name: dekrr.train(site, selector, dekrr.Settings(scale=None)) for site in others}
     procedures["a"] = Unproved(short).train(first, selector, dekrr.Settings(scale=None))
     with pytest.raises(MessageError, match="'a' sent Features where Chosen is due"):
@@ -199,7 +199,7 @@ def test_a_neighbour_that_asks_for_more_features_than_rows_is_refused():
     rng = np.random.default_rng(0)
     wide = FeatureMap.unweighted(rng.normal(size=(2, 80)), np.zeros(80))
     with pytest.raises(DataError, match="too few for sums of its 6 features and the 80 of site 'a'"):
-        attack_with(wide, GreedySelector(6, sigma=0.5, shortlist=1.0))
+        attack_with(wide, Greedy(6, sigma=0.5, shortlist=1.0))
     with pytest.raises(DataError, match="too few for sums of the 80 features that site 'a' has on its shortlist"):
         attack_with(wide)
 
@@ -216,7 +216,7 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=2) if tuned else None
     few, *others = sites(n_rows=90)
     few = replace(few, rows=few.rows.take(slice(n_rows)))
-    selector = GreedySelector(6, sigma=0.5, mapping=mapping, shortlist=8.0)
+    selector = Greedy(6, sigma=0.5, mapping=mapping, shortlist=8.0)
     run_settings = dekrr.Settings(
         scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature, max_leverage=1, verify_features=False
     )
@@ -238,7 +238,7 @@ def test_rows_of_a_fold_count_where_folds_are_tuned():
     tuning = Tuning(sigmas=(0.5,), alphas=(1e-3, 1e-2), consensuses=(1.0,), folds=5)
     run_settings = dekrr.Settings(scale=None, rows_per_feature=1.5)
     for n_rows, refused in ((90, False), (89, True)):
-        procedures = {s.name: dekrr.train(s, EnergySelector(6), run_settings, tuning) for s in sites(n_rows=n_rows)}
+        procedures = {s.name: dekrr.train(s, Energy(6), run_settings, tuning) for s in sites(n_rows=n_rows)}
         if refused:
             with pytest.raises(DataError, match="too few"):
                 LocalNetwork(RING).run(procedures)
@@ -254,7 +254,7 @@ def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
     few, *others = sites(n_rows=60)
     few = replace(few, rows=few.rows.take(slice(n_rows)))
     network = RecordingNetwork(RING)
-    procedures = {s.name: dekrr.train(s, EnergySelector(4), run_settings, tuning) for s in (few, *others)}
+    procedures = {s.name: dekrr.train(s, Energy(4), run_settings, tuning) for s in (few, *others)}
     if folds is None:
         with pytest.raises(DataError, match="'a' has 19 rows, too few for two folds of min_rows=10"):
             network.run(procedures)
@@ -264,7 +264,7 @@ def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
     assert len(network.record.between("a", "b", Sums)) == folds + 1
     off = msgspec.structs.replace(run_settings, rows_per_feature=0.0)
     network = RecordingNetwork(RING)
-    network.run({s.name: dekrr.train(s, EnergySelector(4), off, tuning) for s in (few, *others)})
+    network.run({s.name: dekrr.train(s, Energy(4), off, tuning) for s in (few, *others)})
     assert len(network.record.between("a", "b", Sums)) == 6
 
 
@@ -274,7 +274,7 @@ def test_maps_of_tuning_are_counted_and_allowed():
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=3)
     all_sites = sites(n_rows=90)
     run_settings = dekrr.Settings(scale=None, max_maps=tuning.n_maps)
-    selector = GreedySelector(6)
+    selector = Greedy(6)
     LocalNetwork(RING).run({s.name: dekrr.train(s, selector, run_settings, tuning) for s in all_sites})
     assert 8 < len(all_sites[0].ledger.maps["b"]) <= tuning.n_maps
     again = {s.name: dekrr.train(s, selector, dekrr.Settings(scale=None, max_maps=5), tuning) for s in sites(90)}
@@ -297,10 +297,10 @@ def test_a_site_that_joins_is_checked_like_the_others(verify):
 
 
 def test_rows_per_feature_counts_both_maps():
-    run(sites(n_rows=18), EnergySelector(6), rows_per_feature=1.5, max_leverage=1)
+    run(sites(n_rows=18), Energy(6), rows_per_feature=1.5, max_leverage=1)
     with pytest.raises(DataError, match="18 here"):
-        run(sites(n_rows=17), EnergySelector(6), rows_per_feature=1.5, max_leverage=1)
-    run(sites(n_rows=12), EnergySelector(6), rows_per_feature=0.0, max_leverage=1)
+        run(sites(n_rows=17), Energy(6), rows_per_feature=1.5, max_leverage=1)
+    run(sites(n_rows=12), Energy(6), rows_per_feature=0.0, max_leverage=1)
 
 
 def test_maps_are_counted_over_a_run():
@@ -333,7 +333,7 @@ def test_flooded_frequencies_are_checked_too():
     site = sites()[0]
     whole = Tally(len(RING), 60 * len(RING), 20.0, (60, min(RING)), (60, max(RING)), height=1)
     roster = Roster(dict.fromkeys(RING, 60), whole, diameter=1, root="a", depth=0, parent=None)
-    procedure = share_features(site, site.rows, EnergySelector(6, sigma=0.5), roster, "b")
+    procedure = share_features(site, site.rows, Energy(6, sigma=0.5), roster, "b")
     assert next(procedure) == {}
     rng = np.random.default_rng(0)
     high = FeatureMap.unweighted(rng.normal(scale=100, size=(2, 6)), np.zeros(6))
@@ -350,7 +350,7 @@ def crowd_and_one_far_away(n_rows=200, seed=2):
 def test_no_sum_that_leaves_a_site_has_a_row_that_stands_alone():
     rows, feature_map = crowd_and_one_far_away()
     everywhere = [Site(name, RING[name], rows, feature_map=feature_map) for name in RING]
-    _, network = run(everywhere, EnergySelector(4), verify_features=False)
+    _, network = run(everywhere, Energy(4), verify_features=False)
     features = feature_map(rows.X[:-1])
     expected = features.T @ features
     sums = network.record.between("a", "b", Sums)
@@ -412,7 +412,7 @@ def test_sums_over_the_few_rows_that_do_not_stand_alone_are_refused():
     maps = [FeatureMap.unweighted(0.3 * rng.normal(size=(3, 16)), rng.uniform(size=16)) for _ in range(3)]
     everywhere = [Site(name, RING[name], rows, feature_map=m) for name, m in zip(RING, maps, strict=True)]
     with pytest.raises(DataError, match="of which stand alone, too few for sums"):
-        run(everywhere, EnergySelector(16), verify_features=False)
+        run(everywhere, Energy(16), verify_features=False)
 
 
 @pytest.mark.parametrize("amplitude", [1e-7, 1e-3, 1.0, 1e3, 1e7])
@@ -439,7 +439,7 @@ def test_amplitudes_that_no_feature_has_are_refused(verify):
         return message
 
     settings = dekrr.Settings(scale=None, verify_features=verify)
-    procedures = {site.name: dekrr.train(site, EnergySelector(8), settings) for site in sites()}
+    procedures = {site.name: dekrr.train(site, Energy(8), settings) for site in sites()}
     procedures["b"] = tampered(procedures["b"], larger)
     with pytest.raises(MessageError, match="'b' sent an amplitude of 1e\\+200, which no feature has"):
         LocalNetwork(RING).run(procedures)
@@ -453,7 +453,7 @@ def test_a_neighbour_has_at_least_this_one(n_neighbors):
         return message
 
     settings = dekrr.Settings(scale=None)
-    procedures = {site.name: dekrr.train(site, EnergySelector(8), settings) for site in sites()}
+    procedures = {site.name: dekrr.train(site, Energy(8), settings) for site in sites()}
     procedures["b"] = tampered(procedures["b"], alone)
     with pytest.raises(MessageError, match=f"'b' says that it has {n_neighbors} neighbours"):
         LocalNetwork(RING).run(procedures)
@@ -461,13 +461,13 @@ def test_a_neighbour_has_at_least_this_one(n_neighbors):
 
 def test_a_pool_that_is_too_large_to_draw_is_refused():
     proof = Chosen(3, 10**6, list(range(10**6)), np.empty(0), np.empty(0), 1)
-    assert guards.redraw(EnergySelector(8), Chosen(3, 8, list(range(8)), np.empty(0), np.empty(0), 1), 3, "b", 10)
+    assert guards.redraw(Energy(8), Chosen(3, 8, list(range(8)), np.empty(0), np.empty(0), 1), 3, "b", 10)
     with pytest.raises(MessageError, match="too large to draw"):
-        guards.redraw(EnergySelector(8), proof, 3, "b", 10)
+        guards.redraw(Energy(8), proof, 3, "b", 10)
 
 
 @pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize("make_selector", [EnergySelector, GreedySelector])
+@pytest.mark.parametrize("make_selector", [Energy, Greedy])
 def test_more_features_than_agreed_are_refused(make_selector, verify):
     settings = dekrr.Settings(scale=None, verify_features=verify, max_features=8)
     agreed = {site.name: dekrr.train(site, make_selector(8), settings) for site in sites(n_rows=90)}

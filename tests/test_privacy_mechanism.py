@@ -24,7 +24,7 @@ from dekrr.protocols.private import shared_features
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
-from dekrr.selection import EnergySelector, PlainSelector
+from dekrr.selection import Energy, Plain
 from dekrr.statistics import OwnSums, accumulate
 
 pytest.importorskip("opendp", reason="the extra dp is not installed")
@@ -47,7 +47,7 @@ def exact_sums(feature_map, X, y):
 )
 def test_no_replaced_row_moves_the_sums_by_more_than_the_sensitivity(seed, n_pairs, sigma, responses, distance):
     rng = np.random.default_rng(seed)
-    feature_map = shared_features(PlainSelector(2 * n_pairs, sigma=sigma), 2, seed)
+    feature_map = shared_features(Plain(2 * n_pairs, sigma=sigma), 2, seed)
     X, y = rng.uniform(size=(5, 2)), rng.uniform(-2, 2, 5)
     other_X, other_y = X.copy(), y.copy()
     other_X[2] += distance * rng.normal(size=2)
@@ -58,7 +58,7 @@ def test_no_replaced_row_moves_the_sums_by_more_than_the_sensitivity(seed, n_pai
 
 def test_the_sensitivity_is_attained():
     """One pair, rows a sixth of a turn apart, responses 1 and -1: k = 1/2."""
-    feature_map = shared_features(PlainSelector(2), 1, 0)
+    feature_map = shared_features(Plain(2), 1, 0)
     step = np.pi / 3 / abs(feature_map.frequencies[0, 0])
     sums = [exact_sums(feature_map, np.array([[x]]), np.array([y])) for x, y in ((0.0, 1.0), (step, -1.0))]
     assert np.linalg.norm(sums[0] - sums[1]) == pytest.approx(np.sqrt(4.5), rel=1e-9)
@@ -140,7 +140,7 @@ def sites(seed=0, n_rows=150):
 def run(all_sites, privacy, selector=None, **changes):
     network = RecordingNetwork(PATH)
     changes = {"scale": None, "tol": 0.0, "max_rounds": 8, "alpha": 1e-4, "privacy": privacy, **changes}
-    selector = selector or PlainSelector(8, sigma=0.5)
+    selector = selector or Plain(8, sigma=0.5)
     procedures = {site.name: dekrr.train(site, selector, dekrr.Settings(**changes)) for site in all_sites}
     return network.run(procedures), network
 
@@ -149,9 +149,9 @@ def test_without_its_noise_it_is_the_plain_method_on_shared_features(monkeypatch
     monkeypatch.setattr(GaussianSums, "perturb", lambda self, sums: sums)
     monkeypatch.setattr(mechanism, "RIDGE", 0.0)
     private, _ = run(sites(), DifferentialPrivacy(1.0))
-    shared = shared_features(PlainSelector(8, sigma=0.5), 2, 5)
+    shared = shared_features(Plain(8, sigma=0.5), 2, 5)
     brought = [Site(s.name, s.neighbors, s.rows, seed=5, feature_map=shared) for s in sites()]
-    plain, _ = run(brought, None, PlainSelector(8, sigma=0.5, mapping="cossin"), verify_features=False)
+    plain, _ = run(brought, None, Plain(8, sigma=0.5, mapping="cossin"), verify_features=False)
     for name in PATH:
         np.testing.assert_allclose(private[name].coefficients, plain[name].coefficients, atol=1e-9)
 
@@ -191,7 +191,7 @@ def test_a_neighbour_with_other_features_is_refused():
 @pytest.mark.parametrize(
     ("selector", "changes", "words"),
     [
-        (EnergySelector(8), {}, "chooses features from rows"),
+        (Energy(8), {}, "chooses features from rows"),
         (None, {"scale": "minmax"}, "public bounds"),
         (None, {"exchange": "features"}, "features of every row"),
         (None, {"allocation": "sqrt"}, "different features"),
@@ -200,7 +200,7 @@ def test_a_neighbour_with_other_features_is_refused():
 def test_a_run_that_cannot_keep_its_budget_does_not_start(selector, changes, words):
     network = RecordingNetwork(PATH)
     settings_ = dekrr.Settings(**({"scale": None, "privacy": DifferentialPrivacy(1.0)} | changes))
-    procedures = {s.name: dekrr.train(s, selector or PlainSelector(8), settings_) for s in sites()}
+    procedures = {s.name: dekrr.train(s, selector or Plain(8), settings_) for s in sites()}
     with pytest.raises(SettingsError, match=words):
         network.run(procedures)
     assert not network.record.heard
@@ -223,7 +223,7 @@ def test_resuming_sends_the_same_sums_again(tmp_path):
     for name in PATH:
         np.testing.assert_array_equal(again[name].coefficients, first[name].coefficients)
         assert not np.allclose(fresh[name].coefficients, first[name].coefficients)
-    shared = shared_features(PlainSelector(8, sigma=0.5), 2, 5)
+    shared = shared_features(Plain(8, sigma=0.5), 2, 5)
     resumed, _ = run([replace(site, feature_map=shared) for site in with_vaults()], DifferentialPrivacy(1.0))
     np.testing.assert_array_equal(resumed["a"].coefficients, first["a"].coefficients)
 
@@ -315,7 +315,7 @@ def test_a_budget_does_not_pay_for_tuning(coast):
     settings_ = dekrr.Settings(scale=None, privacy=DifferentialPrivacy(1.0))
     network = RecordingNetwork(PATH)
     with pytest.raises(SettingsError, match="tuning would look at rows"):
-        network.run({s.name: dekrr.train(s, PlainSelector(8), settings_, tuning) for s in sites()})
+        network.run({s.name: dekrr.train(s, Plain(8), settings_, tuning) for s in sites()})
     assert not network.record.heard
 
 

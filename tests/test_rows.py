@@ -37,7 +37,7 @@ from dekrr.protocols.dekrr import Settings, train
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows, ChainedRows, StreamedRows, Survey
 from dekrr.scaling import Scaling
-from dekrr.selection import GreedySelector
+from dekrr.selection import Greedy
 from dekrr.sources import open_source
 from dekrr.statistics import accumulate
 
@@ -479,7 +479,7 @@ def test_a_node_reads_its_file_in_batches(suffix, tmp_path, small_sample, small_
     TABLE.to_csv(path, index=False) if suffix == "csv" else TABLE.to_parquet(path)
     node = Node(site_file(path, sigma=0.5, alpha=1e-3, n_features=10, seed=4), tmp_path, insecure=True)
     site = Site("north", (), ArrayRows(X, Y, seed=4), seed=4)
-    selector = GreedySelector(10, sigma=0.5)
+    selector = Greedy(10, sigma=0.5)
     (expected,) = LocalNetwork({"north": []}).run({"north": train(site, selector, Settings(alpha=1e-3))}).values()
     (outcome,) = LocalNetwork({"north": []}).run({"north": node._procedure((), None)}).values()
     np.testing.assert_allclose(outcome.coefficients, expected.coefficients, rtol=1e-8)

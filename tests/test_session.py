@@ -38,7 +38,7 @@ from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
-from dekrr.selection import GreedySelector, PlainSelector
+from dekrr.selection import Greedy, Plain
 from soak import PATIENCE, SETTINGS, Problem, run_seed
 
 
@@ -49,7 +49,7 @@ class Fixed(Problem):
         super().__init__(7)
         self.graph = nx.relabel_nodes(graph, {node: f"s{node}" for node in graph})
         self.names = sorted(self.graph)
-        self.method, self.selector, self.settings = method, PlainSelector(4), SETTINGS
+        self.method, self.selector, self.settings = method, Plain(4), SETTINGS
         rng = np.random.default_rng(3)
         self.rows = {name: (rng.uniform(size=(8, 2)), rng.uniform(-1, 1, size=8)) for name in self.names}
 
@@ -103,7 +103,7 @@ def test_a_site_that_dies_leaves_the_problem_and_the_features_stay():
 )
 def test_a_shortlist_is_not_taken_for_a_choice_and_nobody_falls_out_of_step(seed, at, delay, drop):
     problem = Fixed(nx.complete_graph(5))
-    problem.selector = GreedySelector(3)
+    problem.selector = Greedy(3)
     network = problem.run(Faults(drop=drop, delay=delay, crashes=(Crash("s2", at=at, back=None),)), seed)
     assert {ending.gone for ending in network.endings.values()} == {frozenset({"s2"})}
     told = {name: offer for (gone, name), offer in network.offers.items() if gone}
@@ -412,7 +412,7 @@ def test_a_site_whose_rows_changed_under_a_lost_checkpoint_is_out_and_the_rest_i
 def test_greedy_features_stay_when_a_site_dies_also_where_they_are_proved(verify, allocation):
     problem = Fixed(nx.complete_graph(5))
     problem.rows["s0"] = tuple(np.concatenate([values, values]) for values in problem.rows["s0"])
-    problem.selector = GreedySelector(4)
+    problem.selector = Greedy(4)
     problem.settings = msgspec.structs.replace(SETTINGS, verify_features=verify, allocation=allocation)
     network = problem.run(Faults(delay=0.3, crashes=(Crash("s2", at=8.0, back=None),)))
     offers = {name: [o for (_, who), o in network.offers.items() if who == name] for name in network.endings}
@@ -689,7 +689,7 @@ def test_sites_lost_while_tuning_leave_a_run_that_ends_well():
             n_gone = len(names) - 1 - len(present)
             settings = dekrr.Settings(max_maps=(1 + n_gone) * grid.n_maps, rows_per_feature=0, max_rounds=20)
             site = Site(name, tuple(present), rows[name], ledger=ledgers[name])
-            return dekrr.train(site, GreedySelector(4), settings, grid)
+            return dekrr.train(site, Greedy(4), settings, grid)
 
         plan = Plan("r", name, tuple(sorted(graph[name])), frozenset(names), {}, patience=10.0)
         return Session(plan, make, journal, observe)

@@ -14,7 +14,7 @@ from dekrr.model import neighborhood_weights
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.tuning import OWN_WEIGHTS, Tuning
-from dekrr.selection import GreedySelector, PlainSelector
+from dekrr.selection import Greedy, Plain
 
 FOLDS = 2
 
@@ -27,9 +27,7 @@ def tuning(**changes):
 def run(problem, chosen):
     network = LocalNetwork(problem.graph)
     settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
-    outcomes = network.run(
-        {name: dekrr.train(site, PlainSelector(), settings, chosen) for name, site in problem.sites.items()}
-    )
+    outcomes = network.run({name: dekrr.train(site, Plain(), settings, chosen) for name, site in problem.sites.items()})
     return outcomes, network.traffic
 
 
@@ -132,7 +130,7 @@ def test_neighbours_sums_take_part_in_the_choice():
     problem = make_problem(2, n_sites=4, rows=(60, 61))
     sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
     settings = dekrr.Settings(scale=None, min_rows=1, consensus=1.0, max_leverage=1, verify_features=False)
-    selector = GreedySelector(5, sigma=0.5, shortlist=2.0)
+    selector = Greedy(5, sigma=0.5, shortlist=2.0)
     network = LocalNetwork(problem.graph)
     outcomes = network.run({n: dekrr.train(s, selector, settings) for n, s in sites.items()})
     for name, site in sites.items():
@@ -144,7 +142,7 @@ def test_neighbours_sums_take_part_in_the_choice():
         expected = selector.choose_from(shortlist, gram, moment, 120.0)
         np.testing.assert_array_equal(outcomes[name].feature_map.frequencies, expected.frequencies)
     alone = LocalNetwork(problem.graph)
-    alone.run({n: dekrr.train(s, selector.set_params(shortlist=1.0), settings) for n, s in sites.items()})
+    alone.run({n: dekrr.train(s, selector.replace(shortlist=1.0), settings) for n, s in sites.items()})
     assert network.traffic.messages_by_kind["Moments"] > 0
     assert alone.traffic.messages_by_kind["Moments"] == 0
 
@@ -161,11 +159,11 @@ def test_what_cannot_be_solved_is_not_chosen():
     assert fitted.rse(X, y, sites=sites) < 0.6
 
 
-class Growing(PlainSelector):
+class Growing(Plain):
     """One feature more each time."""
 
     def select(self, X, y, rng):
-        self.n_features += 1
+        object.__setattr__(self, "n_features", self.n_features + 1)
         return super().select(X, y, rng)
 
 
@@ -174,7 +172,7 @@ def test_maps_of_another_size_for_another_fold_are_refused():
     sites = {name: replace(site, feature_map=None) for name, site in problem.sites.items()}
     settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
     liar = sorted(problem.graph[min(sites)])[0]
-    selectors = {name: Growing(4) if name == liar else PlainSelector(4) for name in sites}
+    selectors = {name: Growing(4) if name == liar else Plain(4) for name in sites}
     procedures = {name: dekrr.train(sites[name], selectors[name], settings, tuning()) for name in sorted(sites)}
     with pytest.raises(MessageError, match=f"{liar!r} sent maps of different sizes for different folds"):
         LocalNetwork(problem.graph).run(procedures)

@@ -14,7 +14,7 @@ from dekrr.messages import Unchanged, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.wire import PRECISIONS, Listener, Sender, Wire
-from dekrr.selection import PlainSelector
+from dekrr.selection import Plain
 
 vectors = arrays(np.float64, 5, elements=st.floats(-100, 100))
 
@@ -52,7 +52,7 @@ def test_solution_survives_the_wire(precision, tolerance):
         verify_features=False,
     )
     outcomes = LocalNetwork(problem.graph).run(
-        {name: dekrr.train(site, PlainSelector(), settings) for name, site in problem.sites.items()}
+        {name: dekrr.train(site, Plain(), settings) for name, site in problem.sites.items()}
     )
     for name, expected in problem.solution().items():
         np.testing.assert_allclose(outcomes[name].coefficients, expected, rtol=0, atol=tolerance)

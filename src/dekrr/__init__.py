@@ -21,15 +21,17 @@ if TYPE_CHECKING:
     from .estimators import DKLARegressor as DKLARegressor
     from .estimators import LocalRegressor as LocalRegressor
     from .features import FeatureMap as FeatureMap
+    from .kernels import Kernel as Kernel
     from .metrics import rse as rse
     from .model import SiteModel as SiteModel
     from .model import load as load
     from .privacy.mechanism import DifferentialPrivacy as DifferentialPrivacy
-    from .selection import EnergySelector as EnergySelector
-    from .selection import GreedySelector as GreedySelector
-    from .selection import LeverageSelector as LeverageSelector
-    from .selection import PlainSelector as PlainSelector
-    from .selection import SurrogateSelector as SurrogateSelector
+    from .selection import Chooser as Chooser
+    from .selection.transformers import EnergySelector as EnergySelector
+    from .selection.transformers import GreedySelector as GreedySelector
+    from .selection.transformers import LeverageSelector as LeverageSelector
+    from .selection.transformers import PlainSelector as PlainSelector
+    from .selection.transformers import SurrogateSelector as SurrogateSelector
 
 _HOMES = {
     "errors": ["DataError", "DekrrError", "MessageError", "ModelFileError", "SettingsError", "TopologyError"],
@@ -43,10 +45,18 @@ _HOMES = {
         "LocalRegressor",
     ],
     "features": ["FeatureMap"],
+    "kernels": ["Kernel"],
     "metrics": ["rse"],
     "model": ["SiteModel", "load"],
     "privacy.mechanism": ["DifferentialPrivacy"],
-    "selection": ["EnergySelector", "GreedySelector", "LeverageSelector", "PlainSelector", "SurrogateSelector"],
+    "selection": ["Chooser"],
+    "selection.transformers": [
+        "EnergySelector",
+        "GreedySelector",
+        "LeverageSelector",
+        "PlainSelector",
+        "SurrogateSelector",
+    ],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -16,7 +16,7 @@ import msgspec
 import networkx as nx
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
-from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import topology as topologies
 from .errors import DataError, SettingsError
-from .kernels import KERNELS, make_kernel
+from .kernels import KERNELS, Kernel, make_kernel, name_of
 from .labels import factorise, names_of, names_with, places_of
 from .metrics import relative, rse
 from .model import Header, KernelModel, SiteModel
@@ -40,12 +40,13 @@ from .protocols.tuning import GRIDS, Tuning, grid_of
 from .protocols.wire import PRECISIONS as WIRE_PRECISIONS
 from .protocols.wire import Wire
 from .rows import ArrayRows, ChainedRows, Rows, StreamedRows, split_by_site
-from .selection import MAPPINGS, SELECTORS, Selector, parameters
+from .selection import CHOOSERS, MAPPINGS, Chooser
+from .selection.transformers import Selector, parameters
 from .sources import Source, arrays_of, column_names, inputs_of, is_mapping, is_source, labels_of, open_source
 from .statistics import PRECISIONS
 from .types import Array
 
-Training = Callable[[Site, Selector], Procedure[Outcome]]
+Training = Callable[[Site, Chooser], Procedure[Outcome]]
 
 _POSITIVE = Interval(Real, 0, None, closed="neither")
 _NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
@@ -58,7 +59,7 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     alpha: float = 1e-6
     sigma: float = 1.0
-    kernel: str = "gaussian"
+    kernel: Any = "gaussian"
     scale: str | None = "minmax"
     n_sites: int = 10
     min_rows: int = 10
@@ -67,7 +68,7 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         "alpha": [_POSITIVE],
         "sigma": [_POSITIVE],
-        "kernel": [StrOptions(set(KERNELS))],
+        "kernel": [StrOptions(set(KERNELS)), Kernel, type],
         "scale": [StrOptions({"minmax"}), None],
         "n_sites": [_COUNT],
         "min_rows": [_COUNT],
@@ -317,18 +318,42 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _header(self, name: str, n_members: int = 1) -> Header:
         columns = [str(column) for column in self.feature_names_in_] if hasattr(self, "feature_names_in_") else None
-        features = getattr(self, "features", None)
-        drawn_by = features if isinstance(features, Selector) else self
         return Header(
             site=name,
             method=type(self).__name__,
-            kernel=drawn_by.kernel,
-            sigma=getattr(self, "sigma_", None) or float(drawn_by.sigma),
+            kernel=name_of(self._setting("kernel")),
+            sigma=getattr(self, "sigma_", None) or self._grid("sigma")[0],
             columns=columns,
             n_columns=self.n_features_in_,
             n_members=n_members,
             scaled=self.scale is not None,
         )
+
+    def _brought(self) -> Chooser | None:
+        """Return the chooser that `features` is, or makes; None where it is a name."""
+        features = getattr(self, "features", None)
+        if isinstance(features, Selector):
+            return features.chooser()
+        return features if isinstance(features, Chooser) else None
+
+    def _setting(self, name: str) -> Any:
+        """Return a setting that a chooser object may bring too: from where it is given.
+
+        A default counts as not given.
+        """
+        own, brought = getattr(self, name), self._brought()
+        if brought is None or _is_default(getattr(brought, name), Chooser, name):
+            return own
+        if _is_default(own, type(self), name) or _is_same(own, getattr(brought, name)):
+            return getattr(brought, name)
+        raise SettingsError(
+            f"{name} is {own!r} in {type(self).__name__} and {getattr(brought, name)!r} in {type(brought).__name__}, "
+            "which chooses its features: give it once"
+        )
+
+    def _grid(self, name: str) -> tuple[float, ...]:
+        """Return the values of a setting to choose from; one that is given is the only one."""
+        return grid_of(name, self._setting(name) if name == "sigma" else getattr(self, name))
 
 
 @parameters
@@ -342,7 +367,7 @@ class _FeatureRegressor(_SiteRegressor):
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **_SiteRegressor._parameter_constraints,
         "n_features": [_COUNT, dict, "array-like"],
-        "features": [StrOptions(set(SELECTORS)), Selector],
+        "features": [StrOptions(set(CHOOSERS)), Chooser, Selector],
         "mapping": [StrOptions(set(MAPPINGS))],
     }
 
@@ -351,9 +376,7 @@ class _FeatureRegressor(_SiteRegressor):
         self.graph_ = self._graph(labels, seed)
         names = dict(zip(labels, names_of(labels), strict=True))
         sizes = self._sizes(labels)
-        selectors: dict[int, Selector] = {}
-        for size in set(sizes.values()):
-            selectors[size] = self._selector(size).checked()
+        selectors = {size: self._selector(size) for size in set(sizes.values())}
         neighbors = _named(self.graph_, names)
         network = LocalNetwork(neighbors)
         train = self._training(names)
@@ -374,27 +397,23 @@ class _FeatureRegressor(_SiteRegressor):
 
     def _sizes(self, labels: list[Hashable]) -> dict[Hashable, int]:
         """Return how many features each site gets (its mean, where an allocation shares them out)."""
-        if isinstance(self.n_features, Integral):
-            return dict.fromkeys(labels, int(self.n_features))
+        given = self._setting("n_features")
+        if isinstance(given, Integral):
+            return dict.fromkeys(labels, int(given))
         if getattr(self, "allocation", "equal") != "equal":
             raise SettingsError(f"allocation={self.allocation!r} shares out one n_features; give a number, or leave it")
-        given = self.n_features
         sizes = dict(given) if isinstance(given, Mapping) else dict(zip(labels, given, strict=False))
         if set(sizes) != set(labels) or (not isinstance(given, Mapping) and len(given) != len(labels)):
             raise SettingsError(f"n_features has {len(given)} entries for {len(labels)} sites: {_listed(labels)}")
         return {label: int(size) for label, size in sizes.items()}
 
-    def _grid(self, name: str) -> tuple[float, ...]:
-        """Return the values of a setting to choose from: one, which for sigma is a selector object's own."""
-        brought = name == "sigma" and isinstance(self.features, Selector)
-        return grid_of(name, getattr(self.features if brought else self, name))
-
-    def _selector(self, n_features: int) -> Selector:
-        if isinstance(self.features, Selector):
-            chosen: Selector = clone(self.features).set_params(n_features=n_features)
-            return chosen
-        return SELECTORS[self.features](
-            n_features, kernel=self.kernel, sigma=self._grid("sigma")[0], mapping=self.mapping
+    def _selector(self, n_features: int) -> Chooser:
+        chooser = self._brought() or CHOOSERS[self.features]()
+        return chooser.replace(
+            n_features=n_features,
+            kernel=self._setting("kernel"),
+            sigma=self._grid("sigma")[0],
+            mapping=self._setting("mapping"),
         )
 
     def _keep(
@@ -460,13 +479,15 @@ class DeKRRRegressor(_NetworkRegressor):
     n_features : int, mapping of site to int, or sequence of int, default=100
         Features per site (the paper's D_j). A sequence is in the order of the sorted labels. Greedy selection
         takes no more than a site has rows.
-    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="greedy"
-        How a site chooses its features. A selector object brings its own kernel, mapping, pool and, unless sigma is
-        tuned, sigma.
-    kernel : {"gaussian", "laplacian", "cauchy"}, default="gaussian"
+    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Chooser, default="greedy"
+        How a site chooses its features: by name, or by a chooser object (`dekrr.selection`, or a subclass of
+        `dekrr.Chooser`) or one of the transformers (`dekrr.GreedySelector`). An object may bring n_features, kernel,
+        sigma and mapping. Each counts where it is not the default, here or there. Where it is given at both places
+        and differs, the fit is refused.
+    kernel : {"gaussian", "laplacian", "cauchy"}, Kernel class or object, default="gaussian"
     sigma : float, "auto" or sequence of float, default="auto"
         The kernel's bandwidth, in scaled columns. "auto", or a sequence, is tuned: chosen by cross-validation
-        that all sites take part in, without a centre.
+        that all sites take part in, without a centre. The sigma of a chooser object is not tuned.
     alpha : float, "auto" or sequence of float, default="auto"
         Regularisation (the paper's lambda).
     consensus : float, "auto" or sequence of float, default="auto"
@@ -618,13 +639,13 @@ class DeKRRRegressor(_NetworkRegressor):
         "privacy": [DifferentialPrivacy, None],
     }
 
-    def _selector(self, n_features: int) -> Selector:
-        if self.privacy is None or self.features == "plain" or isinstance(self.features, Selector):
+    def _selector(self, n_features: int) -> Chooser:
+        if self.privacy is None or self.features == "plain" or self._brought() is not None:
             return super()._selector(n_features)
         warnings.warn(
             f"features={self.features!r} would look at rows; with privacy all sites share plain ones", stacklevel=5
         )
-        return SELECTORS["plain"](n_features, kernel=self.kernel, sigma=self._grid("sigma")[0])
+        return CHOOSERS["plain"](n_features, kernel=self.kernel, sigma=self._grid("sigma")[0])
 
     def _training(self, names: Mapping[Hashable, str]) -> Training:
         grids = {name: self._grid(name) for name in GRIDS}
@@ -769,18 +790,13 @@ class DeKRRRegressor(_NetworkRegressor):
             rows[label] = ChainedRows(parts) if len(parts) > 1 else parts[0]
             site = Site(names[label], neighbors[names[label]], rows[label], seed=self._seed)
             size = before.feature_map.n_features if before else self._sizes(labels)[label]
-            selector = self._selector(size).set_params(sigma=self.sigma_).checked()
+            selector = self._selector(size).replace(sigma=self.sigma_)
             procedures[site.name] = go_on(site, before, new_rows.get(label, no_rows), selector, settings)
         outcomes = network.run(procedures)
         self.sites_, self.graph_, self.rows_ = labels, graph, rows
         self._outcomes = {label: outcomes[names[label]] for label in labels}
         self._names = names
         super()._keep(labels, names, outcomes, network.traffic)
-
-    def _grid(self, name: str) -> tuple[float, ...]:
-        """Return the values of a setting to choose from; one that is given is the only one."""
-        grid = grid_of(name, getattr(self, name))
-        return grid if len(grid) > 1 else super()._grid(name)
 
 
 @parameters
@@ -802,7 +818,7 @@ class DKLARegressor(_NetworkRegressor):
         Relative change and disagreement at which all sites stop; 0 runs `max_rounds`.
     max_rounds : int, default=1500
     n_features : int, default=100
-    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="plain"
+    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Chooser, default="plain"
     alpha : float, default=1e-6
     sigma : float, default=1.0
     kernel, mapping, topology, n_neighbors, scale, n_sites, min_rows, random_state
@@ -896,7 +912,7 @@ class AllReduceRegressor(_NetworkRegressor):
     Parameters
     ----------
     n_features : int, default=100
-    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="plain"
+    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Chooser, default="plain"
     selecting_site : hashable, optional
         Who chooses features that depend on rows; the site with most rows by default.
     alpha : float, default=1e-6
@@ -949,7 +965,7 @@ class LocalRegressor(_UnconnectedRegressor):
     Parameters
     ----------
     n_features : int, mapping of site to int, or sequence of int, default=100
-    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="greedy"
+    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Chooser, default="greedy"
     alpha : float, default=1e-6
     sigma : float, default=1.0
     kernel, mapping, scale, n_sites, random_state
@@ -973,7 +989,7 @@ class CentralizedRFF(_UnconnectedRegressor):
     Parameters
     ----------
     n_features : int, default=100
-    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Selector, default="plain"
+    features : {"plain", "energy", "leverage", "surrogate", "greedy"} or Chooser, default="plain"
     alpha : float, default=1e-6
     sigma : float, default=1.0
     kernel, mapping, scale, n_sites, min_rows, random_state
@@ -1028,6 +1044,15 @@ class CentralizedKRR(_SiteRegressor):
         self.objective_ = float(self.alpha * (y @ dual))
         model = KernelModel(self._header("all"), kernel, X, dual, scaling)
         self.models_ = dict.fromkeys(rows, model)
+
+
+def _is_default(value: Any, kind: Any, name: str) -> bool:
+    """Return whether a parameter has the value that a class gives it, which is as if nobody gave it."""
+    return _is_same(value, kind.__dataclass_fields__[name].default)
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return np.ndim(value) == 0 and bool(value == other)
 
 
 def _named(graph: Any, names: Mapping[Hashable, str]) -> dict[str, tuple[str, ...]]:

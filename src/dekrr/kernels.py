@@ -1,16 +1,18 @@
 """Shift-invariant kernels and the densities that their frequencies are drawn from.
 
 By Bochner's theorem a shift-invariant kernel k(x - x') is the mean of cos(w'(x - x')) over frequencies w
-(the paper's omega) drawn from its spectral density p(w); Rahimi and Recht, NIPS 2007. All three kernels
-here are products over columns, so their frequencies are independent over columns.
+(the paper's omega) drawn from its spectral density p(w); Rahimi and Recht, NIPS 2007. The three kernels
+here are products over columns, so their frequencies are independent over columns. `Kernel` is the base class of
+a kernel of one's own.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy.spatial.distance import cdist
+from scipy.special import gammainccinv
 
 from .errors import SettingsError
 from .types import Array
@@ -18,20 +20,64 @@ from .types import Array
 
 @dataclass(frozen=True)
 class Kernel(ABC):
-    """A shift-invariant product kernel with one bandwidth.
+    """A shift-invariant kernel with one bandwidth.
+
+    A kernel of one's own is a subclass with two methods, `__call__` and `draw_frequencies`. Wherever dekrr takes the
+    name of a kernel it takes the class too, or an object of it. The bandwidth is a setting of its own, `sigma`, which
+    is often tuned: a kernel is asked for itself with another one, by `with_bandwidth`. An object that was made with
+    one bandwidth and is used with another is refused; make it without (`Matern()`), and give `sigma`.
+
+    Sites judge the features of their neighbours by `longest_frequency`. A kernel without this method is refused in a
+    network, unless sites prove where their features come from (``verify_features=True``).
 
     Parameters
     ----------
-    sigma : float
+    sigma : float, default=1.0
         The bandwidth, in the units of the (scaled) columns.
+
+    Attributes
+    ----------
+    name : str
+        What messages and model files call the kernel; the name of the class in lower case unless the class says
+        otherwise.
+
+    Examples
+    --------
+    The Matern kernel of smoothness 3/2. Its frequencies are those of a Student distribution: normal ones, each
+    divided by the root of a gamma variable.
+
+    >>> import numpy as np
+    >>> from scipy.spatial.distance import cdist
+    >>> from dekrr import DeKRRRegressor, Kernel
+    >>> from dekrr.data import make_sites
+    >>> class Matern(Kernel):
+    ...     def __call__(self, X, Y):
+    ...         distance = np.sqrt(3) * cdist(X, Y) / self.sigma
+    ...         return (1 + distance) * np.exp(-distance)
+    ...     def draw_frequencies(self, n_columns, n_frequencies, rng):
+    ...         normal = rng.standard_normal((n_columns, n_frequencies))
+    ...         return normal / np.sqrt(rng.gamma(1.5, 1 / 1.5, n_frequencies)) / self.sigma
+    >>> X, y, sites = make_sites(n_sites=3, random_state=0)
+    >>> settings = {"kernel": Matern, "sigma": 0.5, "alpha": 1e-4, "consensus": 1.0, "verify_features": True}
+    >>> regressor = DeKRRRegressor(n_features=30, random_state=0, **settings).fit(X, y, sites=sites)
+    >>> regressor.score(X, y, sites=sites) > 0.8
+    True
     """
 
-    sigma: float
+    sigma: float = 1.0
     name: ClassVar[str]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.name = cls.__dict__.get("name", cls.__name__.lower())
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.sigma) and self.sigma > 0):
             raise SettingsError(f"sigma must be a positive number, got {self.sigma!r}")
+
+    def with_bandwidth(self, sigma: float) -> Self:
+        """Return this kernel with another bandwidth."""
+        return replace(self, sigma=sigma)
 
     @abstractmethod
     def __call__(self, X: Array, Y: Array) -> Array:
@@ -41,9 +87,20 @@ class Kernel(ABC):
     def draw_frequencies(self, n_columns: int, n_frequencies: int, rng: np.random.Generator) -> Array:
         """Draw from the spectral density; shape (n_columns, n_frequencies)."""
 
-    @abstractmethod
-    def log_density(self, frequencies: Array) -> Array:
-        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,)."""
+    def longest_frequency(self, n_columns: int, chance: float) -> float:
+        """Return a length that a frequency exceeds with at most this chance.
+
+        Parameters
+        ----------
+        n_columns : int
+            How many entries of the frequency count. They may be some entries of a longer frequency, whichever.
+        chance : float
+        """
+        kind = type(self).__name__
+        raise SettingsError(
+            f"the kernel {kind} does not say how long its frequencies are, so that features of neighbours cannot be "
+            f"judged: write {kind}.longest_frequency(n_columns, chance), or set verify_features=True"
+        )
 
 
 class Gaussian(Kernel):
@@ -56,15 +113,18 @@ class Gaussian(Kernel):
     array([[0.6065]])
     """
 
-    name = "gaussian"
-
     def __call__(self, X: Array, Y: Array) -> Array:  # noqa: D102
         return np.exp(cdist(X, Y, "sqeuclidean") / (-2 * self.sigma**2))
 
     def draw_frequencies(self, n_columns: int, n_frequencies: int, rng: np.random.Generator) -> Array:  # noqa: D102
         return rng.standard_normal((n_columns, n_frequencies)) / self.sigma
 
-    def log_density(self, frequencies: Array) -> Array:  # noqa: D102
+    def longest_frequency(self, n_columns: int, chance: float) -> float:
+        """Return the length of a vector of normal numbers, chi-distributed, that has just this chance."""
+        return float(np.sqrt(2 * gammainccinv(n_columns / 2, chance)) / self.sigma)
+
+    def log_density(self, frequencies: Array) -> Array:
+        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,)."""
         scaled = frequencies * self.sigma
         per_column = np.log(self.sigma / np.sqrt(2 * np.pi)) - scaled**2 / 2
         return np.asarray(per_column.sum(axis=0))
@@ -73,23 +133,27 @@ class Gaussian(Kernel):
 class Laplacian(Kernel):
     """The Laplacian kernel exp(-|x - x'|_1 / sigma); frequencies are Cauchy with scale 1/sigma."""
 
-    name = "laplacian"
-
     def __call__(self, X: Array, Y: Array) -> Array:  # noqa: D102
         return np.exp(cdist(X, Y, "cityblock") / -self.sigma)
 
     def draw_frequencies(self, n_columns: int, n_frequencies: int, rng: np.random.Generator) -> Array:  # noqa: D102
         return rng.standard_cauchy((n_columns, n_frequencies)) / self.sigma
 
-    def log_density(self, frequencies: Array) -> Array:  # noqa: D102
+    def longest_frequency(self, n_columns: int, chance: float) -> float:
+        """Return the length where every entry is as long as one of the n has this chance to be.
+
+        The tails of the Cauchy distribution are so heavy that this hardly limits anything.
+        """
+        return float(np.sqrt(n_columns) / np.tan(np.pi * chance / n_columns / 2) / self.sigma)
+
+    def log_density(self, frequencies: Array) -> Array:
+        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,)."""
         per_column = np.log(self.sigma / np.pi) - np.log1p((frequencies * self.sigma) ** 2)
         return np.asarray(per_column.sum(axis=0))
 
 
 class Cauchy(Kernel):
     """The Cauchy kernel prod_k 1 / (1 + (x_k - x'_k)^2 / sigma^2); frequencies are Laplace(0, 1/sigma)."""
-
-    name = "cauchy"
 
     def __call__(self, X: Array, Y: Array) -> Array:  # noqa: D102
         product = np.ones((len(X), len(Y)))
@@ -100,7 +164,12 @@ class Cauchy(Kernel):
     def draw_frequencies(self, n_columns: int, n_frequencies: int, rng: np.random.Generator) -> Array:  # noqa: D102
         return rng.laplace(scale=1 / self.sigma, size=(n_columns, n_frequencies))
 
-    def log_density(self, frequencies: Array) -> Array:  # noqa: D102
+    def longest_frequency(self, n_columns: int, chance: float) -> float:
+        """Return the length where every entry is as long as one of the n has this chance to be."""
+        return float(-np.sqrt(n_columns) * np.log(chance / n_columns) / self.sigma)
+
+    def log_density(self, frequencies: Array) -> Array:
+        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,)."""
         per_column = np.log(self.sigma / 2) - np.abs(frequencies) * self.sigma
         return np.asarray(per_column.sum(axis=0))
 
@@ -108,14 +177,38 @@ class Cauchy(Kernel):
 KERNELS: dict[str, type[Kernel]] = {kernel.name: kernel for kernel in (Gaussian, Laplacian, Cauchy)}
 
 
-def make_kernel(name: str, sigma: float) -> Kernel:
-    """Return the kernel called `name` with bandwidth `sigma`.
+def is_kernel(kernel: Any) -> bool:
+    """Return whether this is a kernel's name, a class of kernels, or a kernel."""
+    if isinstance(kernel, str):
+        return kernel in KERNELS
+    return isinstance(kernel, Kernel) or (isinstance(kernel, type) and issubclass(kernel, Kernel))
+
+
+def make_kernel(kernel: str | type[Kernel] | Kernel, sigma: float) -> Kernel:
+    """Return a kernel, given by its name, its class or an object of it, with bandwidth `sigma`.
 
     Examples
     --------
     >>> make_kernel("cauchy", 2.0)
     Cauchy(sigma=2.0)
+    >>> make_kernel(Gaussian(), 0.5)
+    Gaussian(sigma=0.5)
     """
-    if name not in KERNELS:
-        raise SettingsError(f"unknown kernel {name!r}; choose one of {', '.join(sorted(KERNELS))}")
-    return KERNELS[name](sigma)
+    if not is_kernel(kernel):
+        names = ", ".join(sorted(KERNELS))
+        raise SettingsError(f"unknown kernel {kernel!r}; choose one of {names}, or give a subclass of dekrr.Kernel")
+    if isinstance(kernel, str):
+        return KERNELS[kernel](sigma)
+    if isinstance(kernel, type):
+        return kernel(sigma)
+    if kernel.sigma not in (1.0, sigma):
+        raise SettingsError(
+            f"the bandwidth is {kernel.sigma} in kernel={kernel!r} and {sigma} in sigma: give it as sigma alone, "
+            f"and the kernel as {type(kernel).__name__}()"
+        )
+    return kernel.with_bandwidth(sigma)
+
+
+def name_of(kernel: str | type[Kernel] | Kernel) -> str:
+    """Return what messages and model files call a kernel."""
+    return kernel if isinstance(kernel, str) else kernel.name

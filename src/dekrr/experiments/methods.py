@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..estimators import AllReduceRegressor, COKERegressor, DeKRRRegressor, DKLARegressor
-from ..selection import SELECTORS, Selector
+from ..selection import CHOOSERS, Chooser
 from .problems import Problem
 from .tasks import Task
 from .tuning import choose_consensus, cross_validate
@@ -83,10 +83,10 @@ def features_per_site(task: Task, problem: Problem) -> list[int]:
     return [max(1, int(size)) for size in sizes]
 
 
-def selectors_of(task: Task, problem: Problem) -> list[Selector]:
+def selectors_of(task: Task, problem: Problem) -> list[Chooser]:
     """Return each site's selector."""
     name = METHODS[task.method].settings["features"]
-    return [SELECTORS[name](size, sigma=problem.sigma) for size in features_per_site(task, problem)]
+    return [CHOOSERS[name](size, sigma=problem.sigma) for size in features_per_site(task, problem)]
 
 
 def tuned_consensus(task: Task, problem: Problem) -> float | None:

@@ -13,7 +13,7 @@ from ..data.catalogue import PAPER
 from ..data.splits import Split
 from ..kernels import Gaussian
 from ..scaling import Scaling
-from ..selection import PlainSelector
+from ..selection import Plain
 from ..types import Array
 from .tasks import Task
 
@@ -106,7 +106,7 @@ def choose_kernel(X: Array, y: Array, seed: int) -> tuple[float, float]:
     errors = np.zeros((len(SIGMAS), len(ALPHAS)))
     for i, sigma in enumerate(SIGMAS):
         rng = np.random.default_rng(seed)
-        selector = PlainSelector(_TUNING_FEATURES, kernel=Gaussian.name, sigma=sigma)
+        selector = Plain(_TUNING_FEATURES, kernel=Gaussian.name, sigma=sigma)
         features = selector.select(X, y, rng)(X)
         gram, moment = features.T @ features, features.T @ y
         for train, validation in folds:

@@ -28,7 +28,7 @@ from ..errors import DataError
 from ..estimators import DeKRRRegressor
 from ..networks.local import free_cores
 from ..rows import SAMPLE_ROWS
-from ..selection import GreedySelector
+from ..selection import Greedy
 from ..statistics import rows_per_block
 from ..types import Array
 from .peers import paper_port, pooled_peers
@@ -99,7 +99,7 @@ class Problem:
 
 
 _LOWER = "floor at the best rate of all"
-_CHOSEN_BY = GreedySelector().max_rows or 0  # rows of a site
+_CHOSEN_BY = Greedy().max_rows or 0  # rows of a site
 
 _SHAPES = {  # rows, columns, features, sigma
     "houses": (10_320, 8, 60, 0.25),
@@ -234,7 +234,7 @@ class Rates:
         shortlist and four neighbours', L cosines, L d multiplications for angles and L (L + 1) / 2 for products.
         """
         n_sites = int(problem.sites.max()) + 1
-        listed, n_columns = GreedySelector().shortlist * problem.n_features, problem.X.shape[1]
+        listed, n_columns = Greedy().shortlist * problem.n_features, problem.X.shape[1]
         chosen_by, sampled = (min(len(problem.y), n_sites * most) for most in (_CHOSEN_BY, SAMPLE_ROWS))
         cosines = 5 * sampled * listed
         products = chosen_by * listed * candidates + 5 * sampled * listed * (n_columns + (listed + 1) / 2)
@@ -334,7 +334,7 @@ def greedy_choice(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
         rng = np.random.default_rng(0)
         X = rng.uniform(size=(n_rows, 96))
         y = np.sin(X @ rng.normal(size=96))
-        selector = GreedySelector(150, sigma=4.0)
+        selector = Greedy(150, sigma=4.0)
         pool = selector.draw_pool(96, rng).feature_map
         rows = X[: min(n_rows, _CHOSEN_BY)]
         parts = (pool.frequencies, pool.phases, pool.amplitudes)
@@ -343,7 +343,7 @@ def greedy_choice(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
             for _ in wave_blocks(rows, *parts):
                 pass
 
-        def choose(X: Array = X, y: Array = y, selector: GreedySelector = selector) -> None:
+        def choose(X: Array = X, y: Array = y, selector: Greedy = selector) -> None:
             selector.select(X, y, np.random.default_rng(0))
 
         with threadpool_limits(1, "blas"):

@@ -18,7 +18,7 @@ from ..labels import names_of
 from ..model import neighborhood_weights
 from ..protocols.site import Site
 from ..rows import ArrayRows
-from ..selection import Selector
+from ..selection import Chooser
 from ..statistics import accumulate
 from ..system import Weights, assemble, penalty
 from ..types import Array
@@ -72,7 +72,7 @@ def solve_network(
 
 
 def choose_features(
-    rows: Sequence[ArrayRows], neighbors: Sequence[Sequence[int]], selectors: Sequence[Selector], random_state: int
+    rows: Sequence[ArrayRows], neighbors: Sequence[Sequence[int]], selectors: Sequence[Chooser], random_state: int
 ) -> list[FeatureMap]:
     """Return the features that each site of an estimator with this `random_state` chooses from its rows."""
     seed = int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
@@ -103,7 +103,7 @@ def fold_seed(random_state: int, fold: int) -> int:
 
 def cross_validate(
     split: Split,
-    selectors: Sequence[Selector],
+    selectors: Sequence[Chooser],
     weights: Sequence[float],
     *,
     alpha: float,
@@ -116,7 +116,7 @@ def cross_validate(
     Parameters
     ----------
     split : Split
-    selectors : sequence of Selector
+    selectors : sequence of Chooser
         One per site. Each fold draws a pool of its own and chooses from its own training rows, so that the error is
         that of a fit, not of the features of one draw.
     weights : sequence of float

@@ -20,7 +20,7 @@ from ..privacy.mechanism import DifferentialPrivacy
 from ..protocols import allreduce, dekrr, dkla
 from ..protocols.tuning import GRIDS, Tuning, grid_of
 from ..protocols.wire import Wire
-from ..selection import MAPPINGS, SELECTORS
+from ..selection import CHOOSERS, MAPPINGS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 RESERVED = ("alive", "status", "ticker")
@@ -54,7 +54,7 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     n_features : int
     features : str
-        How they are chosen; see `dekrr.selection.SELECTORS`.
+        How they are chosen; see `dekrr.selection.CHOOSERS`.
     kernel : str
     sigma : float
         In scaled columns. DeKRR tunes it where it is "auto", or a list; see `TuningSettings`.
@@ -435,7 +435,7 @@ def _check_data(data: DataTable, mistakes: list[str]) -> None:
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "features": tuple(SELECTORS),
+    "features": tuple(CHOOSERS),
     "kernel": tuple(KERNELS),
     "mapping": MAPPINGS,
     "solver": ("jacobi", "chebyshev"),

@@ -32,7 +32,7 @@ from ..protocols.outcome import Outcome, members_of
 from ..protocols.site import Procedure, Site
 from ..protocols.tuning import Tuned
 from ..rows import Rows, StreamedRows
-from ..selection import SELECTORS
+from ..selection import CHOOSERS
 from ..sources import open_source
 from . import keys
 from .config import METHODS, SiteFile
@@ -193,9 +193,9 @@ class Node:
 
     def _procedure(self, neighbors: tuple[str, ...], offer: Offer | None) -> Procedure[Outcome]:
         features = self.config.features()
-        selector = SELECTORS[features.features](
+        selector = CHOOSERS[features.features](
             features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
-        ).checked()
+        )
         tuning = self.config.tuning()
         site = Site(self.config.site, neighbors, self._rows, seed=features.seed)
         site = replace(site, ledger=self._ledger, vault=self._vault, admission=self._admission)

@@ -25,10 +25,10 @@ from ..errors import DataError
 from ..features import FeatureMap
 from ..rows import ArrayRows
 from ..scaling import Scaling
-from ..selection import PlainSelector
+from ..selection import Plain
 from ..types import Array
 
-_REFERENCE = PlainSelector(sigma=1.0, bandwidths=(1.0, 2.0, 4.0, 8.0), max_columns=4)
+_REFERENCE = Plain(sigma=1.0, bandwidths=(1.0, 2.0, 4.0, 8.0), max_columns=4)
 _ROWS_PER_FEATURE = 3
 _MOST_FEATURES = 600
 _PASSES = 3
@@ -92,8 +92,9 @@ def learn(rows: ArrayRows, max_leverage: float) -> Admission:
         1 admits all rows that the rule is learnt from.
     """
     n_features = min(_MOST_FEATURES, max(1, rows.n_rows // _ROWS_PER_FEATURE))
-    drawn = PlainSelector(**{**_REFERENCE.get_params(), "n_features": n_features})
-    reference = drawn.select(np.empty((0, rows.n_columns)), np.empty(0), np.random.default_rng(0))
+    reference = _REFERENCE.replace(n_features=n_features).select(
+        np.empty((0, rows.n_columns)), np.empty(0), np.random.default_rng(0)
+    )
     features = reference(rows.bounds.rows(rows.X))
     told, kept = np.zeros((n_features, n_features)), features
     for _ in range(_PASSES):

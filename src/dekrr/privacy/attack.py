@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from sklearn.base import clone
 
 from .. import topology
 from ..data import by_response, halves, load, make_sites
@@ -19,7 +18,7 @@ from ..protocols.site import Site
 from ..protocols.tuning import GRIDS, Tuning
 from ..rows import ArrayRows
 from ..scaling import Scaling
-from ..selection import EnergySelector, GreedySelector, Selector
+from ..selection import Chooser, Energy, Greedy
 from ..statistics import unpack_symmetric
 from ..types import Array
 from .guards import Ledger, frequency_limit, longest_shortlist
@@ -75,9 +74,9 @@ class Problem:
         victim = self.site(target) if target is not None else self.sites[0]
         return victim, self.site(victim.neighbors[0])
 
-    def selector(self) -> Selector:
+    def selector(self) -> Chooser:
         """Return the default selector, for this problem's features and bandwidth."""
-        return GreedySelector(self.n_features, sigma=self.sigma)
+        return Greedy(self.n_features, sigma=self.sigma)
 
     def longest_shortlist(self, site: Site) -> int:
         """Return the most features of a shortlist that all neighbours of a site answer."""
@@ -167,7 +166,7 @@ def attack_features(
         Told the CPU seconds spent, every so often.
     """
     victim, attacker = problem.pair(target)
-    selector = EnergySelector(problem.n_features, sigma=problem.sigma)
+    selector = Energy(problem.n_features, sigma=problem.sigma)
     settings = dekrr.Settings(exchange="features", scale=None, max_rounds=1)
     record, outcomes = overhear(problem.sites, selector, settings)
     (rows,) = record.between(victim.name, attacker.name, RowFeatures)
@@ -219,7 +218,7 @@ def hear(
     )
     chosen = outcomes[victim.name].tuned
     if chosen is not None:
-        selector = clone(selector).set_params(sigma=chosen.sigma)
+        selector = selector.replace(sigma=chosen.sigma)
     return view_of(record, listeners, victim, selector, tuning, granted=granted)
 
 

@@ -24,7 +24,7 @@ from ..messages import Coefficients, Sums
 from ..protocols import dekrr
 from ..protocols.site import Site
 from ..rows import ArrayRows
-from ..selection import PlainSelector
+from ..selection import Plain
 from ..statistics import pack_symmetric, unpack_symmetric
 from ..system import penalty
 from ..types import Array
@@ -174,7 +174,7 @@ def everything_sent(
     settings = dekrr.Settings(
         privacy=privacy, scale=None, tol=0.0, max_rounds=2, solver="jacobi", self_penalty=0.0, alpha=1e-3, min_rows=1
     )
-    selector = PlainSelector(n_features, sigma=sigma)
+    selector = Plain(n_features, sigma=sigma)
 
     def release(rows: tuple[Array, Array]) -> Array:
         target = Site("target", ("other",), ArrayRows(*rows), seed=neighbor.seed)

@@ -8,17 +8,14 @@ only the rows fit. `docs/privacy.md` has both attacks with their figures.
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
-from scipy import stats
-from sklearn.base import clone
 
 from ..errors import DataError, MessageError, SettingsError
 from ..features import FeatureMap
 from ..messages import Chosen
 from ..rows import ArrayRows, Rows
-from ..selection import LONG_WAVE, GreedySelector, Selector
+from ..selection import Chooser
 from ..types import Array
 from .admission import leverages, whiten
 
@@ -62,27 +59,13 @@ def fingerprint(feature_map: FeatureMap) -> bytes:
     return digest.digest()
 
 
-def frequency_limit(selector: Selector, n_columns: int) -> float:
-    """Return the longest frequency, |w|, that the agreed kernel draws but once in 10^12 draws.
+def frequency_limit(selector: Chooser, n_columns: int) -> float:
+    """Return the longest frequency, |w|, that the agreed chooser and kernel draw but once in 10^12 draws.
 
-    A candidate that looks at q of n columns has sqrt(n / q) times the kernel's frequencies in them: with a gaussian
-    kernel its length is sqrt(n / q) chi_q, the longer the fewer columns. The laplacian kernel's frequencies have
-    such heavy tails that its limit hardly limits; `verify_features` does.
+    Each kernel knows its own law; one that does not is refused. The laplacian kernel's frequencies have such heavy
+    tails that its limit hardly limits; `verify_features` does.
     """
-    narrowest = float(selector.sigma) * float(np.min(selector.bandwidths))
-    shortest = LONG_WAVE if isinstance(selector, GreedySelector) and selector.linear else 0.0
-    return max(_longest_of_unit(selector.kernel, selector.max_columns, n_columns) / narrowest, shortest)
-
-
-@cache
-def _longest_of_unit(kernel: str, max_columns: int | None, n_columns: int) -> float:
-    each = _ONE_IN / n_columns
-    if kernel == "laplacian":
-        return float(np.sqrt(n_columns) * stats.cauchy.isf(each / 2))
-    if kernel == "cauchy":
-        return float(np.sqrt(n_columns) * stats.laplace.isf(each / 2))
-    columns = np.arange(1, min(max_columns, n_columns) + 1) if max_columns else np.array([n_columns])
-    return float(np.max(np.sqrt(n_columns / columns) * stats.chi.isf(_ONE_IN, columns)))
+    return selector.longest_frequency(n_columns, _ONE_IN)
 
 
 def check_frequencies(maps: Mapping[str, FeatureMap], limit: float) -> None:
@@ -210,12 +193,12 @@ def site_rng(seed: int, name: str, purpose: str = "features") -> np.random.Gener
     return np.random.default_rng([seed, int.from_bytes(digest[:8])])
 
 
-def prove(selector: Selector, feature_map: FeatureMap, seed: int, name: str, n_neighbors: int) -> Chosen:
+def prove(selector: Chooser, feature_map: FeatureMap, seed: int, name: str, n_neighbors: int) -> Chosen:
     """Return a site's choice as the pool's seed and the indices of its candidates.
 
     Parameters
     ----------
-    selector : Selector
+    selector : Chooser
         With the site's own number of features.
     feature_map : FeatureMap
         What it chose from the pool that `site_rng(seed, name)` draws: its features, or a shortlist.
@@ -230,7 +213,7 @@ def prove(selector: Selector, feature_map: FeatureMap, seed: int, name: str, n_n
     except KeyError:
         raise SettingsError(
             f"site {name!r} has features that are not in the pool of the run's seed, so it cannot prove them; "
-            "let a selector choose, or set verify_features=False"
+            "let a chooser choose from its pool, or set verify_features=False"
         ) from None
     kept = pool.keep(np.array(indices[: len(indices) // pool.width]))
     empty = np.empty(0)
@@ -246,7 +229,7 @@ def prove(selector: Selector, feature_map: FeatureMap, seed: int, name: str, n_n
     )
 
 
-def redraw(selector: Selector, message: Chosen, seed: int, sender: str, n_columns: int) -> FeatureMap:
+def redraw(selector: Chooser, message: Chosen, seed: int, sender: str, n_columns: int) -> FeatureMap:
     """Return the map that `prove` stands for, drawing the sender's pool again."""
     if message.seed != seed:
         raise MessageError(
@@ -263,8 +246,7 @@ def redraw(selector: Selector, message: Chosen, seed: int, sender: str, n_column
     bytes_of_pool = 8 * n_columns * message.n_features * selector.pool_ratio
     if message.n_features > selector.n_features and bytes_of_pool > _LARGEST_POOL:
         raise MessageError(f"site {sender!r} drew a pool for {message.n_features} features, too large to draw", sender)
-    sized: Selector = clone(selector).set_params(n_features=message.n_features)
-    pool = sized.draw_pool(n_columns, site_rng(seed, sender))
+    pool = selector.replace(n_features=message.n_features).draw_pool(n_columns, site_rng(seed, sender))
     if min(message.indices) < 0 or max(message.indices) >= pool.n_candidates:
         raise MessageError(f"site {sender!r} chose candidates outside its pool of {pool.n_candidates}", sender)
     chosen = np.asarray(message.indices, dtype=np.intp)

@@ -13,7 +13,7 @@ from ..protocols import dekrr
 from ..protocols.outcome import Outcome
 from ..protocols.site import Outbox, Procedure, Site
 from ..protocols.tuning import Tuning
-from ..selection import Selector
+from ..selection import Chooser
 from .guards import prove
 
 
@@ -73,7 +73,7 @@ Forger = Callable[[int], FeatureMap]
 
 def overhear(
     sites: Sequence[Site],
-    selector: Selector,
+    selector: Chooser,
     settings: dekrr.Settings,
     tuning: Tuning | None = None,
     *,
@@ -85,7 +85,7 @@ def overhear(
     Parameters
     ----------
     sites : sequence of Site
-    selector : Selector
+    selector : Chooser
     settings : Settings
     tuning : Tuning, optional
     only : collection of site, optional
@@ -103,7 +103,7 @@ def overhear(
     return network.record, outcomes
 
 
-def _forged(procedure: Procedure[Outcome], site: Site, selector: Selector, forger: Forger) -> Procedure[Outcome]:
+def _forged(procedure: Procedure[Outcome], site: Site, selector: Chooser, forger: Forger) -> Procedure[Outcome]:
     """Follow a procedure but send forged maps; answers about them do not reach the procedure."""
     outbox = next(procedure)
     asked = size = forged_size = 0
@@ -125,7 +125,7 @@ def _size(offer: Features | Chosen) -> int:
     return int(offer.frequencies.shape[1]) if isinstance(offer, Features) else len(offer.indices)
 
 
-def _offer(forged: FeatureMap, honest: Features | Chosen, site: Site, selector: Selector) -> Message:
+def _offer(forged: FeatureMap, honest: Features | Chosen, site: Site, selector: Chooser) -> Message:
     if isinstance(honest, Chosen):
         return prove(selector, forged, site.seed, site.name, honest.n_neighbors)
     return Features(forged.frequencies, forged.phases, forged.amplitudes, honest.n_neighbors)

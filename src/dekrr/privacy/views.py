@@ -14,14 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.base import clone
 
 from ..features import FeatureMap
 from ..messages import Chosen, Features, Moments, Sums
 from ..protocols.dekrr import read_features
 from ..protocols.site import Site
 from ..protocols.tuning import Tuning
-from ..selection import Selector
+from ..selection import Chooser
 from ..statistics import unpack_symmetric
 from ..types import Array
 from .guards import redraw
@@ -166,7 +165,7 @@ def view_of(
     record: Record,
     listeners: Sequence[str],
     target: Site,
-    selector: Selector,
+    selector: Chooser,
     tuning: Tuning | None = None,
     *,
     granted: bool,
@@ -180,7 +179,7 @@ def view_of(
         Neighbours of the target that pool what they received.
     target : Site
         Its rows are used for A and m only, and only if they are granted.
-    selector : Selector
+    selector : Chooser
         The run's, with the bandwidth that the training had.
     tuning : Tuning, optional
         The run's.
@@ -208,11 +207,11 @@ class _Phase:
     sums: Sums | None = None
 
 
-def _phases(record: Record, listener: str, target: Site, selector: Selector, tuning: Tuning | None) -> Iterator[_Phase]:
+def _phases(record: Record, listener: str, target: Site, selector: Chooser, tuning: Tuning | None) -> Iterator[_Phase]:
     """Read a neighbour's conversation with the target, phase by phase: each ends with sums."""
     plan = [(sigma, fold) for sigma in tuning.sigmas for fold in range(tuning.folds)] if tuning is not None else []
     n_folds = tuning.folds if tuning is not None else 1
-    plan.append((selector.sigma, -1))
+    plan.append((selector.bandwidth, -1))
     steps = iter(plan)
     offers: dict[str, FeatureMap] = {}
     phase: _Phase | None = None
@@ -226,7 +225,7 @@ def _phases(record: Record, listener: str, target: Site, selector: Selector, tun
         if isinstance(message, Features):
             offers[entry.sender] = read_features(entry.sender, message)
         elif isinstance(message, Chosen):
-            drawing = clone(selector).set_params(sigma=sigma)
+            drawing = selector.replace(sigma=sigma)
             offers[entry.sender] = redraw(drawing, message, target.seed, entry.sender, target.X.shape[1])
         elif isinstance(message, Moments) and entry.receiver == listener:
             phase.shortlist, phase.moments = offers[listener], message

@@ -10,7 +10,7 @@ from scipy.linalg import cho_solve
 
 from ..features import FeatureMap
 from ..privacy import guards
-from ..selection import Selector
+from ..selection import Chooser
 from ..solvers import cholesky
 from ..statistics import pack_symmetric, unpack_symmetric
 from .consensus import tree_sum
@@ -30,9 +30,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     selecting_site: str | None = None
 
 
-def train(
-    site: Site, selector: Selector, settings: Settings, *, shared: FeatureMap | None = None
-) -> Procedure[Outcome]:
+def train(site: Site, selector: Chooser, settings: Settings, *, shared: FeatureMap | None = None) -> Procedure[Outcome]:
     """Train one model, the same at all sites, from sums over all rows."""
     prepared = yield from prepare(
         site,

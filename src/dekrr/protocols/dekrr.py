@@ -8,11 +8,9 @@ rows in the place of lines 4 to 6, which send features of every row.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeGuard
 
 import msgspec
 import numpy as np
-from sklearn.base import clone
 
 from ..errors import DataError, DekrrError, MessageError, SettingsError
 from ..features import FeatureMap
@@ -30,7 +28,7 @@ from ..privacy import guards
 from ..privacy.mechanism import DifferentialPrivacy, GaussianSums
 from ..rows import Rows, sampled
 from ..scaling import Scaling
-from ..selection import GreedySelector, Pool, Selector
+from ..selection import Chooser, Pool
 from ..solvers import SelfPenalty, Solver, make_solver
 from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric
 from ..system import BlockRow, Weights, assemble, penalty
@@ -155,7 +153,7 @@ class SetUp:
 
 def train(
     site: Site,
-    selector: Selector,
+    selector: Chooser,
     settings: Settings,
     tuning: Tuning | None = None,
     *,
@@ -166,7 +164,7 @@ def train(
     Parameters
     ----------
     site : Site
-    selector : Selector
+    selector : Chooser
         How to choose features; its `n_features` is the mean over sites where the allocation is not equal.
     settings : Settings
     tuning : Tuning, optional
@@ -208,10 +206,10 @@ def train(
         if site.feature_map is not None:
             n_features = site.feature_map.n_features
         if n_features != selector.n_features:
-            selector = clone(selector).set_params(n_features=n_features)
+            selector = selector.replace(n_features=n_features)
         if tuning is not None:
             tuned = yield from tune(site, rows.sample, selector, settings, tuning, roster)
-            selector = clone(selector).set_params(sigma=tuned.sigma)
+            selector = selector.replace(sigma=tuned.sigma)
             settings = msgspec.structs.replace(
                 settings, alpha=tuned.alpha, consensus=tuned.consensus, own_weight=tuned.own_weight
             )
@@ -236,7 +234,7 @@ def train(
 def set_up(
     site: Site,
     rows: Rows,
-    selector: Selector,
+    selector: Chooser,
     roster: Roster,
     settings: Settings,
     shortlist: Pool | None = None,
@@ -252,7 +250,7 @@ def set_up(
     return SetUp(own_map, maps, degrees, own, received, sent)
 
 
-def asks_for_sums_alone(selector: Selector, settings: Settings, tuning: Tuning | None) -> bool:
+def asks_for_sums_alone(selector: Chooser, settings: Settings, tuning: Tuning | None) -> bool:
     """Return whether a run wants nothing of its rows but their sums; all sites of a run answer alike."""
     return not (
         selector.uses_rows
@@ -265,7 +263,7 @@ def asks_for_sums_alone(selector: Selector, settings: Settings, tuning: Tuning |
 
 
 def set_up_in_one_pass(
-    site: Site, rows: Rows, selector: Selector, settings: Settings
+    site: Site, rows: Rows, selector: Chooser, settings: Settings
 ) -> Procedure[tuple[Roster, SetUp, GaussianSums | None]]:
     """Exchange maps, sum over the scaled rows, which counts them too, and only then call the roll and exchange sums.
 
@@ -313,7 +311,7 @@ Offers = tuple[dict[str, FeatureMap], dict[str, int]]
 
 
 def exchange_maps(
-    site: Site, feature_map: FeatureMap, selector: Selector, settings: Settings, *, chosen: bool = True
+    site: Site, feature_map: FeatureMap, selector: Chooser, settings: Settings, *, chosen: bool = True
 ) -> Procedure[Offers]:
     """Exchange maps with all neighbours; return theirs and how many neighbours each of them has."""
     inbox = yield site.to_all(offer_of(site, feature_map, selector, settings, chosen=chosen))
@@ -332,7 +330,7 @@ def check_degrees(degrees: Mapping[str, int]) -> None:
 
 
 def offer_of(
-    site: Site, feature_map: FeatureMap, selector: Selector, settings: Settings, *, chosen: bool = True
+    site: Site, feature_map: FeatureMap, selector: Chooser, settings: Settings, *, chosen: bool = True
 ) -> Features | Chosen:
     """Return the message that tells a neighbour the map: as it is, or as a proof of where it is from."""
     n_neighbors = len(site.neighbors) if chosen else 0
@@ -341,7 +339,7 @@ def offer_of(
     return Features(feature_map.frequencies, feature_map.phases, feature_map.amplitudes, n_neighbors)
 
 
-def read_offers(site: Site, inbox: Inbox, n_columns: int, selector: Selector, settings: Settings) -> Offers:
+def read_offers(site: Site, inbox: Inbox, n_columns: int, selector: Chooser, settings: Settings) -> Offers:
     """Return maps and numbers of neighbours from messages of `offer_of`.
 
     Maps are checked: lengths of frequencies or, with `verify_features`, that each comes from the pool that the
@@ -359,11 +357,11 @@ def read_offers(site: Site, inbox: Inbox, n_columns: int, selector: Selector, se
     return maps, {p: message.n_neighbors for p, message in offers.items()}
 
 
-def check_sizes(offers: Mapping[str, Features | Chosen], selector: Selector, settings: Settings) -> None:
+def check_sizes(offers: Mapping[str, Features | Chosen], selector: Chooser, settings: Settings) -> None:
     """Refuse a choice, or a shortlist, of more features than have been agreed on."""
     for sender, offer in offers.items():
         most = float(settings.max_features)
-        if not offer.n_neighbors and isinstance(selector, GreedySelector):
+        if not offer.n_neighbors:
             most *= selector.shortlist
         if isinstance(offer, Features):
             size = offer.frequencies.shape[1]
@@ -373,7 +371,7 @@ def check_sizes(offers: Mapping[str, Features | Chosen], selector: Selector, set
             raise MessageError(f"site {sender!r} sent {size} features where {most:g} are the most", sender)
 
 
-def with_features(site: Site, offer: Features | Chosen, selector: Selector, settings: Settings) -> Site:
+def with_features(site: Site, offer: Features | Chosen, selector: Chooser, settings: Settings) -> Site:
     """Return the site with the features that it once offered its neighbours."""
     maps, _ = read_offers(site, {site.name: offer}, site.rows.n_columns, selector, settings)
     return replace(site, feature_map=maps[site.name])
@@ -383,28 +381,25 @@ def _proves(settings: Settings) -> bool:
     return settings.verify_features and settings.privacy is None
 
 
-def asks_neighbors(selector: Selector, site: Site) -> TypeGuard[GreedySelector]:
+def asks_neighbors(selector: Chooser, site: Site) -> bool:
     """Return whether the site's choice of features takes its neighbours' sums into account."""
-    return isinstance(selector, GreedySelector) and selector.shortlist > 1 and bool(site.neighbors)
+    return selector.asks_neighbors and bool(site.neighbors)
 
 
-def limit_shortlist(selector: GreedySelector, fewest_rows: int, rows_per_feature: float) -> GreedySelector:
+def limit_shortlist(selector: Chooser, fewest_rows: int, rows_per_feature: float) -> Chooser:
     """Return the selector with a shortlist that a neighbour of `fewest_rows` rows still sends sums of."""
-    width = selector.width
-    longest = guards.longest_shortlist(fewest_rows, rows_per_feature) // width * width / selector.n_features
-    limited: GreedySelector = clone(selector).set_params(shortlist=max(1.0, min(selector.shortlist, longest)))
-    return limited
+    return selector.shortened(guards.longest_shortlist(fewest_rows, rows_per_feature))
 
 
 def choose_features(
     site: Site,
     rows: Rows,
-    selector: Selector,
+    selector: Chooser,
     roster: Roster,
     settings: Settings,
     shortlist: Pool | None = None,
 ) -> Procedure[FeatureMap]:
-    """Choose features from the site's own scaled rows and, for greedy selection, from its neighbours' sums.
+    """Choose features from the site's own scaled rows and, for a selector that asks them, from its neighbours' sums.
 
     A shortlist by the site's own rows goes to the neighbours, who answer with their sums Z'Z and Z'y over it. In
     the final choice the rows of each of n neighbours count 1/n. Where a site has many rows, a sample stands for them.
@@ -445,7 +440,7 @@ def choose_features(
     return selector.choose_from(shortlist, gram, moment, n_rows)
 
 
-def allocate(site: Site, rows: Rows, selector: Selector, allocation: str, roster: Roster) -> Procedure[int]:
+def allocate(site: Site, rows: Rows, selector: Chooser, allocation: str, roster: Roster) -> Procedure[int]:
     """Return this site's number of features; all sites together have `selector.n_features` each on average.
 
     "sqrt" shares them out in proportion to sqrt(N_j). "gain" gives each to the site where it lowers the squared
@@ -457,7 +452,7 @@ def allocate(site: Site, rows: Rows, selector: Selector, allocation: str, roster
         return mean
     if allocation == "sqrt":
         return in_candidates(selector, mean * roster.n_sites * math.sqrt(site.n_rows) / roster.whole.roots)
-    if allocation != "gain" or not isinstance(selector, GreedySelector):
+    if allocation != "gain" or not selector.tells_gains:
         raise SettingsError(f'allocation={allocation!r}: choose "equal", "sqrt" or, for greedy features, "gain"')
     sample, width = rows.sample, selector.width
     gains = sample.weight * selector.gains(sample.X, sample.y, _MOST_OF_MEAN * mean // width, site.rng())
@@ -468,7 +463,7 @@ def allocate(site: Site, rows: Rows, selector: Selector, allocation: str, roster
     return in_candidates(selector, np.interp(mean * roster.n_sites, total, wanted))
 
 
-def in_candidates(selector: Selector, n_features: float) -> int:
+def in_candidates(selector: Chooser, n_features: float) -> int:
     """Return the nearest number of features that whole candidates give, and not 0."""
     return selector.width * max(1, round(float(n_features) / selector.width))
 

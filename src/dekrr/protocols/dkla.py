@@ -17,7 +17,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from ..features import FeatureMap
 from ..privacy import guards
-from ..selection import Selector
+from ..selection import Chooser
 from ..types import Array
 from .consensus import Progress
 from .outcome import Outcome
@@ -65,7 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 def train(
     site: Site,
-    selector: Selector,
+    selector: Chooser,
     settings: Settings,
     *,
     shared: FeatureMap | None = None,
@@ -76,7 +76,7 @@ def train(
     Parameters
     ----------
     site : Site
-    selector : Selector
+    selector : Chooser
     settings : Settings
     shared : FeatureMap, optional
         Features that all sites already have.

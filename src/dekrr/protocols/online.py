@@ -10,7 +10,6 @@ row is in sums is decided by the site's first rule; see `dekrr.privacy.admission
 from dataclasses import replace
 
 import numpy as np
-from sklearn.base import clone
 
 from ..errors import DataError, MessageError, SettingsError
 from ..features import FeatureMap
@@ -18,7 +17,7 @@ from ..messages import Bounds, Degree, Message, expect, expect_senders
 from ..privacy import guards
 from ..rows import Rows
 from ..scaling import Scaling
-from ..selection import Selector
+from ..selection import Chooser
 from ..solvers import make_solver
 from ..system import assemble
 from .consensus import roll_call
@@ -38,7 +37,7 @@ from .outcome import Outcome
 from .site import Procedure, Site
 
 
-def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, settings: Settings) -> Procedure[Outcome]:
+def go_on(site: Site, before: Outcome | None, new: Rows, selector: Chooser, settings: Settings) -> Procedure[Outcome]:
     """Bring one site's model up to date together with its neighbours.
 
     Parameters
@@ -49,7 +48,7 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
         Where it stood; None for a site that joins.
     new : Rows
         Those of its rows that are new; maybe none.
-    selector : Selector
+    selector : Chooser
         For a site that joins, and to check the features of new neighbours.
     settings : Settings
     """
@@ -73,12 +72,12 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
     rows, new = site.rows.scaled(scaling), new.scaled(scaling)
     if before is None:
         n_features = selector.most_features(int(selector.n_features), site.n_rows)
-        selector = clone(selector).set_params(n_features=n_features)
+        selector = selector.replace(n_features=n_features)
         own_map = selector.select(rows.sample.X, rows.sample.y, site.rng())
         start = np.zeros(n_features)
     else:
         own_map, start = before.feature_map, before.coefficients
-        selector = clone(selector).set_params(n_features=own_map.n_features)
+        selector = selector.replace(n_features=own_map.n_features)
     maps, degrees = yield from _exchange_maps(site, own_map, before, known, selector, settings)
     _check_rows(site, own_map, maps, known, n_new, settings)
     ready = yield from _exchange_sums(site, rows, new, before, known, own_map, maps, degrees, settings)
@@ -118,7 +117,7 @@ def _exchange_maps(
     own_map: FeatureMap,
     before: Outcome | None,
     known: tuple[str, ...],
-    selector: Selector,
+    selector: Chooser,
     settings: Settings,
 ) -> Procedure[Offers]:
     """Send the map to new neighbours, and the number of neighbours to all."""

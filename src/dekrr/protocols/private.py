@@ -4,22 +4,21 @@ import hashlib
 from collections.abc import Mapping
 
 import numpy as np
-from sklearn.base import clone
 
 from ..errors import MessageError, SettingsError
-from ..features import FeatureMap
+from ..features import FeatureMap, paired
 from ..messages import Sums, expect
 from ..privacy.guards import fingerprint
 from ..privacy.mechanism import GaussianSums, clip_responses
 from ..rows import Rows
-from ..selection import PlainSelector, Selector
+from ..selection import Chooser
 from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric
 from ..types import Array
 from .site import Procedure, Site
 
 
 def require_private(
-    selector: Selector, site: Site, *, scale: str | None, bounded: bool, exchange: str, allocation: str, tuned: bool
+    selector: Chooser, site: Site, *, scale: str | None, bounded: bool, exchange: str, allocation: str, tuned: bool
 ) -> None:
     """Refuse, before anything is sent, a run that looks at rows outside the mechanism."""
     reasons = []
@@ -41,12 +40,20 @@ def require_private(
         raise SettingsError("this run cannot keep its privacy budget: " + "; ".join(reasons))
 
 
-def shared_features(selector: Selector, n_columns: int, seed: int) -> FeatureMap:
-    """Return cos/sin pairs that every site draws alike from the run's seed, never looking at rows."""
-    plain = clone(selector).set_params(mapping="cossin", n_features=selector.n_features + selector.n_features % 2)
-    assert isinstance(plain, PlainSelector)
+def shared_features(selector: Chooser, n_columns: int, seed: int) -> FeatureMap:
+    """Return cos/sin pairs that every site draws alike from the run's seed, never looking at rows.
+
+    The mechanism's noise is for features of length 1, which pairs of one amplitude have. Others are refused.
+    """
+    plain = selector.replace(mapping="cossin", n_features=selector.n_features + selector.n_features % 2)
     nothing = np.empty((0, n_columns))
-    return plain.select(nothing, np.empty(0), np.random.default_rng(seed))
+    drawn = plain.select(nothing, np.empty(0), np.random.default_rng(seed))
+    if fingerprint(drawn) != fingerprint(paired(drawn.frequencies[:, : drawn.n_features // 2])):
+        raise SettingsError(
+            f"{type(selector).__name__} does not give cos/sin pairs of one amplitude, which the noise of differential "
+            'privacy is made for: take features="plain"'
+        )
+    return drawn
 
 
 def sum_and_digest(rows: Rows, shared: FeatureMap, maps: Mapping[str, FeatureMap]) -> tuple[OwnSums, bytes]:

@@ -10,7 +10,7 @@ from ..messages import Features, expect
 from ..privacy import guards
 from ..rows import Rows
 from ..scaling import Scaling
-from ..selection import Selector
+from ..selection import Chooser
 from ..statistics import OwnSums, accumulate
 from .consensus import Roster, agree_on_scaling, roll_call
 from .dekrr import read_features
@@ -29,7 +29,7 @@ class Prepared:
 
 def prepare(
     site: Site,
-    selector: Selector,
+    selector: Chooser,
     *,
     scale: str | None,
     min_rows: int,
@@ -43,7 +43,7 @@ def prepare(
     Parameters
     ----------
     site : Site
-    selector : Selector
+    selector : Chooser
     scale : {"minmax"} or None
     min_rows : int
     rows_per_feature : float
@@ -77,13 +77,13 @@ def prepare(
     return Prepared(roster, scaling, shared, sums)
 
 
-def draw_shared(selector: Selector, site: Site) -> FeatureMap:
+def draw_shared(selector: Chooser, site: Site) -> FeatureMap:
     """Return features that do not depend on rows, drawn from the run's seed alike at all sites."""
     return selector.select(np.empty((0, site.rows.n_columns)), np.empty(0), np.random.default_rng(site.seed))
 
 
 def share_features(
-    site: Site, rows: Rows, selector: Selector, roster: Roster, selecting_site: str | None
+    site: Site, rows: Rows, selector: Chooser, roster: Roster, selecting_site: str | None
 ) -> Procedure[FeatureMap]:
     """Return features that are the same everywhere.
 

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from sklearn.base import clone
 
 from ..errors import DataError, MessageError, SettingsError
 from ..messages import Coefficients, expect
 from ..rows import ArrayRows, sampled
-from ..selection import Pool, Selector
+from ..selection import Chooser, Pool
 from ..solvers import inverse, lower_end, next_weight
 from ..system import BlockRow, assemble
 from ..types import Array
@@ -126,7 +125,7 @@ class Tuned:
 def tune(
     site: Site,
     sample: ArrayRows,
-    selector: Selector,
+    selector: Chooser,
     settings: "Settings",
     tuning: Tuning,
     roster: Roster,
@@ -138,7 +137,7 @@ def tune(
     site : Site
     sample : ArrayRows
         Scaled: all of the site's, or a sample that stands for them.
-    selector : Selector
+    selector : Chooser
     settings : Settings
     tuning : Tuning
     roster : Roster
@@ -157,7 +156,7 @@ def tune(
     fold_of = site.rng("folds").permutation(len(y)) % tuning.folds
     errors: list[Array] = []
     for sigma in tuning.sigmas:
-        with_sigma = clone(selector).set_params(sigma=sigma)
+        with_sigma = selector.replace(sigma=sigma)
         shortlists: list[Pool | None] = [None] * tuning.folds
         if asks_neighbors(with_sigma, site):
             limited = limit_shortlist(with_sigma, fewest, settings.rows_per_feature)

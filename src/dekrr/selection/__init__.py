@@ -1,0 +1,19 @@
+"""How features are chosen: pools of candidates, and the choosers by name.
+
+`transformers` has every chooser as a scikit-learn transformer. It is the only module here that imports scikit-learn,
+and nothing here imports it.
+"""
+
+from .choosers import MAPPINGS, Chooser, Energy, Leverage, Plain, Surrogate
+from .greedy import Greedy
+from .pool import Pool
+
+CHOOSERS: dict[str, type[Chooser]] = {
+    "plain": Plain,
+    "energy": Energy,
+    "leverage": Leverage,
+    "surrogate": Surrogate,
+    "greedy": Greedy,
+}
+
+__all__ = ["CHOOSERS", "MAPPINGS", "Chooser", "Energy", "Greedy", "Leverage", "Plain", "Pool", "Surrogate"]

@@ -1,0 +1,84 @@
+"""What the parameters of a chooser may be: a table of rules, one for each parameter."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from ..errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one parameter may be.
+
+    Parameters
+    ----------
+    words : str
+        What it must be, for a message.
+    allows : callable
+        Tells whether a value is allowed.
+    """
+
+    words: str
+    allows: Callable[[Any], bool]
+
+    def or_none(self) -> "Rule":
+        """Return the rule that allows None too."""
+        return Rule(f"{self.words}, or None", lambda value: value is None or self.allows(value))
+
+
+def whole_number(least: int) -> Rule:
+    """Return the rule for an integer of at least `least`."""
+    return Rule(f"an integer of at least {least}", lambda value: isinstance(value, Integral) and int(value) >= least)
+
+
+def number(least: float) -> Rule:
+    """Return the rule for a finite number of at least `least`."""
+    return Rule(f"a number of at least {least:g}", lambda value: _is_finite(value) and value >= least)
+
+
+def one_of(*names: str) -> Rule:
+    """Return the rule for one of some strings."""
+    return Rule("one of " + ", ".join(map(repr, names)), lambda value: isinstance(value, str) and value in names)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(float(value))
+
+
+def _are_positive(values: Any) -> bool:
+    return np.ndim(values) == 1 and len(values) > 0 and all(POSITIVE.allows(value) for value in values)
+
+
+POSITIVE = Rule("a positive number", lambda value: _is_finite(value) and value > 0)
+POSITIVES = Rule("positive numbers, one or more", _are_positive)
+FLAG = Rule("True or False", lambda value: isinstance(value, bool | np.bool_))
+
+
+def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
+    """Refuse values that break a rule, all of them at once.
+
+    Parameters
+    ----------
+    owner : str
+        Whose parameters they are.
+    values : mapping of str to object
+    rules : mapping of str to Rule
+
+    Examples
+    --------
+    >>> check("Greedy", {"ridge": -1.0}, {"ridge": POSITIVE})
+    Traceback (most recent call last):
+        ...
+    dekrr.errors.SettingsError: the 'ridge' parameter of Greedy is wrong: ridge must be a positive number, got -1.0
+    """
+    wrong = [name for name, rule in rules.items() if not rule.allows(values[name])]
+    if wrong:
+        names = " and the ".join(f"{name!r} parameter" for name in wrong)
+        reasons = "; ".join(f"{name} must be {rules[name].words}, got {values[name]!r}" for name in wrong)
+        verb = "is" if len(wrong) == 1 else "are"
+        raise SettingsError(f"the {names} of {owner} {verb} wrong: {reasons}")

@@ -1,0 +1,413 @@
+"""How a site chooses its features from its own rows.
+
+A chooser draws a pool of `pool_ratio` times `n_features` candidates from the kernel's spectral density and keeps
+`n_features` of them. It is a frozen object of plain numpy; `transformers` has each as a scikit-learn transformer.
+`Chooser` is the base class of a chooser of one's own, and `greedy` has the chooser that asks its neighbours too.
+
+Responses `y` have one column, shape (n_rows,), or several, shape (n_rows, n_outputs). Scores of several columns are
+added up, as squares.
+
+References
+----------
+energy : Shahrampour, Beirami and Tarokh, On data-dependent random features for improved generalization in
+    supervised learning, AAAI 2018.
+leverage : Li, Ton, Oglic and Sejdinovic, Towards a unified analysis of random Fourier features, ICML 2019.
+surrogate : Liu, Huang, Chen, Yang and Suykens, Random Fourier features via fast surrogate leverage
+    weighted sampling, AAAI 2020.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from ..errors import SettingsError
+from ..features import FeatureMap
+from ..kernels import KERNELS, Kernel, is_kernel, make_kernel
+from ..types import Array
+from .checks import FLAG, POSITIVE, POSITIVES, Rule, check, one_of, whole_number
+from .pool import Pool, random_columns
+
+MAPPINGS = ("cos", "cossin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chooser:
+    """How features are chosen: the parameters that all choosers share, and what a run asks a chooser for.
+
+    A chooser of one's own is a subclass with a method `select`, or with a method `choose`, which is given the pool.
+    Its further parameters are fields, under the decorator ``@dataclass(frozen=True, kw_only=True)``. It may also say:
+
+    - ``uses_rows = False``: it looks at the kernel alone. Under differential privacy nothing else is allowed, and
+      features must then be the cos/sin pairs of a pool of mapping "cossin", all of one amplitude.
+    - a field `shortlist` above 1: it asks neighbours. The site then calls `shortlisted` with its own rows, gets its
+      neighbours' sums over that many times `n_features` features, and calls `choose_from` with the sums over all.
+    - ``tells_gains = True``: its method `gains` serves ``allocation="gain"``.
+
+    Sites that verify each other's features (``verify_features=True``) draw each other's pools again. Only features of
+    the pool that `draw_pool` draws first, with the generator given to `select`, can then be sent.
+
+    Parameters
+    ----------
+    n_features : int, default=100
+        How many features to keep (the paper's D). A cos/sin pair is two.
+    kernel : {"gaussian", "laplacian", "cauchy"}, Kernel class or object, default="gaussian"
+    sigma : float, optional
+        The kernel's bandwidth. None leaves it to the regressor that is given the chooser; without one it is 1.
+    bandwidths : sequence of float, default=(1.0,)
+        Candidates are drawn in equal parts with bandwidth sigma times each of these.
+    max_columns : int, optional
+        Let every candidate look at 1 to `max_columns` columns, drawn at random, with the same length of
+        frequency as if it looked at all. None has it look at all columns.
+    mapping : {"cos", "cossin"}, default="cos"
+        One cosine with a random phase per candidate, or a cos/sin pair.
+    pool_ratio : float, default=20
+        Candidates per feature kept (the paper's D_0 / D).
+
+    Examples
+    --------
+    A chooser that keeps the smoothest candidates, whatever the response:
+
+    >>> import numpy as np
+    >>> from dekrr import Chooser, DeKRRRegressor
+    >>> from dekrr.data import make_sites
+    >>> class Smoothest(Chooser):
+    ...     def select(self, X, y, rng):
+    ...         pool = self.draw_pool(X.shape[1], rng)
+    ...         lengths = np.linalg.norm(pool.frequencies, axis=0)
+    ...         return pool.keep(np.argsort(lengths)[: self.n_kept])
+    >>> X, y, sites = make_sites(n_sites=3, random_state=0)
+    >>> chooser = Smoothest(sigma=0.2, pool_ratio=5)
+    >>> regressor = DeKRRRegressor(n_features=30, features=chooser, alpha=1e-4, consensus=1.0, random_state=0)
+    >>> regressor.fit(X, y, sites=sites).score(X, y, sites=sites) > 0.8
+    True
+    """
+
+    uses_rows: ClassVar[bool] = True
+    tells_gains: ClassVar[bool] = False
+    rules: ClassVar[Mapping[str, Rule]] = {
+        "n_features": whole_number(1),
+        "kernel": Rule("one of " + ", ".join(map(repr, KERNELS)) + ", or a dekrr.Kernel", is_kernel),
+        "sigma": POSITIVE.or_none(),
+        "bandwidths": POSITIVES,
+        "max_columns": whole_number(1).or_none(),
+        "mapping": one_of(*MAPPINGS),
+        "pool_ratio": POSITIVE,
+    }
+
+    n_features: int = field(default=100, kw_only=False)
+    kernel: str | type[Kernel] | Kernel = "gaussian"
+    sigma: float | None = None
+    bandwidths: tuple[float, ...] = (1.0,)
+    max_columns: int | None = None
+    mapping: str = "cos"
+    pool_ratio: float = 20
+
+    def __post_init__(self) -> None:
+        check(type(self).__name__, vars(self), self.rules)
+        object.__setattr__(self, "bandwidths", tuple(map(float, self.bandwidths)))
+        make_kernel(self.kernel, self.bandwidth)  # refuses a kernel object with another bandwidth
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the chooser with other values of some parameters."""
+        return replace(self, **changes)
+
+    @property
+    def bandwidth(self) -> float:
+        """The bandwidth used: sigma or, where it is left open, the kernel's own, which is 1 by default."""
+        if self.sigma is not None:
+            return float(self.sigma)
+        return self.kernel.sigma if isinstance(self.kernel, Kernel) else 1.0
+
+    @property
+    def width(self) -> int:
+        """Features that a candidate gives: a cosine, or a cosine and a sine."""
+        return 1 if self.mapping == "cos" else 2
+
+    @property
+    def n_kept(self) -> int:
+        """How many candidates are kept: half of `n_features` when each is a pair."""
+        if self.n_features % self.width:
+            raise SettingsError(f'mapping="cossin" needs an even number of features, got {self.n_features}')
+        return int(self.n_features) // self.width
+
+    @property
+    def shortlist(self) -> float:
+        """Candidates per feature that neighbours are asked about; 1 asks nobody."""
+        return 1.0
+
+    @property
+    def asks_neighbors(self) -> bool:
+        """Whether the choice takes the neighbours' sums into account."""
+        return self.shortlist > 1
+
+    def select(self, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+        """Draw a pool with `rng` and keep the best candidates for some rows.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_columns)
+        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+        rng : Generator
+        """
+        return self.choose(self.draw_large_enough_pool(X.shape[1], rng), X, y, rng)
+
+    def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+        """Return the map of the candidates to keep; see `select`."""
+        raise _lacks(self, "choose(pool, X, y, rng)", "select(X, y, rng)")
+
+    def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
+        """Draw the candidates for rows of `n_columns` columns."""
+        return self._draw(n_columns, round(self.n_kept * self.pool_ratio), rng)
+
+    def draw_large_enough_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
+        """Draw the candidates, and refuse a pool of fewer than are kept."""
+        pool = self.draw_pool(n_columns, rng)
+        if self.n_kept > pool.n_candidates:
+            raise SettingsError(
+                f"{self.n_features} features cannot be chosen from a pool of {pool.n_candidates * pool.width}: "
+                f"pool_ratio={self.pool_ratio} must be at least 1"
+            )
+        return pool
+
+    def most_features(self, wanted: int, n_rows: int) -> int:
+        """Return how many features to choose by `n_rows` rows when `wanted` are asked for."""
+        return wanted
+
+    def longest_frequency(self, n_columns: int, chance: float) -> float:
+        """Return a length that a candidate's frequency exceeds with at most this chance.
+
+        A candidate that looks at q of n columns has sqrt(n / q) times the kernel's frequencies in them: with a
+        gaussian kernel its length is sqrt(n / q) chi_q, the longer the fewer columns.
+        """
+        kernel = self._kernels()[int(np.argmin(self.bandwidths))]
+        counts = range(1, min(self.max_columns, n_columns) + 1) if self.max_columns else (n_columns,)
+        return max(float(np.sqrt(n_columns / q)) * kernel.longest_frequency(q, chance) for q in counts)
+
+    def shortened(self, most: float) -> Self:
+        """Return the chooser with a shortlist of at most `most` features."""
+        longest = most // self.width * self.width / self.n_features
+        return self.replace(shortlist=max(1.0, min(self.shortlist, longest)))
+
+    def shortlisted(self, X: Array, y: Array, rng: np.random.Generator) -> Pool:
+        """Return the best candidates by these rows: `shortlist` times as many as will be kept."""
+        raise _lacks(self, "shortlisted(X, y, rng)")
+
+    def fold_shortlists(
+        self, X: Array, y: Array, fold_of: np.ndarray, n_folds: int, rng: np.random.Generator
+    ) -> list[Pool]:
+        """Return the shortlist by the rows outside each fold, and last the one by all rows.
+
+        All are chosen from the same pool: each draws with a copy of the generator.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_columns)
+        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+        fold_of : ndarray of int, shape (n_rows,)
+        n_folds : int
+        rng : Generator
+        """
+        kept = [*(fold_of != fold for fold in range(n_folds)), slice(None)]
+        return [self.shortlisted(X[rows], y[rows], deepcopy(rng)) for rows in kept]
+
+    def choose_from(self, pool: Pool, gram: Array, moment: Array, n_rows: float) -> FeatureMap:
+        """Return the map of the best candidates of a shortlist by sums over `n_rows` (weighted) rows.
+
+        Parameters
+        ----------
+        pool : Pool
+        gram : ndarray of shape (n_features, n_features)
+            Z'Z of the pool's features.
+        moment : ndarray of shape (n_features,) or (n_features, n_outputs)
+            Z'y.
+        n_rows : float
+        """
+        raise _lacks(self, "choose_from(pool, gram, moment, n_rows)")
+
+    def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator) -> Array:
+        """Return by how much each further candidate would lower the squared error on these rows, at most `n_taken`."""
+        raise _lacks(self, "gains(X, y, n_taken, rng)")
+
+    def _kernels(self) -> list[Kernel]:
+        """Return the kernel at each of the bandwidths."""
+        kernel = make_kernel(self.kernel, self.bandwidth)
+        return [kernel.with_bandwidth(self.bandwidth * factor) for factor in self.bandwidths]
+
+    def _draw(self, n_columns: int, n_candidates: int, rng: np.random.Generator) -> Pool:
+        parts = np.array_split(np.arange(n_candidates), len(self.bandwidths))
+        drawn = zip(self._kernels(), parts, strict=True)
+        frequencies = np.hstack([kernel.draw_frequencies(n_columns, part.size, rng) for kernel, part in drawn])
+        if self.max_columns is not None:
+            frequencies *= random_columns(n_columns, n_candidates, self.max_columns, rng)
+        phases = rng.uniform(0, 2 * np.pi, n_candidates) if self.mapping == "cos" else None
+        return Pool(frequencies, phases)
+
+
+def _lacks(chooser: Chooser, *methods: str) -> SettingsError:
+    return SettingsError(f"the chooser {type(chooser).__name__} must have the method {' or '.join(methods)}")
+
+
+def outputs(y: Array) -> list[Array]:
+    """Return the columns of responses of shape (n_rows,) or (n_rows, n_outputs)."""
+    return [y] if y.ndim == 1 else list(y.T)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Chooser):
+    """No selection: as many features as asked for, straight from the kernel's density.
+
+    `pool_ratio` has no effect here.
+
+    See Also
+    --------
+    Chooser : the parameters that all choosers share.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Plain(6).select(np.zeros((4, 3)), np.zeros(4), np.random.default_rng(0)).n_features
+    6
+    """
+
+    uses_rows: ClassVar[bool] = False
+
+    def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
+        """Draw just the features that are kept."""
+        return self._draw(n_columns, self.n_kept, rng)
+
+    def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+        """Keep all."""
+        return pool.keep(np.arange(pool.n_candidates))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy(Chooser):
+    """Keep the candidates that correlate most with the response: the highest |mean(y psi)|, the paper's.
+
+    Parameters
+    ----------
+    redraw_phases : bool, default=True
+        Draw new phases for the chosen frequencies, as the authors' code does. Keeping the scored ones
+        keeps near-copies of one good feature.
+    phase_free : bool, default=False
+        Score sqrt(C^2 + S^2) of the correlations with the cosine and the sine, whatever the phase.
+
+    See Also
+    --------
+    Chooser : the parameters that all choosers share.
+    """
+
+    rules: ClassVar[Mapping[str, Rule]] = {**Chooser.rules, "redraw_phases": FLAG, "phase_free": FLAG}
+
+    redraw_phases: bool = True
+    phase_free: bool = False
+
+    def scores(self, pool: Pool, X: Array, y: Array) -> Array:
+        """Return sqrt(2 / n_candidates) |mean(y psi)| of every candidate, shape (n_candidates,).
+
+        |.| is the length of the vector over outputs, where there are several.
+        """
+        scored = self._scored(pool)
+        strength = self._strength(pool, [scored.moment(X, column) for column in outputs(y)])
+        return np.asarray(np.sqrt(2 / pool.n_candidates) / len(y) * strength)
+
+    def _scored(self, pool: Pool) -> FeatureMap:
+        return pool.pairs if self.phase_free else pool.feature_map
+
+    def _strength(self, pool: Pool, moments: list[Array]) -> Array:
+        """Return |y'psi| of every candidate: its length over outputs, and over the cosine and the sine of a pair."""
+        parts = np.concatenate(moments).reshape(-1, pool.n_candidates)
+        return np.asarray(np.abs(np.hypot.reduce(parts)))
+
+    def best(self, pool: Pool, X: Array, y: Array) -> np.ndarray:
+        """Return the candidates of the highest scores, best first.
+
+        Single precision tells which may be among them; double precision, of those alone, which are.
+        """
+        scored = self._scored(pool)
+        moments, errors = zip(*(scored.rough_moment(X, column) for column in outputs(y)), strict=True)
+        rough, margin = self._strength(pool, [*moments]), self._strength(pool, [*errors])
+        cut = np.partition(rough - margin, -self.n_kept)[-self.n_kept]
+        possible = np.flatnonzero(rough + margin >= cut)
+        return possible[np.argsort(-self.scores(pool.take(possible), X, y), kind="stable")[: self.n_kept]]
+
+    def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+        """Keep the candidates of the highest scores."""
+        chosen = self.best(pool, X, y)
+        if self.redraw_phases and pool.phases is not None:
+            return FeatureMap.unweighted(pool.frequencies[:, chosen], rng.uniform(0, 2 * np.pi, chosen.size))
+        return pool.keep(chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sampled(Chooser, ABC):
+    """Draw candidates with replacement in proportion to a score, weighted so that the kernel stays unbiased."""
+
+    @abstractmethod
+    def scores(self, pool: Pool, X: Array, y: Array) -> Array:
+        """Return a positive score of every candidate, shape (n_candidates,)."""
+
+    def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+        """Sample by the scores."""
+        scores = self.scores(pool, X, y)
+        probabilities = scores / scores.sum()
+        chosen = rng.choice(pool.n_candidates, size=self.n_kept, p=probabilities)
+        return pool.keep(chosen, weights=1 / np.sqrt(pool.n_candidates * probabilities[chosen]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leverage(_Sampled):
+    """Sample by ridge leverage score, diag(Z'Z (Z'Z + n alpha I)^-1) over the pool (Li et al. 2019).
+
+    Parameters
+    ----------
+    alpha : float, default=1e-6
+        The regularisation of the scores (the paper's lambda).
+
+    See Also
+    --------
+    Chooser : the parameters that all choosers share.
+    """
+
+    rules: ClassVar[Mapping[str, Rule]] = {**Chooser.rules, "alpha": POSITIVE}
+
+    alpha: float = 1e-6
+
+    def scores(self, pool: Pool, X: Array, y: Array) -> Array:
+        """Return the ridge leverage score of every candidate; a pair has the sum of its two."""
+        features = pool.feature_map(X)
+        features *= np.sqrt(2 / features.shape[1])
+        ridge = len(X) * self.alpha
+        if features.shape[1] <= len(X):
+            gram = features.T @ features
+            inverse = cho_solve(cho_factor(gram + ridge * np.eye(len(gram))), np.eye(len(gram)))
+            leverage = 1 - ridge * np.diag(inverse)
+        else:
+            outer = features @ features.T
+            solved = cho_solve(cho_factor(outer + ridge * np.eye(len(outer))), features)
+            leverage = np.sum(features * solved, axis=0)
+        positive: Array = np.maximum(leverage, np.finfo(float).eps).reshape(pool.width, -1).sum(axis=0)
+        return positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surrogate(_Sampled):
+    """Sample by the response-weighted surrogate leverage z'(yy' + n I)z of Liu et al. 2020, in linear time.
+
+    See Also
+    --------
+    Chooser : the parameters that all choosers share.
+    """
+
+    def scores(self, pool: Pool, X: Array, y: Array) -> Array:
+        """Return (z'y)^2 + n |z|^2 of every candidate z; a pair has the sum of its two."""
+        features = pool.feature_map(X)
+        correlations = sum((column @ features) ** 2 for column in outputs(y))
+        scores = correlations + len(X) * np.einsum("ni,ni->i", features, features)
+        summed: Array = scores.reshape(pool.width, -1).sum(axis=0)
+        return summed

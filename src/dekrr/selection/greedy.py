@@ -1,0 +1,356 @@
+"""Orthogonal least squares: features one after another, each the one that helps most beside those before it.
+
+References
+----------
+Chen, Billings and Luo, Orthogonal least squares methods and their application to non-linear system identification,
+International Journal of Control 50(5), 1989.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from ..cosines import loops_for
+from ..features import FeatureMap
+from ..statistics import weigh
+from ..types import Array
+from .checks import FLAG, POSITIVE, Rule, number, whole_number
+from .choosers import Chooser, outputs
+from .pool import Pool
+
+_WHOLE_FROM = 0.1  # of the pool taken, its products are computed as a whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy(Chooser):
+    """Orthogonal least squares: take, one after another, the candidate that most reduces the ridge residual.
+
+    With S the features taken so far, G the pool's Gram matrix and mu the ridge, adding candidate i lowers
+    min |y - Z_S theta|^2 + mu |theta|^2 by r_i^2 / s_i, where r = Z'(y - Z_S theta) and
+    s_i = G_ii + mu - G_iS (G_SS + mu I)^-1 G_Si. Both are kept up to date for all candidates with one
+    column of a growing Cholesky factor per feature taken; nothing is refitted. Where y has several columns, what
+    counts is the sum of r_i^2 / s_i over them.
+
+    The choice needs sums over rows only. In a network a site takes `shortlist` times as many candidates by its
+    own rows first, asks its neighbours for their sums over those, and chooses among them with the neighbours'
+    rows counting as much, together, as its own.
+
+    Parameters
+    ----------
+    bandwidths : sequence of float, default=(1.0, 2.0, 4.0, 8.0)
+    max_columns : int or None, default=4
+    linear : bool, default=True
+        Have the raw columns and a constant among the candidates (for mapping "cos"). A raw column is a very long
+        wave.
+    long_wave : float, default=0.02
+        The frequency of that wave, in radians a unit. On [0, 1], where scaled columns are, 0.02 makes it straight to
+        1 in 15,000. Columns that are not scaled and have larger values need a lower one.
+    shortlist : float, default=3.0
+        Candidates per feature that neighbours are asked about; 1 asks nobody.
+    ridge : float, default=1e-6
+        mu divided by the number of rows, for candidates of amplitude 1.
+    max_rows : int or None, default=5000
+        Choose by at most so many rows, drawn at random.
+
+    See Also
+    --------
+    Chooser : the parameters that all choosers share.
+    """
+
+    tells_gains: ClassVar[bool] = True
+    rules: ClassVar[Mapping[str, Rule]] = {
+        **Chooser.rules,
+        "linear": FLAG,
+        "long_wave": POSITIVE,
+        "shortlist": number(1),
+        "ridge": POSITIVE,
+        "max_rows": whole_number(1).or_none(),
+    }
+
+    bandwidths: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+    max_columns: int | None = 4
+    linear: bool = True
+    long_wave: float = 0.02
+    shortlist: float = 3.0
+    ridge: float = 1e-6
+    max_rows: int | None = 5000
+
+    def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
+        """Draw the candidates, and add a constant and the raw columns where they are wanted."""
+        drawn = super().draw_pool(n_columns, rng)
+        if not self.linear or drawn.phases is None:
+            return drawn
+        frequencies = np.hstack([drawn.frequencies, np.zeros((n_columns, 1)), self.long_wave * np.eye(n_columns)])
+        phases = np.concatenate([drawn.phases, [0.0], np.full(n_columns, -np.pi / 2)])
+        amplitudes = np.concatenate([drawn.amplitudes, [1.0], np.full(n_columns, np.sqrt(2) / self.long_wave)])
+        return Pool(frequencies, phases, amplitudes)
+
+    def longest_frequency(self, n_columns: int, chance: float) -> float:
+        """Return a length that a candidate's frequency exceeds with at most this chance."""
+        drawn = super().longest_frequency(n_columns, chance)
+        return max(drawn, self.long_wave) if self.linear else drawn
+
+    def most_features(self, wanted: int, n_rows: int) -> int:
+        """Return at most as many features as rows: what comes after leaves no residual to choose by."""
+        return min(wanted, max(self.width, n_rows - n_rows % self.width))
+
+    def shortlisted(self, X: Array, y: Array, rng: np.random.Generator) -> Pool:
+        """Return the best candidates by these rows: `shortlist` times as many as will be kept."""
+        return self.fold_shortlists(X, y, np.zeros(len(y), dtype=int), 0, rng)[-1]
+
+    def fold_shortlists(
+        self, X: Array, y: Array, fold_of: np.ndarray, n_folds: int, rng: np.random.Generator
+    ) -> list[Pool]:
+        """Return the shortlist by the rows outside each fold, and last the one by all rows.
+
+        Sums over rows add up, so that all folds cost one pass over the pool.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_columns)
+        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+        fold_of : ndarray of int, shape (n_rows,)
+        n_folds : int
+        rng : Generator
+        """
+        pool = self.draw_large_enough_pool(X.shape[1], rng)
+        n_listed = min(round(self.n_kept * self.shortlist), max(self.n_kept, len(y)), pool.n_candidates)
+        sample = self._sample(len(y), rng)
+        products = Products(pool, X[sample], y[sample], n_listed, fold_of[sample])
+        outside = [np.flatnonzero(products.folds != fold) for fold in range(n_folds)]
+        kept = [*outside, np.arange(len(products.folds))]
+        return [pool.take(self._order(pool, PoolSums(products, folds), n_listed)) for folds in kept]
+
+    def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator) -> Array:
+        """Return by how much each further candidate would lower the squared error on these rows, at most `n_taken`."""
+        pool = self.draw_large_enough_pool(X.shape[1], rng)
+        sample = self._sample(len(y), rng)
+        n_taken = min(n_taken, pool.n_candidates)
+        sums = PoolSums(Products(pool, X[sample], y[sample], n_taken))
+        gains = greedy_path(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)[1]
+        return np.asarray(gains * len(y) / sums.n_rows)
+
+    def choose_from(self, pool: Pool, gram: Array, moment: Array, n_rows: float) -> FeatureMap:
+        """Return the map of the best candidates by sums Z'Z and Z'y over `n_rows` (weighted) rows."""
+        return pool.keep(self._order(pool, GramSums(gram, moment, n_rows), self.n_kept))
+
+    def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+        """Keep the candidates of the greedy path."""
+        sample = self._sample(len(y), rng)
+        sums = PoolSums(Products(pool, X[sample], y[sample], self.n_kept))
+        return pool.keep(self._order(pool, sums, self.n_kept))
+
+    def _sample(self, n_rows: int, rng: np.random.Generator) -> np.ndarray | slice:
+        if self.max_rows is None or n_rows <= self.max_rows:
+            return slice(None)
+        return np.sort(rng.choice(n_rows, size=self.max_rows, replace=False))
+
+    def _order(self, pool: Pool, sums: "CandidateSums", n_taken: int) -> np.ndarray:
+        return greedy_path(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)[0]
+
+
+class CandidateSums(Protocol):
+    """Z'y and Z'Z of all candidates over some rows, as far as they are asked for.
+
+    `moment` has the shape (n_features,) or (n_features, n_outputs).
+    """
+
+    moment: Array
+    n_rows: float
+
+    def diagonal(self, offset: int = 0) -> Array:
+        """Return the entries (i, i + offset) of Z'Z."""
+
+    def column(self, i: int) -> Array:
+        """Return column i of Z'Z."""
+
+
+class GramSums:
+    """Sums whose Z'Z is there."""
+
+    def __init__(self, gram: Array, moment: Array, n_rows: float) -> None:
+        self._gram = gram
+        self.moment = moment
+        self.n_rows = n_rows
+
+    def diagonal(self, offset: int = 0) -> Array:
+        """Return the entries (i, i + offset) of Z'Z."""
+        return np.diagonal(self._gram, offset)
+
+    def column(self, i: int) -> Array:
+        """Return column i of Z'Z."""
+        return np.asarray(self._gram[i])
+
+
+class Products:
+    """Products of candidates over the rows of each fold.
+
+    Orthogonal least squares needs the columns of Z'Z of what it takes. Where folds together take a tenth of the pool or
+    more, Z'Z as a whole takes the least time. Otherwise columns are computed when they are asked for. Each reads the
+    whole pool, which is then kept in single precision, if compiled loops are there; products and sums of it are in
+    double, so that Z'Z is that of features next to the right ones.
+
+    Parameters
+    ----------
+    pool : Pool
+    X : ndarray of shape (n_rows, n_columns)
+    y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+    n_taken : int
+        How many candidates are going to be taken.
+    fold_of : ndarray of int, shape (n_rows,), optional
+
+    Attributes
+    ----------
+    folds : ndarray of int, shape (n_folds,)
+        The folds that have rows.
+    n_rows : ndarray of int, shape (n_folds,)
+    moments : ndarray of shape (n_folds, n_features, n_outputs)
+        Z'y of every fold.
+    """
+
+    def __init__(self, pool: Pool, X: Array, y: Array, n_taken: int, fold_of: np.ndarray | None = None) -> None:
+        fold_of = np.zeros(len(y), dtype=int) if fold_of is None else fold_of
+        order = np.argsort(fold_of, kind="stable")
+        folds, counts = np.unique(fold_of, return_counts=True)
+        self.folds: np.ndarray = folds if len(y) else np.zeros(1, dtype=int)
+        self.n_rows: np.ndarray = counts if len(y) else np.zeros(1, dtype=int)
+        whole = n_taken * len(self.folds) >= _WHOLE_FROM * pool.n_candidates
+        n_features = pool.n_candidates * pool.width
+        single = not whole and loops_for(len(y) * n_features) is not None
+        features = np.empty((len(y), n_features), dtype=np.float32 if single else np.float64)
+        feature_map, X, y = pool.feature_map, X[order], y[order]
+        if single:
+            center = X.mean(axis=0)
+            feature_map, X = feature_map.around(center), X - center
+        feature_map(X, out=features)
+        ends = np.cumsum(self.n_rows)
+        places = [slice(end - size, end) for end, size in zip(ends, self.n_rows, strict=True)]
+        self._parts = [features[rows] for rows in places]
+        self.moments = np.array(
+            [
+                np.transpose([weigh(column, part) for column in outputs(y[rows])])
+                for rows, part in zip(places, self._parts, strict=True)
+            ]
+        )
+        self._columns: dict[int, Array] = {}
+        if whole:
+            grams = np.empty((len(self._parts), n_features, n_features))
+            for part, gram in zip(self._parts, grams, strict=True):
+                np.matmul(part.T, part, out=gram)
+            self._columns = dict(enumerate(grams.transpose(1, 0, 2)))
+
+    def diagonals(self, offset: int) -> Array:
+        """Return the entries (i, i + offset) of every fold's Z'Z, shape (n_folds, n_features - offset)."""
+        last = self._parts[0].shape[1] - offset
+        return np.array(
+            [np.einsum("ni,ni->i", part[:, :last], part[:, offset:], dtype=np.float64) for part in self._parts]
+        )
+
+    def columns(self, i: int) -> Array:
+        """Return column i of every fold's Z'Z, shape (n_folds, n_features)."""
+        if i not in self._columns:
+            self._columns[i] = np.array([weigh(part[:, i], part) for part in self._parts])
+        return self._columns[i]
+
+
+class PoolSums:
+    """Sums over the rows of some folds.
+
+    Parameters
+    ----------
+    products : Products
+    folds : ndarray of int, optional
+        Places in `products.folds`; all by default.
+    """
+
+    def __init__(self, products: Products, folds: np.ndarray | None = None) -> None:
+        self._products = products
+        self._folds = np.arange(len(products.folds)) if folds is None else folds
+        self.moment: Array = products.moments[self._folds].sum(axis=0)
+        self.n_rows = float(products.n_rows[self._folds].sum())
+
+    def diagonal(self, offset: int = 0) -> Array:
+        """Return the entries (i, i + offset) of Z'Z."""
+        return np.asarray(self._products.diagonals(offset)[self._folds].sum(axis=0))
+
+    def column(self, i: int) -> Array:
+        """Return column i of Z'Z."""
+        return np.asarray(self._products.columns(i)[self._folds].sum(axis=0))
+
+
+def greedy_path(sums: CandidateSums, n_taken: int, *, ridge: float, width: int = 1) -> tuple[np.ndarray, Array]:
+    """Return what orthogonal least squares takes, in order, and by how much each lowers the ridge residual.
+
+    It needs sums over rows alone.
+
+    Parameters
+    ----------
+    sums : object with `moment`, `column(i)` and `diagonal(offset)`
+        Z'y and Z'Z of all candidates. For ``width=2``, candidate i is the pair of features i and
+        n_candidates + i.
+    n_taken : int
+    ridge : float
+        mu of `Greedy`.
+    width : {1, 2}
+
+    Returns
+    -------
+    taken : ndarray of int, shape (n_taken,)
+    gains : ndarray of shape (n_taken,)
+        Summed over outputs, where there are several.
+    """
+    correlation = np.atleast_2d(sums.moment.T)  # one row per output
+    n_features = correlation.shape[1]
+    n_candidates = n_features // width
+    remaining = sums.diagonal() + ridge
+    floor = ridge / 2
+    pair_product = sums.diagonal(n_candidates) if width == 2 else np.zeros(n_candidates)
+    factor = np.empty((n_taken * width, n_features))
+    taken: list[int] = []
+    gains: list[float] = []
+    open_candidates = np.ones(n_candidates, dtype=bool)
+
+    for _ in range(n_taken):
+        gain = np.where(open_candidates, _gain(correlation, remaining, pair_product, width, floor), -np.inf)
+        best = int(np.argmax(gain))
+        for column in range(best, width * n_candidates, n_candidates):
+            size = len(taken) * width + column // n_candidates
+            pivot = np.sqrt(max(remaining[column], floor))
+            row = sums.column(column) - factor[:size, column] @ factor[:size]
+            row[column] += ridge
+            row /= pivot
+            factor[size] = row
+            correlation = correlation - row * (correlation[:, column, None] / pivot)
+            remaining = remaining - row**2
+            if width == 2:
+                pair_product = pair_product - row[:n_candidates] * row[n_candidates:]
+        open_candidates[best] = False
+        taken.append(best)
+        gains.append(float(gain[best]))
+    return np.array(taken), np.array(gains)
+
+
+def _gain(correlation: Array, remaining: Array, pair_product: Array, width: int, floor: float) -> Array:
+    """Return how much each candidate lowers the ridge residual: r's^-1 r, with s a number or 2 x 2, over all outputs.
+
+    Parameters
+    ----------
+    correlation : ndarray of shape (n_outputs, n_features)
+        r.
+    remaining : ndarray of shape (n_features,)
+        The diagonal of s.
+    pair_product : ndarray of shape (n_candidates,)
+        What is off the diagonal of s, for pairs.
+    width : {1, 2}
+    floor : float
+        The least that s counts.
+    """
+    if width == 1:
+        return np.asarray((correlation**2).sum(axis=0) / np.maximum(remaining, floor))
+    s_cos, s_sin = remaining.reshape(2, -1)
+    r_cos, r_sin = np.split(correlation, 2, axis=1)
+    determinant = np.maximum(s_cos * s_sin - pair_product**2, floor**2)
+    lowered = s_sin * r_cos**2 - 2 * pair_product * r_cos * r_sin + s_cos * r_sin**2
+    return np.asarray(lowered.sum(axis=0) / determinant)

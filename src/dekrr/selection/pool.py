@@ -1,0 +1,88 @@
+"""The candidates that features are chosen from."""
+
+import numpy as np
+
+from ..features import FeatureMap, paired
+from ..types import Array
+
+
+class Pool:
+    """The candidates of one selection: frequencies with phases, or cos/sin pairs of frequencies.
+
+    Parameters
+    ----------
+    frequencies : ndarray of shape (n_columns, n_candidates)
+    phases : ndarray of shape (n_candidates,) or None
+        None makes every candidate a cos/sin pair, which counts as two features.
+    amplitudes : ndarray of shape (n_candidates,), optional
+        1 when left out.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> pool = Pool(np.array([[1.0, 2.0, 3.0]]), phases=None)
+    >>> pool.keep(np.array([2, 0])).frequencies
+    array([[3., 1., 3., 1.]])
+    """
+
+    def __init__(self, frequencies: Array, phases: Array | None, amplitudes: Array | None = None) -> None:
+        self.frequencies = frequencies
+        self.phases = phases
+        self.amplitudes = np.ones(frequencies.shape[1]) if amplitudes is None else amplitudes
+
+    @property
+    def n_candidates(self) -> int:
+        """How many candidates there are; a pair is one."""
+        return int(self.frequencies.shape[1])
+
+    @property
+    def width(self) -> int:
+        """How many features one candidate is: 1, or 2 for a pair."""
+        return 1 if self.phases is not None else 2
+
+    @property
+    def feature_map(self) -> FeatureMap:
+        """All candidates as features of their own amplitudes; pairs have all cosines, then all sines."""
+        if self.phases is not None:
+            return FeatureMap(self.frequencies, self.phases, self.amplitudes)
+        pairs = paired(self.frequencies)
+        return FeatureMap(pairs.frequencies, pairs.phases, np.tile(self.amplitudes, 2))
+
+    @property
+    def pairs(self) -> FeatureMap:
+        """The cosine and the sine of every candidate's frequency, whatever its phase; all cosines come first."""
+        return Pool(self.frequencies, None, self.amplitudes).feature_map
+
+    def take(self, chosen: np.ndarray) -> "Pool":
+        """Return the pool of the chosen candidates."""
+        phases = self.phases[chosen] if self.phases is not None else None
+        return Pool(self.frequencies[:, chosen], phases, self.amplitudes[chosen])
+
+    def keep(self, chosen: np.ndarray, weights: Array | None = None) -> FeatureMap:
+        """Return the map of the chosen candidates: sqrt(2/D) times their amplitudes times `weights`.
+
+        Parameters
+        ----------
+        chosen : ndarray of int, shape (n_chosen,)
+        weights : ndarray of shape (n_chosen,), optional
+        """
+        every = self.take(chosen).feature_map
+        amplitudes = every.amplitudes * np.sqrt(2 / max(every.n_features, 1))
+        if weights is not None:
+            amplitudes = amplitudes * np.tile(weights, self.width)
+        return FeatureMap(every.frequencies, every.phases, amplitudes)
+
+
+def random_columns(n_columns: int, n_candidates: int, most: int, rng: np.random.Generator) -> Array:
+    """Return factors that leave each candidate 1 to `most` random columns, at the same expected length.
+
+    Returns
+    -------
+    ndarray of shape (n_columns, n_candidates)
+        0 for a column that a candidate does not look at, sqrt(n_columns / q) for each of its q columns.
+    """
+    how_many = np.minimum(rng.integers(1, most + 1, n_candidates), n_columns)
+    draws = rng.random((n_columns, n_candidates))
+    lowest = np.sort(np.partition(draws, min(most, n_columns) - 1, axis=0)[:most], axis=0)
+    used = draws <= lowest[how_many - 1, np.arange(n_candidates)]
+    return np.where(used, np.sqrt(n_columns / how_many), 0.0)

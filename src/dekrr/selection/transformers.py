@@ -1,0 +1,185 @@
+"""The choosers as scikit-learn transformers, which work alone, for instance in a pipeline with Ridge.
+
+A transformer has its chooser's parameters, from the chooser's own fields, and a `random_state`. This is the only module
+of the package that imports scikit-learn.
+"""
+
+from dataclasses import dataclass, field, fields
+from inspect import signature
+from typing import Any, ClassVar, Self, dataclass_transform
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from ..types import Array
+from . import Chooser, Energy, Greedy, Leverage, Plain, Surrogate
+
+
+@dataclass_transform(eq_default=False, kw_only_default=True)
+def parameters(estimator: type[Any]) -> Any:
+    """Give an estimator a constructor that only stores its keywords, as scikit-learn wants it.
+
+    Its signature, which scikit-learn asks for in every call of fit, is found once.
+    """
+    made = dataclass(eq=False, repr=False, kw_only=True)(estimator)
+    made.__init__.__signature__ = signature(made.__init__)
+    return made
+
+
+class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of the transformers: chooses features in `fit` and computes them in `transform`.
+
+    Attributes
+    ----------
+    feature_map_ : FeatureMap
+        The chosen features.
+    """
+
+    chooser_type: ClassVar[type[Chooser]]
+    random_state: Any = None
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.__annotations__ = {}
+        for each in fields(cls.chooser_type):
+            cls.__annotations__[each.name] = each.type
+            setattr(cls, each.name, field(default=each.default, kw_only=each.kw_only))
+        cls.random_state = None
+        cls.__annotations__["random_state"] = Any
+        parameters(cls)
+
+    def chooser(self) -> Chooser:
+        """Return the chooser with this transformer's parameters, or raise an error that names those that are wrong."""
+        return self.chooser_type(**{each.name: getattr(self, each.name) for each in fields(self.chooser_type)})
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Choose features from rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+        y : array-like of shape (n_rows,) or (n_rows, n_outputs)
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
+        self.feature_map_ = self.chooser().select(X, y, np.random.default_rng(seed))
+        self._n_features_out = self.feature_map_.n_features
+        return self
+
+    def transform(self, X: Any) -> Array:
+        """Return the chosen features of rows `X`, shape (n_rows, n_features)."""
+        check_is_fitted(self)
+        features: Array = self.feature_map_(validate_data(self, X, dtype=np.float64, reset=False))
+        return features
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.target_tags.multi_output = True
+        return tags
+
+
+class PlainSelector(Selector):
+    """No selection: as many features as asked for, straight from the kernel's density.
+
+    Parameters
+    ----------
+    n_features, kernel, sigma, bandwidths, max_columns, mapping
+        As in `dekrr.selection.Plain`.
+    random_state : int, RandomState instance or None, default=None
+
+    Attributes
+    ----------
+    feature_map_ : FeatureMap
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.zeros((4, 3))
+    >>> PlainSelector(n_features=6, random_state=0).fit(X, np.zeros(4)).transform(X).shape
+    (4, 6)
+    """
+
+    chooser_type = Plain
+
+
+class EnergySelector(Selector):
+    """Keep the candidates that correlate most with the response, the paper's choice.
+
+    Parameters
+    ----------
+    n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio, redraw_phases, phase_free
+        As in `dekrr.selection.Energy`.
+    random_state : int, RandomState instance or None, default=None
+
+    Attributes
+    ----------
+    feature_map_ : FeatureMap
+
+    Examples
+    --------
+    >>> from sklearn.linear_model import Ridge
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from dekrr.data import make_sites
+    >>> X, y, _ = make_sites(random_state=0)
+    >>> pipeline = make_pipeline(EnergySelector(60, sigma=0.3, random_state=0), Ridge(alpha=1e-3))
+    >>> pipeline.fit(X, y).score(X, y) > 0.5
+    True
+    """
+
+    chooser_type = Energy
+
+
+class LeverageSelector(Selector):
+    """Sample candidates by ridge leverage score.
+
+    Parameters
+    ----------
+    n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio, alpha
+        As in `dekrr.selection.Leverage`.
+    random_state : int, RandomState instance or None, default=None
+
+    Attributes
+    ----------
+    feature_map_ : FeatureMap
+    """
+
+    chooser_type = Leverage
+
+
+class SurrogateSelector(Selector):
+    """Sample candidates by response-weighted surrogate leverage.
+
+    Parameters
+    ----------
+    n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio
+        As in `dekrr.selection.Surrogate`.
+    random_state : int, RandomState instance or None, default=None
+
+    Attributes
+    ----------
+    feature_map_ : FeatureMap
+    """
+
+    chooser_type = Surrogate
+
+
+class GreedySelector(Selector):
+    """Take, one after another, the candidate that most reduces the ridge residual: orthogonal least squares.
+
+    Parameters
+    ----------
+    n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio
+        As in `dekrr.selection.Greedy`.
+    linear, long_wave, shortlist, ridge, max_rows
+        As in `dekrr.selection.Greedy`. A shortlist matters in networks alone.
+    random_state : int, RandomState instance or None, default=None
+
+    Attributes
+    ----------
+    feature_map_ : FeatureMap
+    """
+
+    chooser_type = Greedy
