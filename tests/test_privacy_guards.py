@@ -360,7 +360,7 @@ def test_no_sum_that_leaves_a_site_has_a_row_that_stands_alone():
 
 @pytest.mark.parametrize("precision", ["double", "mixed"])
 def test_lone_rows_are_told_by_a_sample_and_counted(monkeypatch, precision):
-    monkeypatch.setattr("dekrr.rows.SAMPLE_ROWS", 50)
+    monkeypatch.setattr("dekrr.rows.survey.SAMPLE_ROWS", 50)
     rows, feature_map = crowd_and_one_far_away()
     are_lone = guards.LoneRows(rows, [feature_map, feature_map], 0.8)
     own, others = accumulate(rows, feature_map, {"b": feature_map}, precision, are_lone)

@@ -27,19 +27,21 @@ from dekrr import (
     LocalRegressor,
     SettingsError,
 )
-from dekrr import rows as rows_module
-from dekrr import sources as sources_module
 from dekrr.cli.app import app
 from dekrr.networks.config import DataTable, SiteFile
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.node import Node
 from dekrr.protocols.dekrr import Settings, train
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows, ChainedRows, StreamedRows, Survey
+from dekrr.rows import ArrayRows, ChainedRows, StreamedRows
+from dekrr.rows import sources as sources_module
+from dekrr.rows import survey as survey_module
+from dekrr.rows.sources import open_source
+from dekrr.rows.survey import Survey
 from dekrr.scaling import Scaling
 from dekrr.selection import GreedySelector
-from dekrr.sources import open_source
 from dekrr.statistics import accumulate
+from dekrr.types import Block
 
 COLUMNS = ["place", "north", "east"]
 RNG = np.random.default_rng(0)
@@ -66,7 +68,7 @@ class Counted:
 @pytest.fixture
 def small_sample(monkeypatch):
     """Have sites of these tests be large ones, whose sample leaves rows out."""
-    monkeypatch.setattr(rows_module, "SAMPLE_ROWS", 40)
+    monkeypatch.setattr(survey_module, "SAMPLE_ROWS", 40)
 
 
 @pytest.fixture
@@ -210,10 +212,10 @@ def test_sums_over_batches_are_sums_over_rows(batched, block, sample_rows):
     scaling = Scaling(np.full(3, -5.0), np.full(3, 5.0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dekrr.statistics.rows_per_block", lambda width: block)
-        patch.setattr(rows_module, "SAMPLE_ROWS", sample_rows)
+        patch.setattr(survey_module, "SAMPLE_ROWS", sample_rows)
         own, cross = accumulate(streamed.scaled(scaling), maps[0], {"b": maps[1]})
-        surveyed = Survey(2, seed=3)
-        surveyed.add(rows, responses)
+        surveyed = Survey(seed=3)
+        surveyed.add(Block(rows, responses))
         for actual, expected in ((streamed.survey, surveyed), (ArrayRows(rows, responses, seed=3), surveyed)):
             np.testing.assert_array_equal(actual.bounds.lower, [*rows.min(axis=0), responses.min()])
             np.testing.assert_array_equal(actual.bounds.upper, [*rows.max(axis=0), responses.max()])
@@ -234,9 +236,9 @@ def test_the_sample_is_uniform():
     counts = np.zeros(n_rows)
     numbers = np.arange(float(n_rows))
     for seed in range(times):
-        survey = Survey(1, seed, size)
+        survey = Survey(seed, size)
         for some in np.array_split(numbers, [7, 20, 21, 44]):
-            survey.add(some[:, None], some)
+            survey.add(Block(some[:, None], some))
         drawn = survey.sample.y.astype(int)
         assert len(set(drawn)) == size
         assert (np.diff(drawn) > 0).all()
@@ -245,7 +247,7 @@ def test_the_sample_is_uniform():
     p = size / n_rows
     statistic = np.sum((counts - times * p) ** 2) / (times * p * (1 - p)) * (n_rows - 1) / n_rows
     assert 1e-4 < stats.chi2.sf(statistic, n_rows - 1) < 1 - 1e-4
-    assert survey.sample.weight == n_rows / size
+    assert survey.expansion == n_rows / size
 
 
 def test_a_sample_stands_for_all_rows(small_sample):
@@ -453,7 +455,7 @@ def test_labels_of_several_files(tmp_path):
 def test_chained_rows():
     chained = ChainedRows([ArrayRows(X[:100], Y[:100]), ArrayRows(X[100:], Y[100:])])
     assert chained.n_rows == len(Y)
-    np.testing.assert_array_equal(chained.arrays()[0], X)
+    np.testing.assert_array_equal(chained.arrays().X, X)
     np.testing.assert_array_equal(chained.sample.X, X)
     np.testing.assert_array_equal(chained.bounds.upper, Scaling.of(X, Y).upper)
 
@@ -559,7 +561,7 @@ def test_batches_may_come_in_the_same_memory():
             yield shared
 
     rows = StreamedRows(open_source(batches), 3, None)
-    joined = [np.concatenate(parts) for parts in zip(*rows.blocks(50), strict=True)]
+    joined = [np.concatenate(parts) for parts in zip(*(block[:2] for block in rows.blocks(50)), strict=True)]
     np.testing.assert_array_equal(joined[0], X[: len(joined[0])])
     np.testing.assert_array_equal(joined[1], Y[: len(joined[1])])
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from .selection import LeverageSelector as LeverageSelector
     from .selection import PlainSelector as PlainSelector
     from .selection import SurrogateSelector as SurrogateSelector
+    from .solvers import Chebyshev as Chebyshev
+    from .solvers import Jacobi as Jacobi
+    from .solvers import Solver as Solver
 
 _HOMES = {
     "errors": ["DataError", "DekrrError", "MessageError", "ModelFileError", "SettingsError", "TopologyError"],
@@ -47,6 +50,7 @@ _HOMES = {
     "model": ["SiteModel", "load"],
     "privacy.mechanism": ["DifferentialPrivacy"],
     "selection": ["EnergySelector", "GreedySelector", "LeverageSelector", "PlainSelector", "SurrogateSelector"],
+    "solvers": ["Chebyshev", "Jacobi", "Solver"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -19,7 +19,7 @@ from ..features import FeatureMap
 from ..messages import Chosen
 from ..rows import ArrayRows, Rows
 from ..selection import LONG_WAVE, GreedySelector, Selector
-from ..statistics import accumulate
+from ..statistics import accumulate, weighted_features
 from ..types import Array
 
 MAX_MAPS = 64
@@ -197,12 +197,12 @@ def _trim(rows: ArrayRows, feature_map: FeatureMap, max_leverage: float) -> tupl
     """
     told = np.zeros((feature_map.n_features, feature_map.n_features))
     for _ in range(_LEVERAGE_PASSES):
-        gram = accumulate(rows, feature_map, {})[0].gram / rows.weight
+        gram = accumulate(rows, feature_map, {})[0].gram / rows.expansion
         lengths = np.sqrt(np.diag(gram))
         lengths[lengths == 0] = 1.0
         values, vectors = np.linalg.eigh(gram / np.outer(lengths, lengths))
         whitening = vectors / np.sqrt(np.maximum(values, _ROUNDING * values[-1])) / lengths[:, None]
-        leverages = [_leverage(feature_map(X), whitening) for X, _ in rows.blocks(_ROWS_PER_BLOCK)]
+        leverages = [_leverage(weighted_features(feature_map, b), whitening) for b in rows.blocks(_ROWS_PER_BLOCK)]
         typical = np.concatenate(leverages) <= max_leverage
         if not typical.any():
             break

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ..features import FeatureMap
 from ..model import OWN_WEIGHT, Member, neighborhood
 from ..privacy.mechanism import Spent
-from ..scaling import Scaling
+from ..scaling import AnyScaling
 from ..types import Array
 from .consensus import Roster
 from .tuning import Tuned
@@ -22,9 +22,9 @@ class Outcome:
     Parameters
     ----------
     roster : Roster
-    scaling : Scaling or None
+    scaling : Scaling or Unscaled
     feature_map : FeatureMap
-    coefficients : ndarray of shape (n_features,)
+    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
     neighbor_maps : dict of neighbour to FeatureMap
     neighbor_coefficients : dict of neighbour to ndarray
     rounds : int
@@ -50,7 +50,7 @@ class Outcome:
     """
 
     roster: Roster
-    scaling: Scaling | None
+    scaling: AnyScaling
     feature_map: FeatureMap
     coefficients: Array
     neighbor_maps: dict[str, FeatureMap] = field(default_factory=dict)
