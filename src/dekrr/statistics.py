@@ -6,13 +6,13 @@ B_pj = Z_pj'Z_pj and C_pj = Z_pj'Z_jj. Rows are read in blocks, from memory or f
 of weight w counts w times in every sum: its features and responses are multiplied by the root of w.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from .cosines import loops_for
 from .features import FeatureMap
@@ -20,8 +20,6 @@ from .types import Array, Block
 
 PRECISIONS = ("double", "mixed")
 AreLone = Callable[[Sequence[Array]], np.ndarray]
-_NOTHING = np.empty(0, dtype=np.uint8)
-_mine = threading.local()
 _BYTES_PER_BLOCK = 1 << 22  # of features: half of what two cores have of a third-level cache
 
 
@@ -120,15 +118,6 @@ def unpack_symmetric(packed: Array, size: int) -> Array:
     return packed.take(_upper(size)[1])
 
 
-def _scratch(n_rows: int, n_columns: int, dtype: type) -> Array:
-    """Return an array of this thread to write over: fresh memory would cost as much as the features in it."""
-    size = n_rows * n_columns * np.dtype(dtype).itemsize
-    if getattr(_mine, "bytes", _NOTHING).size < max(size, 1):
-        _mine.bytes = np.empty(max(size, 1), dtype=np.uint8)
-    features: Array = _mine.bytes[:size].view(dtype).reshape(n_rows, n_columns)
-    return features
-
-
 def weigh(weights: Array, features: Array) -> Array:
     """Return weights'features, with products and sums in double precision whatever the features have.
 
@@ -153,9 +142,9 @@ def rows_per_block(bytes_per_row: int) -> int:
     return max(256, _BYTES_PER_BLOCK // bytes_per_row)
 
 
-def weighted_features(feature_map: FeatureMap, block: Block, out: Array | None = None) -> Array:
+def weighted_features(feature_map: FeatureMap, block: Block, dtype: DTypeLike = np.float64) -> Array:
     """Return the features of a block's rows, each row times the root of its weight, shape (n_rows, n_features)."""
-    features = feature_map(block.X, out=out)
+    features = feature_map(block.X, out=np.empty((block.n_rows, feature_map.n_features), dtype))
     if block.weight is not None:
         features *= np.sqrt(block.weight)[:, None].astype(features.dtype)
     return features
@@ -200,10 +189,9 @@ def accumulate(
     moment = np.zeros(())  # takes the shape of the first block's
     lone = np.zeros((own.n_features, own.n_features)) if are_lone else 0.0
     response_energy = 0.0
-    single = precision == "mixed"
-    for block in rows.blocks(rows_per_block(joint.n_features * (4 if single else 8))):
-        out = _scratch(block.n_rows, joint.n_features, np.float32 if single else np.float64)
-        features, y = weighted_features(joint, block, out), weighted_responses(block)
+    dtype = np.dtype(np.float32 if precision == "mixed" else np.float64)
+    for block in rows.blocks(rows_per_block(joint.n_features * dtype.itemsize)):
+        features, y = weighted_features(joint, block, dtype), weighted_responses(block)
         moment = moment + (y.T.astype(features.dtype, copy=False) @ features[:, slices[0]]).T
         response_energy += float(np.vdot(y, y))
         if are_lone is not None:

@@ -3,6 +3,8 @@
 import math
 import tempfile
 import threading
+from array import array
+from collections import defaultdict
 from collections.abc import Hashable, Iterator
 
 import numpy as np
@@ -31,7 +33,8 @@ class Spool:
         self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115
         self._turn = threading.Lock()
         self._end = 0
-        self._places: dict[Hashable, list[tuple[int, list[tuple[int, ...]]]]] = {}
+        self._shapes: list[tuple[int, ...]] = []  # of one row's part of X, y and, where there is one, weight
+        self._places: dict[Hashable, array[int]] = defaultdict(lambda: array("q"))  # starts and numbers of rows
 
     def __contains__(self, site: Hashable) -> bool:
         return site in self._places
@@ -39,7 +42,8 @@ class Spool:
     def write(self, site: Hashable, block: Block) -> None:
         """Add some rows of a site."""
         parts = [np.ascontiguousarray(part, dtype=np.float64) for part in block if part is not None]
-        self._places.setdefault(site, []).append((self._end, [part.shape for part in parts]))
+        self._shapes = [part.shape[1:] for part in parts]
+        self._places[site].extend((self._end, block.n_rows))
         try:
             for part in parts:
                 self._file.write(part.data)
@@ -52,10 +56,11 @@ class Spool:
 
     def read(self, site: Hashable) -> Iterator[Block]:
         """Pass over the rows of a site, in blocks as they were written."""
-        for start, shapes in self._places[site]:
-            sizes = [math.prod(shape) for shape in shapes]
+        widths = [math.prod(shape) for shape in self._shapes]
+        places = self._places[site]
+        for start, n_rows in zip(places[::2], places[1::2], strict=True):
             with self._turn:
                 self._file.seek(start)
-                data = self._file.read(8 * sum(sizes))
-            parts = np.split(np.frombuffer(data), np.cumsum(sizes)[:-1])
-            yield Block(*(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)))
+                data = self._file.read(8 * n_rows * sum(widths))
+            parts = np.split(np.frombuffer(data), n_rows * np.cumsum(widths)[:-1])
+            yield Block(*(part.reshape(n_rows, *shape) for part, shape in zip(parts, self._shapes, strict=True)))
