@@ -202,7 +202,7 @@ class HeldOut:
 
     def __init__(self, block: Block, ready: "SetUp", tuning: Tuning) -> None:
         self._X = block.X
-        self._y = weighted_responses(block).reshape(block.n_rows, 1, -1)
+        self._y = weighted_responses(block).reshape(block.n_rows, 1, *(block.y.shape[1:] or (1,)))
         self._roots = np.ones(1) if block.weight is None else np.sqrt(block.weight)
         self._maps = [ready.own_map, *ready.maps.values()]
         self._tuning = tuning
@@ -227,7 +227,7 @@ class HeldOut:
         """Return predictions times the roots of the rows' weights, shape (n_rows, n, n_outputs)."""
         n, n_features, n_outputs = coefficients.shape
         side_by_side = coefficients.transpose(1, 0, 2).reshape(n_features, n * n_outputs)
-        predictions = feature_map.apply(self._X, side_by_side).reshape(-1, n, n_outputs)
+        predictions = feature_map.apply(self._X, side_by_side).reshape(len(self._X), n, n_outputs)
         return np.asarray(predictions * self._roots[:, None, None])
 
     def _error_seen_from(self, place: int, predictions: Array) -> Array:
