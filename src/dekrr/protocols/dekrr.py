@@ -194,6 +194,7 @@ def train(
             allocation=settings.allocation,
             tuned=tuning is not None,
         )
+    solver = make_solver(settings.solver, settings.self_penalty)
     scaling: AnyScaling = UNSCALED
     if settings.scale == "minmax" and settings.bounds is not None:
         scaling = public_scaling(settings.bounds, site.rows.n_columns)
@@ -228,7 +229,6 @@ def train(
     outcome = Outcome(roster, scaling, ready.own_map, zeros, neighbor_maps=ready.maps, tuned=tuned, ready=ready)
     outcome.own_weight = settings.own_weight
     outcome.privacy = mechanism.spent if mechanism is not None else None
-    solver = make_solver(settings.solver, settings.self_penalty)
     yield from iterate(site, system, solver, settings, outcome, from_zero=True, keep_path=keep_path)
     return outcome
 

@@ -52,7 +52,7 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
     """
     if settings.privacy is not None:
         raise SettingsError("the privacy budget is spent by the first fit: a second release of sums would exceed it")
-    n_new = new.n_rows
+    solver, n_new = make_solver(settings.solver, settings.self_penalty), new.n_rows
     if 0 < n_new < settings.min_rows and site.neighbors:
         raise DataError(
             f"site {site.name!r} has {n_new} new rows, fewer than min_rows={settings.min_rows}: sums over so few would "
@@ -77,7 +77,6 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Selector, set
     start = before.coefficients if before is not None else np.zeros_like(system.row.right_side)
     outcome = Outcome(roster, scaling, own_map, start, neighbor_maps=maps, ready=ready)
     outcome.own_weight = settings.own_weight
-    solver = make_solver(settings.solver, settings.self_penalty)
     yield from iterate(site, system, solver, settings, outcome, from_zero=False)
     return outcome
 

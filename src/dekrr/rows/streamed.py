@@ -93,8 +93,19 @@ class StreamedRows(Rows):
 class _SiteOfTable(StreamedRows):
     """The rows of one site of a table, from where the first pass over the table has left them."""
 
-    def __init__(self, *table: Any, site_column: str, site: Hashable, survey: Survey, spool: Spool, seed: int) -> None:
-        super().__init__(*table, seed=seed)
+    def __init__(
+        self,
+        source: Source,
+        columns: Sequence[str],
+        response: str,
+        *,
+        site_column: str,
+        site: Hashable,
+        survey: Survey,
+        spool: Spool,
+        seed: int,
+    ) -> None:
+        super().__init__(source, columns, response, seed=seed)
         self._site_column = site_column
         self._site = site
         self._spool: Spool | None = spool
@@ -146,7 +157,9 @@ def split_by_site(
         raise DataError(f"{source.name} has no rows")
     return {
         label: _SiteOfTable(
-            *(source, columns, response),
+            source,
+            columns,
+            response,
             site_column=site_column,
             site=label,
             survey=surveys[label],
