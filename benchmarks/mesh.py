@@ -42,6 +42,7 @@ from dekrr.protocols.consensus import roll_call
 from dekrr.protocols.outcome import Outcome
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
+from dekrr.scaling import UNSCALED
 from meshes import Mesh
 
 D = 100
@@ -109,7 +110,7 @@ def without_solver(node, neighbors):
     for _ in range(node.config.method_settings().max_rounds):
         expect((yield site.to_all(Coefficients(np.zeros(D), PROGRESS))), Coefficients)
     nothing = FeatureMap.unweighted(np.zeros((2, D)), np.zeros(D))
-    return Outcome(roster, None, nothing, np.zeros(D), objective_shares=[0.0])
+    return Outcome(roster, UNSCALED, nothing, np.zeros(D), objective_shares=[0.0])
 
 
 def mesh_rounds(path, *, solver):

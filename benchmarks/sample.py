@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dekrr import DeKRRRegressor, rows
+from dekrr import DeKRRRegressor
 from dekrr.data import load
+from dekrr.rows import survey
 
 
 def main() -> None:
@@ -33,7 +34,7 @@ def main() -> None:
     for seed in range(given.seeds):
         test = np.random.default_rng(seed).random(len(y)) < 0.1
         for size in given.sizes:
-            rows.SAMPLE_ROWS = size
+            survey.SAMPLE_ROWS = size
             regressor = DeKRRRegressor(n_features=given.n_features, random_state=seed, **fixed)
             begun = time.process_time()
             regressor.fit(X[~test], y[~test], sites=sites[~test])

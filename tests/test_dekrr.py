@@ -1,6 +1,8 @@
 """The node procedure against the system solved with all rows in one place."""
 
+import pickle
 from dataclasses import replace
+from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -14,12 +16,16 @@ from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.messages import Coefficients
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols import dekrr
+from dekrr.privacy.mechanism import DifferentialPrivacy
+from dekrr.protocols import allreduce, dekrr, dkla
 from dekrr.protocols.site import Site
+from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
 from dekrr.selection import Energy, Greedy, Plain
-from dekrr.solvers import Jacobi, inverse
-from dekrr.system import BlockRow
+from dekrr.solvers import Chebyshev, Jacobi, SiteSystem, inverse, make_solver
+from dekrr.statistics import accumulate
+from dekrr.system import Weights, penalty
+from dekrr.types import Block
 
 
 def run(problem, **changes):
@@ -89,7 +95,7 @@ def test_set_up_traffic_does_not_depend_on_rows():
     assert run(few)[1].bytes_by_kind["Sums"] == run(many)[1].bytes_by_kind["Sums"]
 
 
-@pytest.mark.parametrize("self_penalty", ["bound", "adaptive", 0.0, 5.0])
+@pytest.mark.parametrize("self_penalty", ["bound", 0.0, 5.0])
 @pytest.mark.parametrize("seed", range(5))
 def test_objective_never_rises(self_penalty, seed):
     problem = make_problem(seed, consensus=8.0, rows=(40, 60))
@@ -103,8 +109,7 @@ def test_bound_is_that_of_proposition_1():
     """Its damping makes both parts of the proof's A + U positive semi-definite: see the diagonal blocks of S."""
     problem = make_problem(0, rows=(40, 60))
     from dekrr.solvers import proposition_1
-    from dekrr.statistics import accumulate, unpack_symmetric
-    from dekrr.system import Weights, penalty
+    from dekrr.statistics import unpack_symmetric
 
     sites, n_rows = problem.sites, problem.n_rows
     cross = {
@@ -126,19 +131,6 @@ def test_bound_needs_independent_features():
     problem = make_problem(0, rows=(3, 4), features=(6, 7))
     with pytest.raises(SettingsError, match="linearly independent features"):
         run(problem, solver="jacobi", self_penalty="bound")
-
-
-def test_adaptive_penalty_grows_from_one_that_diverges():
-    row = BlockRow(("b",), np.array([[1.0, -0.9]]), np.ones(1), 1.0)
-    solver = Jacobi(row, np.eye(1), -0.6, adaptive=True)
-    state = solver.start(np.zeros(1))
-    weights = []
-    for _ in range(60):
-        state = solver.update(state, row.residual(state.coefficients, {"b": -state.coefficients}))
-        weights.append(state.weight)
-    assert weights[0] == -0.6
-    assert weights[-1] >= 0
-    assert state.coefficients[0] == pytest.approx(1 / 1.9, rel=1e-2)
 
 
 def test_all_sites_stop_in_the_same_round_below_tol():
@@ -310,3 +302,170 @@ def test_who_sends_coefficients_that_overflow_is_named(size):
     procedures[liar] = tampered(procedures[liar], huge)
     with pytest.raises(MessageError, match=f"{liar!r} sent coefficients so large"):
         LocalNetwork(problem.graph).run(procedures)
+
+
+def with_responses(problem, change):
+    """Return a problem whose responses are those that `change` makes of each site's."""
+    sites = {n: replace(s, rows=ArrayRows(s.X, change(s.X, s.y))) for n, s in problem.sites.items()}
+    return replace(problem, sites=sites)
+
+
+def outputs_of(problem):
+    """Return a problem of two outputs, and one of each."""
+    outputs = [lambda X, y: y, lambda X, y: 3 * np.cos(y) + X[:, 0]]
+    both = with_responses(problem, lambda X, y: np.column_stack([output(X, y) for output in outputs]))
+    return both, [with_responses(problem, output) for output in outputs]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"solver": "chebyshev"},
+        {"solver": "jacobi"},
+        {"scale": "minmax"},
+        {"exchange": "features"},
+        {"max_leverage": 0.6},
+        {"precision": "mixed"},
+    ],
+)
+def test_two_outputs_are_two_runs(changes):
+    both, single = outputs_of(make_problem(4, n_sites=4))
+    together, traffic = run(both, tol=0.0, max_rounds=30, keep_path=True, **changes)
+    apart = [run(problem, tol=0.0, max_rounds=30, keep_path=True, **changes)[0] for problem in single]
+    tolerance = 1e-4 if "precision" in changes else 1e-12  # single precision rounds in another order
+    for name, outcome in together.items():
+        one, other = (outcomes[name] for outcomes in apart)
+        expected = np.column_stack([one.coefficients, other.coefficients])
+        assert outcome.coefficients.shape == expected.shape
+        np.testing.assert_allclose(outcome.coefficients, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+        shares = np.add(one.objective_shares, other.objective_shares)
+        np.testing.assert_allclose(outcome.objective_shares, shares, rtol=0, atol=tolerance * np.abs(shares).max())
+    assert traffic.messages_by_kind["Coefficients"] > 0
+
+
+@pytest.mark.parametrize("module", [allreduce, dkla])
+def test_two_outputs_are_two_runs_of_the_baselines(module):
+    both, single = outputs_of(make_problem(4, n_sites=4))
+    rounds = {"max_rounds": 20, "tol": 0.0} if module is dkla else {}
+    chosen = module.Settings(rows_per_feature=0, max_leverage=1, **rounds)
+    results = []
+    for problem in (both, *single):
+        procedures = {n: module.train(s, Plain(6, sigma=0.5), chosen) for n, s in problem.sites.items()}
+        results.append(LocalNetwork(problem.graph).run(procedures))
+    together, *apart = results
+    for name, outcome in together.items():
+        expected = np.column_stack([outcomes[name].coefficients for outcomes in apart])
+        np.testing.assert_allclose(outcome.coefficients, expected, rtol=1e-9, atol=1e-9)
+        share = sum(outcomes[name].objective_shares[-1] for outcomes in apart)
+        assert outcome.objective_shares[-1] == pytest.approx(share, rel=1e-9)
+
+
+def test_tuning_two_outputs_adds_up_their_errors():
+    both, single = outputs_of(make_problem(6, n_sites=3, rows=(40, 60)))
+    tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3, 1e-2), consensuses=(0.5, 1.0), folds=3)
+    chosen = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1.0, verify_features=False)
+    errors = []
+    for problem in (both, *single):
+        sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
+        procedures = {n: dekrr.train(s, Plain(5, sigma=0.5), chosen, tuning) for n, s in sites.items()}
+        errors.append(LocalNetwork(problem.graph).run(procedures)["0"].tuned.errors)
+    np.testing.assert_allclose(errors[0], errors[1] + errors[2], rtol=1e-12)
+
+
+@pytest.mark.parametrize("solver", ["chebyshev", "jacobi"])
+@pytest.mark.parametrize("n_outputs", [1, 2])
+def test_a_system_of_weighted_rows_is_that_of_repeated_rows(solver, n_outputs):
+    rng = np.random.default_rng(n_outputs)
+    maps = {name: FeatureMap.unweighted(rng.normal(size=(2, 5)), rng.uniform(size=5)) for name in "ab"}
+    shape = (60,) if n_outputs == 1 else (60, n_outputs)
+    weights = {name: rng.integers(1, 4, size=60) for name in "ab"}
+    given = {
+        name: Block(rng.uniform(size=(60, 2)), rng.normal(size=shape), weights[name].astype(float)) for name in "ab"
+    }
+    repeated = {name: block.take(np.repeat(np.arange(60), weights[name])) for name, block in given.items()}
+    n_rows = sum(block.n_rows for block in repeated.values())
+    solved = []
+    for blocks in (given, {name: Block(block.X, block.y) for name, block in repeated.items()}):
+        systems = {}
+        sums = {n: accumulate(ArrayRows(*blocks[n]), maps[n], {o: maps[o]}) for n, o in ("ab", "ba")}
+        for name, other in ("ab", "ba"):
+            own, sent = sums[name]
+            c = penalty(1.0, n_rows, 1)
+            received = {other: sums[other][1][name]}
+            systems[name] = SiteSystem.assembled(own, received, sent, Weights(n_rows, 2, 1e-2, c, {other: c}), 1.0)
+        made = make_solver(solver)
+        states = {name: made.start(system, np.zeros_like(system.row.right_side)) for name, system in systems.items()}
+        for _ in range(25):
+            known = {name: state.coefficients for name, state in states.items()}
+            states = {n: made.update(states[n], systems[n].row.residual(known[n], known)) for n in "ab"}
+        solved.append((systems, states))
+    (systems, states), (same_systems, same_states) = solved
+    for name in "ab":
+        for actual, expected in (
+            (systems[name].row.matrix, same_systems[name].row.matrix),
+            (systems[name].row.right_side, same_systems[name].row.right_side),
+            (states[name].coefficients, same_states[name].coefficients),
+        ):
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("solver", [Chebyshev(), Jacobi(), Jacobi("bound")])
+def test_a_state_is_all_that_an_update_depends_on(solver):
+    """Another solver object, in another process, goes on from a state as if it had been there all the time."""
+    problem = make_problem(0, n_sites=1, rows=(40, 41))
+    site = problem.sites["0"]
+    own, _ = accumulate(site.rows, site.feature_map, {})
+    system = SiteSystem.assembled(own, {}, {}, Weights(site.n_rows, 1, 1e-3, 0.0, {}), 1.0)
+    residuals = np.random.default_rng(0).normal(size=(6, len(own.moment)))
+    states = [solver.start(system, np.zeros_like(own.moment))]
+    for residual in residuals:
+        states.append(solver.update(states[-1], residual))
+    hash(solver)  # it has nothing in it that could change
+    for k, residual in enumerate(residuals):
+        state = pickle.loads(pickle.dumps(states[k]))
+        again = pickle.loads(pickle.dumps(solver)).update(state, residual)
+        np.testing.assert_array_equal(again.coefficients, states[k + 1].coefficients)
+
+
+class Richardson:
+    """Small steps along the residual, with nothing inverted: a solver that is not in the library."""
+
+    class State(NamedTuple):
+        coefficients: np.ndarray
+        rate: float
+
+    def start(self, system, coefficients):
+        return self.State(coefficients, 1 / np.abs(system.row.matrix).sum(axis=1).max())
+
+    def update(self, state, residual):
+        return state._replace(coefficients=state.coefficients + state.rate * residual)
+
+
+def test_a_solver_of_one_s_own():
+    problem = make_problem(2, n_sites=4, alpha=0.5)
+    outcomes, _ = run(problem, solver=Richardson(), tol=1e-12, max_rounds=20_000)
+    close(outcomes, problem.solution(), 1e-8)
+    same, _ = run(problem, solver=Chebyshev())
+    named, _ = run(problem, solver="chebyshev")
+    for name in named:
+        np.testing.assert_array_equal(same[name].coefficients, named[name].coefficients)
+
+
+def test_solvers_that_are_not_there():
+    problem = make_problem(0)
+    with pytest.raises(SettingsError, match="unknown solver 'magic'; choose one of chebyshev, jacobi"):
+        run(problem, solver="magic")
+    for self_penalty in ("adaptive", -1.0):
+        with pytest.raises(SettingsError, match='self_penalty must be 0 or more, or "bound"'):
+            run(problem, solver="jacobi", self_penalty=self_penalty)
+
+
+def test_the_privacy_budget_is_for_rows_that_count_once():
+    problem = make_problem(0, n_sites=1)
+    site = problem.sites["0"]
+    chosen = dekrr.Settings(scale=None, min_rows=1, privacy=DifferentialPrivacy(1.0))
+    heavy = ArrayRows(site.X, site.y, np.full(site.n_rows, 2.0))
+    for rows in (heavy, ArrayRows(site.X, np.column_stack([site.y, site.y]))):
+        train = dekrr.train(replace(site, rows=rows, feature_map=None), Plain(4), chosen)
+        with pytest.raises(SettingsError, match="one output and rows that count once"):
+            LocalNetwork(problem.graph).run({"0": train})

@@ -10,8 +10,9 @@ from dekrr import CentralizedKRR, DeKRRRegressor, ModelFileError
 from dekrr import model as models
 from dekrr.data import make_sites
 from dekrr.features import FeatureMap
+from dekrr.model import Header, Member, SiteModel
 from dekrr.protocols.outcome import Outcome, members_of
-from dekrr.scaling import Scaling
+from dekrr.scaling import UNSCALED, Scaling
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
 
@@ -147,3 +148,31 @@ def test_a_model_that_cannot_be_written_leaves_what_was_there(tmp_path, monkeypa
     with pytest.raises(ModelFileError, match=r"model\.safetensors cannot be written: no space left"):
         next(iter(fitted.models_.values())).save(path)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"what was there"]
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_model_of_two_outputs_is_two_models(scaled, tmp_path):
+    rng = np.random.default_rng(0)
+    maps = [FeatureMap.unweighted(rng.normal(size=(3, n)), rng.uniform(size=n)) for n in (4, 6)]
+    coefficients = [rng.normal(size=(n, 2)) for n in (4, 6)]
+    bounds = np.array([0.0, -1.0, 0.0, -3.0, 5.0]), np.array([1.0, 1.0, 2.0, 3.0, 6.0])
+    header = Header(site="a", method="DeKRR", kernel="gaussian", sigma=1.0, n_columns=3, n_members=2, scaled=scaled)
+
+    def model(outputs):
+        members = tuple(Member(m, c[:, outputs], 0.5) for m, c in zip(maps, coefficients, strict=True))
+        entries = [0, 1, 2, *np.atleast_1d(np.arange(3, 5)[outputs])]
+        scaling = Scaling(bounds[0][entries], bounds[1][entries]) if scaled else UNSCALED
+        return SiteModel(header, members, scaling)
+
+    both = model(slice(0, 2))
+    both.save(tmp_path / "both.safetensors")
+    loaded = dekrr.load(tmp_path / "both.safetensors")
+    expected = np.column_stack([model(k).predict(X) for k in (0, 1)])
+    for given in (X, lambda: iter([X[:7], X[7:]])):
+        np.testing.assert_allclose(loaded.predict(given), expected, rtol=1e-12)
+    assert loaded.predict(X[:0]).shape == (0, 2)
+    if scaled:
+        wrong = dataclasses.replace(both, scaling=Scaling(bounds[0][:-1], bounds[1][:-1]))
+        wrong.save(tmp_path / "wrong.safetensors")
+        with pytest.raises(ModelFileError, match="4 bounds"):
+            dekrr.load(tmp_path / "wrong.safetensors")

@@ -145,3 +145,12 @@ def test_what_cannot_be_either():
         network.remove_site("only")
     with pytest.raises(SettingsError, match="give a topology"):
         DeKRRRegressor(**QUICK).partial_fit(X, y, sites=SITES, edges=[("a", "b")])
+
+
+def test_any_number_of_updates():
+    """Rows of each are kept one after another, not one inside another."""
+    network = DeKRRRegressor(**{**QUICK, "n_features": 2}, features="plain", min_rows=1)
+    network.fit(X[:20], y[:20], sites=np.repeat("only", 20))
+    for k in range(520):
+        network.partial_fit(X[k % len(X)][None], y[k % len(X)][None], sites=["only"])
+    assert network.rows_["only"].n_rows == 540

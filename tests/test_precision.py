@@ -8,9 +8,9 @@ from dekrr.data import make_sites
 from dekrr.errors import SettingsError
 from dekrr.features import FeatureMap
 from dekrr.rows import ArrayRows
-from dekrr.solvers import Chebyshev
-from dekrr.statistics import accumulate
-from dekrr.system import BlockRow
+from dekrr.solvers import Chebyshev, SiteSystem
+from dekrr.statistics import OwnSums, accumulate
+from dekrr.system import BlockRow, Weights
 
 
 @given(seed=st.integers(0, 100), n_rows=st.integers(1, 3000), scale=st.floats(0.1, 10))
@@ -43,5 +43,6 @@ def test_a_mixed_fit_is_close_to_a_double_one():
 
 def test_a_system_that_is_not_positive_definite_says_what_to_do():
     row = BlockRow((), np.diag([1.0, -1e-9]), np.zeros(2), 0.0)
+    system = SiteSystem(row, OwnSums(np.eye(2), np.zeros(2), 0.0), {}, Weights(1, 1, 0.0, 0.0, {}), 0.0)
     with pytest.raises(SettingsError, match="raise alpha"):
-        Chebyshev(row, 1.0)
+        Chebyshev().start(system, np.zeros(2))

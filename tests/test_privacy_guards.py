@@ -362,7 +362,7 @@ def test_no_sum_that_leaves_a_site_has_a_row_that_stands_alone():
 @pytest.mark.parametrize("precision", ["double", "mixed"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_withheld_rows_are_in_the_own_sums_alone(monkeypatch, precision, streamed):
-    monkeypatch.setattr("dekrr.rows.SAMPLE_ROWS", 50)
+    monkeypatch.setattr("dekrr.rows.survey.SAMPLE_ROWS", 50)
     rows, feature_map = crowd_and_one_far_away()
     rule = learn(rows, 0.9)
     marked = (ChainedRows([rows]) if streamed else rows).withholding(rule)

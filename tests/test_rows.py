@@ -1,6 +1,8 @@
 """Rows from files, datasets, lazy frames and batches against the same rows in memory."""
 
 import itertools
+import pickle
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -27,19 +29,21 @@ from dekrr import (
     LocalRegressor,
     SettingsError,
 )
-from dekrr import rows as rows_module
-from dekrr import sources as sources_module
 from dekrr.cli.app import app
 from dekrr.networks.config import DataTable, SiteFile
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.node import Node
 from dekrr.protocols.dekrr import Settings, train
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows, ChainedRows, StreamedRows, Survey
-from dekrr.scaling import Scaling
+from dekrr.rows import ArrayRows, ChainedRows, StreamedRows, split_by_site
+from dekrr.rows import sources as sources_module
+from dekrr.rows import survey as survey_module
+from dekrr.rows.sources import open_source
+from dekrr.rows.survey import Survey
+from dekrr.scaling import UNSCALED, Scaling
 from dekrr.selection import Greedy
-from dekrr.sources import open_source
 from dekrr.statistics import accumulate
+from dekrr.types import Block
 
 COLUMNS = ["place", "north", "east"]
 RNG = np.random.default_rng(0)
@@ -66,7 +70,7 @@ class Counted:
 @pytest.fixture
 def small_sample(monkeypatch):
     """Have sites of these tests be large ones, whose sample leaves rows out."""
-    monkeypatch.setattr(rows_module, "SAMPLE_ROWS", 40)
+    monkeypatch.setattr(survey_module, "SAMPLE_ROWS", 40)
 
 
 @pytest.fixture
@@ -210,10 +214,10 @@ def test_sums_over_batches_are_sums_over_rows(batched, block, sample_rows):
     scaling = Scaling(np.full(3, -5.0), np.full(3, 5.0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dekrr.statistics.rows_per_block", lambda width: block)
-        patch.setattr(rows_module, "SAMPLE_ROWS", sample_rows)
+        patch.setattr(survey_module, "SAMPLE_ROWS", sample_rows)
         own, cross = accumulate(streamed.scaled(scaling), maps[0], {"b": maps[1]})
-        surveyed = Survey(2, seed=3)
-        surveyed.add(rows, responses)
+        surveyed = Survey(seed=3)
+        surveyed.add(Block(rows, responses))
         for actual, expected in ((streamed.survey, surveyed), (ArrayRows(rows, responses, seed=3), surveyed)):
             np.testing.assert_array_equal(actual.bounds.lower, [*rows.min(axis=0), responses.min()])
             np.testing.assert_array_equal(actual.bounds.upper, [*rows.max(axis=0), responses.max()])
@@ -234,9 +238,9 @@ def test_the_sample_is_uniform():
     counts = np.zeros(n_rows)
     numbers = np.arange(float(n_rows))
     for seed in range(times):
-        survey = Survey(1, seed, size)
+        survey = Survey(seed, size)
         for some in np.array_split(numbers, [7, 20, 21, 44]):
-            survey.add(some[:, None], some)
+            survey.add(Block(some[:, None], some))
         drawn = survey.sample.y.astype(int)
         assert len(set(drawn)) == size
         assert (np.diff(drawn) > 0).all()
@@ -245,7 +249,7 @@ def test_the_sample_is_uniform():
     p = size / n_rows
     statistic = np.sum((counts - times * p) ** 2) / (times * p * (1 - p)) * (n_rows - 1) / n_rows
     assert 1e-4 < stats.chi2.sf(statistic, n_rows - 1) < 1 - 1e-4
-    assert survey.sample.weight == n_rows / size
+    assert survey.expansion == n_rows / size
 
 
 def test_a_sample_stands_for_all_rows(small_sample):
@@ -453,7 +457,7 @@ def test_labels_of_several_files(tmp_path):
 def test_chained_rows():
     chained = ChainedRows([ArrayRows(X[:100], Y[:100]), ArrayRows(X[100:], Y[100:])])
     assert chained.n_rows == len(Y)
-    np.testing.assert_array_equal(chained.arrays()[0], X)
+    np.testing.assert_array_equal(chained.arrays().X, X)
     np.testing.assert_array_equal(chained.sample.X, X)
     np.testing.assert_array_equal(chained.bounds.upper, Scaling.of(X, Y).upper)
 
@@ -559,7 +563,7 @@ def test_batches_may_come_in_the_same_memory():
             yield shared
 
     rows = StreamedRows(open_source(batches), 3, None)
-    joined = [np.concatenate(parts) for parts in zip(*rows.blocks(50), strict=True)]
+    joined = [np.concatenate(parts) for parts in zip(*(block[:2] for block in rows.blocks(50)), strict=True)]
     np.testing.assert_array_equal(joined[0], X[: len(joined[0])])
     np.testing.assert_array_equal(joined[1], Y[: len(joined[1])])
 
@@ -575,3 +579,140 @@ def test_frames_and_numbered_columns_are_sources_wherever_a_site_column_is_named
 def test_columns_to_predict_from_are_a_list_without_the_response(columns):
     with pytest.raises(SettingsError, match="without the response"):
         DeKRRRegressor(**FIXED).fit(TABLE, "power", sites="station", columns=columns)
+
+
+def table_of_sites(n_sites=24, n_batches=40, batch_rows=600):
+    """Return batches of a table whose rows are dealt out to sites at random."""
+    rng = np.random.default_rng(5)
+    for _ in range(n_batches):
+        rows = rng.uniform(size=(batch_rows, 2))
+        sites = rng.integers(n_sites, size=batch_rows)
+        yield {"u": rows[:, 0], "v": rows[:, 1], "y": rows.sum(axis=1), "site": sites}
+
+
+def test_one_table_is_read_once_whatever_the_number_of_sites(small_sample):
+    batches = list(table_of_sites())
+    table = Counted(batches)
+    regressor = DeKRRRegressor(**FIXED).fit(table, "y", sites="site")
+    assert table.passes == 1
+    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    rows = np.column_stack([whole["u"], whole["v"]])
+    same_coefficients(regressor, DeKRRRegressor(**FIXED).fit(rows, whole["y"], sites=whole["site"]))
+
+
+def sites_of_table(batches=table_of_sites):
+    return split_by_site(open_source(batches), ["u", "v"], "y", "site", seed=0)
+
+
+def test_one_table_takes_the_memory_of_samples_and_a_batch(small_sample, monkeypatch):
+    monkeypatch.setattr("dekrr.rows.spool._IN_MEMORY", 1)
+    table_bytes = 40 * 600 * 3 * 8
+    tracemalloc.start()
+    sites = sites_of_table()
+    for site in sites.values():
+        assert sum(block.n_rows for block in site.blocks(100)) == site.n_rows
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < table_bytes / 2
+
+
+def test_a_copy_of_a_site_s_rows_reads_the_table_again(small_sample):
+    batches = list(table_of_sites(n_sites=3))
+    sites = sites_of_table(batches)
+    for label, site in pickle.loads(pickle.dumps(sites)).items():
+        expected, again = (list(rows.blocks(70)) for rows in (sites[label], site))
+        assert [block.n_rows for block in expected] == [block.n_rows for block in again]
+        np.testing.assert_array_equal(again[1].X, expected[1].X)
+        np.testing.assert_array_equal(again[1].y, expected[1].y)
+
+
+def test_a_temporary_folder_that_is_full_is_named(small_sample, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.SpooledTemporaryFile.write", full)
+    with pytest.raises(DataError, match=r"temporary files, .*No space left.*TMPDIR"):
+        sites_of_table()
+
+
+def test_chains_of_chains_are_flat():
+    parts = [ArrayRows(X[k : k + 1], Y[k : k + 1]) for k in range(len(Y))] * 10
+    chain = parts[0]
+    for part in parts[1:]:
+        chain = ChainedRows([chain, part])
+    assert chain.n_rows == len(parts)
+    np.testing.assert_array_equal(chain.arrays().y, np.tile(Y, 10))
+
+
+def weighted_and_repeated(n_outputs=1, seed=0):
+    """Return rows with weights that are whole numbers, and the same rows as often as those say."""
+    rng = np.random.default_rng(seed)
+    rows, responses = rng.uniform(size=(90, 3)), rng.normal(size=(90, n_outputs))
+    responses = responses[:, 0] if n_outputs == 1 else responses
+    weight = rng.integers(0, 5, size=90).astype(float)
+    times = weight.astype(int)
+    return ArrayRows(rows, responses, weight), ArrayRows(np.repeat(rows, times, 0), np.repeat(responses, times, 0))
+
+
+@pytest.mark.parametrize("n_outputs", [1, 2])
+@pytest.mark.parametrize("block", [7, 1000])
+def test_weights_that_are_whole_numbers_are_repeated_rows(n_outputs, block, monkeypatch):
+    monkeypatch.setattr("dekrr.statistics.rows_per_block", lambda width: block)
+    weighted, repeated = weighted_and_repeated(n_outputs)
+    maps = [FeatureMap.unweighted(RNG.normal(size=(3, 4 + k)), np.arange(4.0 + k)) for k in (0, 1)]
+    (own, cross), (same_own, same_cross) = (accumulate(rows, maps[0], {"b": maps[1]}) for rows in (weighted, repeated))
+    for actual, expected in (
+        (own.gram, same_own.gram),
+        (own.moment, same_own.moment),
+        (own.response_energy, same_own.response_energy),
+        (cross["b"].gram, same_cross["b"].gram),
+        (cross["b"].cross, same_cross["b"].cross),
+    ):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+    rough, _ = accumulate(weighted, maps[0], {}, "mixed")
+    np.testing.assert_allclose(rough.gram, own.gram, rtol=0, atol=1e-5 * own.gram.max())
+
+
+def test_sums_of_two_outputs_are_two_sums():
+    both = ArrayRows(X, np.column_stack([Y, np.cos(Y)]))
+    feature_map = FeatureMap.unweighted(RNG.normal(size=(3, 5)), np.arange(5.0))
+    sums = accumulate(both, feature_map, {})[0]
+    single = [accumulate(ArrayRows(X, both.y[:, k]), feature_map, {})[0] for k in (0, 1)]
+    assert sums.moment.shape == (5, 2)
+    np.testing.assert_allclose(sums.moment, np.column_stack([one.moment for one in single]), rtol=1e-12, atol=1e-12)
+    assert sums.response_energy == pytest.approx(sum(one.response_energy for one in single), rel=1e-12)
+    nothing = accumulate(both.take(slice(0, 0)), feature_map, {})[0]
+    np.testing.assert_array_equal(sums.plus(nothing).moment, sums.moment)
+
+
+def test_weights_and_outputs_come_from_sources_and_go_into_samples(small_sample, small_batches):
+    frame = TABLE.assign(other=np.cos(Y), often=np.arange(len(Y)) % 3)
+    streamed = StreamedRows(open_source(frame), COLUMNS, ["power", "other"], weight="often", seed=2)
+    expected = ArrayRows(X, np.column_stack([Y, np.cos(Y)]), frame["often"].to_numpy(float), seed=2)
+    scaling = streamed.bounds
+    np.testing.assert_array_equal(scaling.lower, [*X.min(axis=0), Y.min(), np.cos(Y).min()])
+    for rows in (streamed.sample, streamed.scaled(scaling).sample):
+        assert rows.n_rows == 40
+        assert rows.y.shape == (40, 2)
+    for actual, same in zip(streamed.sample.arrays(), expected.sample.arrays(), strict=True):
+        np.testing.assert_array_equal(actual, same)
+    for block, other in zip(streamed.scaled(scaling).blocks(50), expected.scaled(scaling).blocks(50), strict=True):
+        for actual, same in zip(block, other, strict=True):
+            np.testing.assert_array_equal(actual, same)
+        assert block.y.min() >= -1
+    pairs = StreamedRows(open_source([(X, expected.y)]), 3, None)
+    np.testing.assert_array_equal(next(pairs.blocks(1000)).y, expected.y)
+    chained = ChainedRows([expected.take(slice(0, 100)), expected.take(slice(100, None))])
+    np.testing.assert_array_equal(chained.arrays().weight, frame["often"])
+
+
+def test_scaling_of_several_outputs_is_that_of_each():
+    both = np.column_stack([Y, 5 * np.cos(Y)])
+    scaling = Scaling.of(X, both)
+    for k in (0, 1):
+        single = Scaling.of(X, both[:, k])
+        np.testing.assert_array_equal(scaling.rows(X), single.rows(X))
+        np.testing.assert_array_equal(scaling.responses(both)[:, k], single.responses(both[:, k]))
+        np.testing.assert_array_equal(scaling.undo(both)[:, k], single.undo(both[:, k]))
+    rows = ArrayRows(X, both)
+    assert rows.scaled(UNSCALED) is rows

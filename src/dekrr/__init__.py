@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from .selection.transformers import LeverageSelector as LeverageSelector
     from .selection.transformers import PlainSelector as PlainSelector
     from .selection.transformers import SurrogateSelector as SurrogateSelector
+    from .solvers import Chebyshev as Chebyshev
+    from .solvers import Jacobi as Jacobi
+    from .solvers import Solver as Solver
 
 _HOMES = {
     "errors": ["DataError", "DekrrError", "MessageError", "ModelFileError", "SettingsError", "TopologyError"],
@@ -57,6 +60,7 @@ _HOMES = {
         "PlainSelector",
         "SurrogateSelector",
     ],
+    "solvers": ["Chebyshev", "Jacobi", "Solver"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

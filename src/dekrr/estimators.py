@@ -20,7 +20,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import topology as topologies
@@ -40,9 +40,12 @@ from .protocols.tuning import GRIDS, Tuning, grid_of
 from .protocols.wire import PRECISIONS as WIRE_PRECISIONS
 from .protocols.wire import Wire
 from .rows import ArrayRows, ChainedRows, Rows, StreamedRows, split_by_site
+from .rows.batches import block_of, column_names, inputs_of, labels_of
+from .rows.sources import Source, is_mapping, is_source, open_source
+from .scaling import UNSCALED
 from .selection import CHOOSERS, MAPPINGS, Chooser
 from .selection.transformers import Selector, parameters
-from .sources import Source, arrays_of, column_names, inputs_of, is_mapping, is_source, labels_of, open_source
+from .solvers import SOLVERS
 from .statistics import PRECISIONS
 from .types import Array
 
@@ -81,7 +84,7 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array-like of shape (n_rows, n_columns), source, or mapping of site to source
-            A source is a path or something else that rows are read from in batches; see `dekrr.sources`.
+            A source is a path or something else that rows are read from in batches; see `dekrr.rows.sources`.
         y : array-like of shape (n_rows,), or str
             For sources, the name of the response's column. Batches of pairs X, y need none.
         sites : array-like of shape (n_rows,), or str, optional
@@ -225,7 +228,7 @@ class _SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             if y is None:
                 rows, responses = inputs_of(batch, columns), None
             else:
-                rows, responses = arrays_of(batch, columns, y)
+                rows, responses, *_ = block_of(batch, columns, y)
             labels = sites
             if isinstance(sites, str):
                 labels = labels_of(batch, sites)
@@ -501,11 +504,10 @@ class DeKRRRegressor(_NetworkRegressor):
     objective : {"mean", "own", "union"}, default="mean"
         What tuning minimises on held-out rows: the error of a site's own prediction, that of its neighbours'
         models on its rows, or the mean of both.
-    solver : {"chebyshev", "jacobi"}, default="chebyshev"
-        "jacobi" is the paper's; "chebyshev" takes about the root of its rounds.
-    self_penalty : float, "bound" or "adaptive", default=5.0
-        Damping of jacobi, in units of c~_j: a number, the smallest one of the paper's Proposition 1, or one
-        that starts at 0 and grows at sites whose part of the objective rises.
+    solver : {"chebyshev", "jacobi"} or Solver, default="chebyshev"
+        "jacobi" is the paper's; "chebyshev" takes about the root of its rounds; see `dekrr.Solver` for one of your own.
+    self_penalty : float or "bound", default=5.0
+        Damping of "jacobi", in units of c~_j: a number, or the smallest one of the paper's Proposition 1.
     tol : float, default=1e-6
         Relative residual at which all sites stop; 0 runs `max_rounds`.
     max_rounds : int, default=1500
@@ -599,7 +601,7 @@ class DeKRRRegressor(_NetworkRegressor):
     consensus: Any = "auto"
     folds: int = 5
     objective: str = "mean"
-    solver: str = "chebyshev"
+    solver: Any = "chebyshev"
     self_penalty: Any = 5.0
     tol: float = 1e-6
     max_rounds: int = 1500
@@ -622,8 +624,8 @@ class DeKRRRegressor(_NetworkRegressor):
         "consensus": [_NOT_NEGATIVE, StrOptions({"auto"}), "array-like"],
         "folds": [Interval(Integral, 2, None, closed="left")],
         "objective": [StrOptions({"own", "union", "mean"})],
-        "solver": [StrOptions({"jacobi", "chebyshev"})],
-        "self_penalty": [_NOT_NEGATIVE, StrOptions({"bound", "adaptive"})],
+        "solver": [StrOptions(set(SOLVERS)), HasMethods(["start", "update"])],
+        "self_penalty": [_NOT_NEGATIVE, StrOptions({"bound"})],
         "tol": [_NOT_NEGATIVE],
         "max_rounds": [_COUNT],
         "prediction": [StrOptions({"own", "neighborhood"})],
@@ -1035,8 +1037,8 @@ class CentralizedKRR(_SiteRegressor):
         pooled = ChainedRows(list(rows.values()))
         if pooled.streamed:
             raise SettingsError("exact kernel ridge regression holds all rows in memory: load them, or CentralizedRFF")
-        scaling = pooled.bounds if self.scale is not None else None
-        X, y = pooled.scaled(scaling).arrays()
+        scaling = pooled.bounds if self.scale is not None else UNSCALED
+        X, y, *_ = pooled.scaled(scaling).arrays()
         kernel = make_kernel(self.kernel, self.sigma)
         gram = kernel(X, X)
         gram[np.diag_indices(len(y))] += len(y) * self.alpha

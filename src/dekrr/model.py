@@ -1,8 +1,9 @@
 """What a site keeps when training is over: a model that predicts, saves and loads on its own."""
 
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from .errors import DataError, ModelFileError
 from .features import FeatureMap
 from .kernels import Kernel
 from .privacy.mechanism import Spent
-from .scaling import Scaling
-from .sources import inputs_of, is_source, open_source
+from .rows.batches import inputs_of
+from .rows.sources import is_source, open_source
+from .scaling import UNSCALED, AnyScaling, Scaling
 from .types import Array
 
 FORMAT = "dekrr-model"
@@ -94,14 +96,21 @@ def neighborhood_weights(n_neighbors: int, own_weight: float = OWN_WEIGHT) -> li
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One linear model: a feature map, the coefficients of its features, and its weight in a site's prediction."""
+    """One linear model: a feature map, the coefficients of its features, and its weight in a site's prediction.
+
+    Parameters
+    ----------
+    feature_map : FeatureMap
+    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
+    weight : float, default=1.0
+    """
 
     feature_map: FeatureMap
     coefficients: Array
     weight: float = 1.0
 
     def predict(self, X: Array) -> Array:
-        """Return coefficients'z(x) for scaled rows, shape (n_rows,)."""
+        """Return coefficients'z(x) for scaled rows, shape (n_rows,) or (n_rows, n_outputs)."""
         return self.feature_map.apply(X, self.coefficients)
 
 
@@ -121,12 +130,12 @@ class SiteModel:
     header : Header
     members : tuple of Member
         The site's own model first; then its neighbours' when it predicts with its neighbourhood.
-    scaling : Scaling or None
+    scaling : Scaling or Unscaled
     """
 
     header: Header
     members: tuple[Member, ...]
-    scaling: Scaling | None = field(default=None)
+    scaling: AnyScaling = UNSCALED
 
     @property
     def feature_map(self) -> FeatureMap:
@@ -135,7 +144,7 @@ class SiteModel:
 
     @property
     def coefficients(self) -> Array:
-        """The site's own coefficients (the paper's theta_j)."""
+        """The site's own coefficients (the paper's theta_j), shape (n_features,) or (n_features, n_outputs)."""
         return self.members[0].coefficients
 
     def predict(self, X: Any) -> Array:
@@ -144,23 +153,23 @@ class SiteModel:
         Parameters
         ----------
         X : array-like of shape (n_rows, n_columns), or source
-            A source is a path or something else that rows are read from in batches; see `dekrr.sources`.
+            A source is a path or something else that rows are read from in batches; see `dekrr.rows.sources`.
 
         Returns
         -------
-        ndarray of shape (n_rows,)
+        ndarray of shape (n_rows,) or (n_rows, n_outputs)
         """
         if is_source(X):
             columns = self.header.columns or self.header.n_columns
+            nothing = np.empty((0, *self.coefficients.shape[1:]))
             batches = open_source(X, once=True).batches(columns)
-            return np.concatenate([np.empty(0), *(self._predict(inputs_of(batch, columns)) for batch in batches)])
+            return np.concatenate([nothing, *(self._predict(inputs_of(batch, columns)) for batch in batches)])
         return self._predict(as_rows(X, self.header.columns, self.header.n_columns))
 
     def _predict(self, rows: Array) -> Array:
-        if self.scaling is not None:
-            rows = self.scaling.rows(rows)
+        rows = self.scaling.rows(rows)
         prediction = np.sum([member.weight * member.predict(rows) for member in self.members], axis=0)
-        return self.scaling.undo(prediction) if self.scaling is not None else prediction
+        return self.scaling.undo(prediction)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file; an existing file is replaced only when all is written."""
@@ -170,8 +179,7 @@ class SiteModel:
             tensors[f"phases_{i}"] = member.feature_map.phases
             tensors[f"amplitudes_{i}"] = member.feature_map.amplitudes
             tensors[f"coefficients_{i}"] = member.coefficients
-        if self.scaling is not None:
-            tensors |= {"lower": self.scaling.lower, "upper": self.scaling.upper}
+        tensors |= self.scaling.tensors
         tensors = {name: np.ascontiguousarray(tensor, dtype=np.float64) for name, tensor in tensors.items()}
         with replacing(Path(path)) as temporary:
             try:
@@ -225,14 +233,19 @@ def _from_tensors(path: Any, header: Header, tensors: dict[str, Array]) -> SiteM
             raise ModelFileError(f"{path}: {weights.shape} weights for {header.n_members} members")
         for i in range(header.n_members):
             frequencies = tensors[f"frequencies_{i}"]
+            phases, amplitudes = tensors[f"phases_{i}"], tensors[f"amplitudes_{i}"]
+            coefficients = tensors[f"coefficients_{i}"]
+            outputs = tensors["coefficients_0"].shape[1:]
             size = (frequencies.shape[1],)
-            vectors = [tensors[f"{name}_{i}"] for name in ("phases", "amplitudes", "coefficients")]
-            if frequencies.shape[0] != header.n_columns or any(vector.shape != size for vector in vectors):
+            fits = phases.shape == amplitudes.shape == size and coefficients.shape == size + outputs
+            if frequencies.shape[0] != header.n_columns or not fits or len(outputs) > 1:
                 raise ModelFileError(f"{path}: the shapes of member {i} do not fit each other")
-            members.append(Member(FeatureMap(frequencies, vectors[0], vectors[1]), vectors[2], float(weights[i])))
-        scaling = Scaling(tensors["lower"], tensors["upper"]) if header.scaled else None
-        if scaling is not None and not scaling.lower.shape == scaling.upper.shape == (header.n_columns + 1,):
-            raise ModelFileError(f"{path}: {scaling.lower.size} bounds for {header.n_columns} columns and a response")
+            members.append(Member(FeatureMap(frequencies, phases, amplitudes), coefficients, float(weights[i])))
+        scaling = Scaling(tensors["lower"], tensors["upper"]) if header.scaled else UNSCALED
+        n_bounds = header.n_columns + math.prod(members[0].coefficients.shape[1:])
+        if any(bound.shape != (n_bounds,) for bound in scaling.tensors.values()):
+            sizes = " and ".join(str(bound.size) for bound in scaling.tensors.values())
+            raise ModelFileError(f"{path}: {sizes} bounds for {header.n_columns} columns and a response")
     except (KeyError, IndexError) as error:
         raise ModelFileError(f"{path} lacks the tensor {error}") from None
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
@@ -249,26 +262,26 @@ class KernelModel:
     header : Header
     kernel : Kernel
     rows : ndarray of shape (n_rows, n_columns)
-    dual_coefficients : ndarray of shape (n_rows,)
-    scaling : Scaling or None
+    dual_coefficients : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+    scaling : Scaling or Unscaled
     """
 
     header: Header
     kernel: Kernel
     rows: Array
     dual_coefficients: Array
-    scaling: Scaling | None = field(default=None)
+    scaling: AnyScaling = UNSCALED
 
     def predict(self, X: Any) -> Array:
-        """Predict the response of rows `X`, shape (n_rows,)."""
+        """Predict the response of rows `X`, shape (n_rows,) or (n_rows, n_outputs)."""
         rows = as_rows(X, self.header.columns, self.header.n_columns)
-        rows = self.scaling.rows(rows) if self.scaling is not None else rows
+        rows = self.scaling.rows(rows)
         blocks = [
             self.kernel(rows[start : start + _ROWS_PER_BLOCK], self.rows) @ self.dual_coefficients
             for start in range(0, len(rows), _ROWS_PER_BLOCK)
         ]
-        prediction = np.concatenate(blocks) if blocks else np.empty(0)
-        return self.scaling.undo(prediction) if self.scaling is not None else prediction
+        prediction = np.concatenate([np.empty((0, *self.dual_coefficients.shape[1:])), *blocks])
+        return self.scaling.undo(prediction)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Refuse: an exact kernel model is its training rows."""

@@ -1,5 +1,6 @@
-"""Scaling of columns to [0, 1] and of the response to [-1, 1], by bounds that the sites agree on."""
+"""Scaling of columns to [0, 1] and of responses to [-1, 1], by bounds that the sites agree on; or no scaling."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,12 +10,14 @@ from .types import Array
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """The bounds of the columns and, last, of the response.
+    """The bounds of the columns and, last, of each output.
+
+    The shape of a response says how many outputs there are; see `dekrr.types.Block`.
 
     Parameters
     ----------
-    lower, upper : ndarray of shape (n_columns + 1,)
-        A constant column, or response, is mapped to 0.
+    lower, upper : ndarray of shape (n_columns + n_outputs,)
+        A constant column, or output, is mapped to 0.
 
     Examples
     --------
@@ -32,8 +35,9 @@ class Scaling:
 
     @classmethod
     def of(cls, X: Array, y: Array) -> "Scaling":
-        """Return the bounds of rows `X` (n_rows, n_columns) and responses `y` (n_rows,)."""
-        lower, upper = np.append(X.min(axis=0), y.min()), np.append(X.max(axis=0), y.max())
+        """Return the bounds of rows `X` (n_rows, n_columns) and responses `y` (n_rows,) or (n_rows, n_outputs)."""
+        lower = np.append(X.min(axis=0), y.min(axis=0))
+        upper = np.append(X.max(axis=0), y.max(axis=0))
         return cls(lower.astype(float), upper.astype(float))
 
     @property
@@ -41,21 +45,62 @@ class Scaling:
         spans = self.upper - self.lower
         return np.where(spans > 0, spans, 1.0)
 
-    @property
-    def _response(self) -> tuple[float, float]:
-        """The centre and half of the span of the response."""
-        return float(self.lower[-1] + self.upper[-1]) / 2, float(self._spans[-1]) / 2
+    def _responses(self, y: Array) -> tuple[Array, Array]:
+        """Return the centre and half of the span of each of the outputs in `y`."""
+        outputs = slice(-y.shape[1], None) if y.ndim == 2 else -1
+        centres: Array = (self.lower[outputs] + self.upper[outputs]) / 2
+        half_spans: Array = self._spans[outputs] / 2
+        return centres, half_spans
 
     def rows(self, X: Array) -> Array:
         """Return rows scaled so that the agreed bounds become 0 and 1."""
-        return (X - self.lower[:-1]) / self._spans[:-1]
+        columns = slice(X.shape[1])
+        return (X - self.lower[columns]) / self._spans[columns]
 
     def responses(self, y: Array) -> Array:
         """Return responses scaled so that the agreed bounds become -1 and 1."""
-        centre, half_span = self._response
-        return (y - centre) / half_span
+        centres, half_spans = self._responses(y)
+        return (y - centres) / half_spans
 
     def undo(self, y: Array) -> Array:
         """Return scaled responses in their own units."""
-        centre, half_span = self._response
-        return y * half_span + centre
+        centres, half_spans = self._responses(y)
+        return y * half_spans + centres
+
+    @property
+    def tensors(self) -> Mapping[str, Array]:
+        """What a model file keeps of it."""
+        return {"lower": self.lower, "upper": self.upper}
+
+
+@dataclass(frozen=True)
+class Unscaled:
+    """Columns and responses as they are: the same methods as `Scaling`, which do nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Unscaled().undo(np.array([3.0]))
+    array([3.])
+    """
+
+    def rows(self, X: Array) -> Array:
+        """Return the rows."""
+        return X
+
+    def responses(self, y: Array) -> Array:
+        """Return the responses."""
+        return y
+
+    def undo(self, y: Array) -> Array:
+        """Return the responses."""
+        return y
+
+    @property
+    def tensors(self) -> Mapping[str, Array]:
+        """What a model file keeps of it: nothing."""
+        return {}
+
+
+AnyScaling = Scaling | Unscaled
+UNSCALED = Unscaled()

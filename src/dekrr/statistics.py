@@ -1,26 +1,36 @@
-"""The sums over a site's rows that stand for them (section 2 of docs/architecture.md).
+"""The sums over a site's rows that stand for them (docs/architecture.md, "Only sums leave a site").
 
 With Z_ij the features of map i on the rows of site j (one row of the array per row of data), a site j
 computes about its own map Z_jj'Z_jj and Z_jj'y_j, and for each neighbour p, knowing its map,
-B_pj = Z_pj'Z_pj and C_pj = Z_pj'Z_jj. Rows are read in blocks, from memory or from disk, and never needed again.
+B_pj = Z_pj'Z_pj and C_pj = Z_pj'Z_jj. Rows are read in blocks, from memory or from disk, and never needed again. A row
+of weight w counts w times in every sum: its features and responses are multiplied by the root of w.
 """
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from .cosines import loops_for
 from .features import FeatureMap
-from .rows import Rows
-from .types import Array
+from .types import Array, Block
 
 PRECISIONS = ("double", "mixed")
-_NOTHING = np.empty(0, dtype=np.uint8)
-_mine = threading.local()
 _BYTES_PER_BLOCK = 1 << 22  # of features: half of what two cores have of a third-level cache
+
+
+class RowBlocks(Protocol):
+    """What sums are over; `dekrr.rows.Rows` has more."""
+
+    @property
+    def expansion(self) -> float:
+        """How many rows of the site each of these stands for: above 1 for a sample."""
+
+    def blocks(self, size: int) -> Iterable[Block]:
+        """Pass over all rows in blocks of at most `size` rows: at least one block, which may be empty."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +41,10 @@ class OwnSums:
     ----------
     gram : ndarray of shape (n_features, n_features)
         Z_jj'Z_jj.
-    moment : ndarray of shape (n_features,)
+    moment : ndarray of shape (n_features,) or (n_features, n_outputs)
         Z_jj'y_j.
     response_energy : float
-        y_j'y_j.
+        y_j'y_j, summed over outputs.
     """
 
     gram: Array
@@ -45,9 +55,9 @@ class OwnSums:
         """Return the sums over these rows and some more."""
         return OwnSums(self.gram + more.gram, self.moment + more.moment, self.response_energy + more.response_energy)
 
-    def times(self, weight: float) -> "OwnSums":
-        """Return the sums where every row counts `weight` times."""
-        return OwnSums(weight * self.gram, weight * self.moment, weight * self.response_energy)
+    def times(self, factor: float) -> "OwnSums":
+        """Return the sums where every row counts `factor` times."""
+        return OwnSums(factor * self.gram, factor * self.moment, factor * self.response_energy)
 
 
 @dataclass(frozen=True)
@@ -76,9 +86,9 @@ class CrossSums:
         """Return the sums over these rows and some more."""
         return CrossSums(self.gram + more.gram, self.cross + more.cross, self.lone + more.lone)
 
-    def times(self, weight: float) -> "CrossSums":
-        """Return the sums where every row counts `weight` times."""
-        return CrossSums(weight * self.gram, weight * self.cross, weight * self.lone)
+    def times(self, factor: float) -> "CrossSums":
+        """Return the sums where every row counts `factor` times."""
+        return CrossSums(factor * self.gram, factor * self.cross, factor * self.lone)
 
 
 @lru_cache(maxsize=4)
@@ -107,15 +117,6 @@ def unpack_symmetric(packed: Array, size: int) -> Array:
     return packed.take(_upper(size)[1])
 
 
-def _scratch(n_rows: int, n_columns: int, dtype: type) -> Array:
-    """Return an array of this thread to write over: fresh memory would cost as much as the features in it."""
-    size = n_rows * n_columns * np.dtype(dtype).itemsize
-    if getattr(_mine, "bytes", _NOTHING).size < size:
-        _mine.bytes = np.empty(size, dtype=np.uint8)
-    features: Array = _mine.bytes[:size].view(dtype).reshape(n_rows, n_columns)
-    return features
-
-
 def weigh(weights: Array, features: Array) -> Array:
     """Return weights'features, with products and sums in double precision whatever the features have.
 
@@ -140,8 +141,21 @@ def rows_per_block(bytes_per_row: int) -> int:
     return max(256, _BYTES_PER_BLOCK // bytes_per_row)
 
 
+def weighted_features(feature_map: FeatureMap, block: Block, dtype: DTypeLike = np.float64) -> Array:
+    """Return the features of a block's rows, each row times the root of its weight, shape (n_rows, n_features)."""
+    features = feature_map(block.X, out=np.empty((block.n_rows, feature_map.n_features), dtype))
+    if block.weight is not None:
+        features *= np.sqrt(block.weight)[:, None].astype(features.dtype)
+    return features
+
+
+def weighted_responses(block: Block) -> Array:
+    """Return a block's responses, each row times the root of its weight."""
+    return block.y if block.weight is None else (block.y.T * np.sqrt(block.weight)).T
+
+
 def accumulate(
-    rows: Rows,
+    rows: RowBlocks,
     own: FeatureMap,
     others: Mapping[str, FeatureMap],
     precision: str = "double",
@@ -152,7 +166,8 @@ def accumulate(
 
     Parameters
     ----------
-    rows : Rows
+    rows : RowBlocks
+        For instance `dekrr.rows.Rows`.
     own : FeatureMap
     others : mapping of neighbour to FeatureMap
     precision : {"double", "mixed"}, default="double"
@@ -169,16 +184,16 @@ def accumulate(
     )
     with_own = np.zeros((own.n_features, joint.n_features))
     grams = [np.zeros((m.n_features, m.n_features)) for m in maps[1:]]
-    moment = np.zeros(own.n_features)
+    moment = np.zeros(())  # takes the shape of the first block's
     lone: Array | float = 0.0
     response_energy = 0.0
-    single = precision == "mixed"
-    for X, y, withheld in rows.marked(rows_per_block(joint.n_features * (4 if single else 8))):
-        features = joint(X, out=_scratch(len(X), joint.n_features, np.float32 if single else np.float64))
-        moment += y.astype(features.dtype, copy=False) @ features[:, slices[0]]
-        response_energy += float(y @ y)
-        if withheld is not None and withheld.any():
-            alone, features = features[withheld, slices[0]], features[~withheld]
+    dtype = np.dtype(np.float32 if precision == "mixed" else np.float64)
+    for block in rows.blocks(rows_per_block(joint.n_features * dtype.itemsize)):
+        features, y = weighted_features(joint, block, dtype), weighted_responses(block)
+        moment = moment + (y.T.astype(features.dtype, copy=False) @ features[:, slices[0]]).T
+        response_energy += float(np.vdot(y, y))
+        if block.withheld is not None and block.withheld.any():
+            alone, features = features[block.withheld, slices[0]], features[~block.withheld]
             lone = lone + alone.T.astype(np.float64) @ alone
         with_own += features[:, slices[0]].T @ features
         for gram, part in zip(grams, slices[1:], strict=True):
@@ -188,6 +203,6 @@ def accumulate(
         name: CrossSums(pack_symmetric(gram), with_own[:, part].T, lone)
         for name, gram, part in zip(others, grams, slices[1:], strict=True)
     }
-    if rows.weight == 1:
+    if rows.expansion == 1:
         return own_sums, cross
-    return own_sums.times(rows.weight), {name: sums.times(rows.weight) for name, sums in cross.items()}
+    return own_sums.times(rows.expansion), {name: sums.times(rows.expansion) for name, sums in cross.items()}

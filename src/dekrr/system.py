@@ -5,7 +5,8 @@ All sites together minimise, with c~_j = consensus / (N |N_j|),
     L = sum_j 1/N |Z_jj theta_j - y_j|^2 + alpha/J |theta_j|^2
         + sum_{p in N_j} c~_j |Z_jj theta_j - Z_pj theta_p|^2,
 
-whose gradient vanishes where H theta = d: H_jj theta_j - sum_p P_jp theta_p = d_j for every site j.
+whose gradient vanishes where H theta = d: H_jj theta_j - sum_p P_jp theta_p = d_j for every site j. With several
+outputs theta_j and d_j have a column for each, the matrices are the same, and L is the sum over outputs.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ class Weights:
     Parameters
     ----------
     n_rows : float
-        N: rows of all sites that are in the sums.
+        N: rows of all sites that are in the sums; where rows have weights, the sum of those.
     n_sites : int
         J.
     alpha : float
@@ -57,10 +58,10 @@ class BlockRow:
         The order in which `matrix` has the neighbours.
     matrix : ndarray of shape (D_j, D_j + sum of D_p)
         H_jj and -P_jp of all neighbours, side by side.
-    right_side : ndarray of shape (D_j,)
+    right_side : ndarray of shape (D_j,) or (D_j, n_outputs)
         d_j.
     response_energy : float
-        y_j'y_j / N.
+        y_j'y_j / N, summed over outputs.
     """
 
     neighbors: tuple[str, ...]
@@ -79,7 +80,7 @@ class BlockRow:
         return -self.matrix[:, len(self.matrix) :]
 
     def residual(self, coefficients: Array, of_neighbors: Mapping[str, Array]) -> Array:
-        """Return d_j - H_jj theta_j + sum_p P_jp theta_p, shape (D_j,)."""
+        """Return d_j - H_jj theta_j + sum_p P_jp theta_p, of the shape of d_j."""
         known = np.concatenate([coefficients, *map(of_neighbors.__getitem__, self.neighbors)])
         residual: Array = self.right_side - self.matrix.dot(known)
         return residual
@@ -89,11 +90,11 @@ class BlockRow:
 
         That is how far their residuals are from what they compute when what they know of theta_j is off by `behind`.
         """
-        return float(np.linalg.norm(behind @ self.couplings))
+        return float(np.linalg.norm(behind.T @ self.couplings))
 
     def objective_share(self, coefficients: Array, residual: Array) -> float:
         """Return this site's share of L: y_j'y_j / N - theta_j'(d_j + residual_j). All shares sum to L."""
-        return self.response_energy - float(coefficients.dot(self.right_side + residual))
+        return self.response_energy - float(np.vdot(coefficients, self.right_side + residual))
 
 
 def assemble(

@@ -17,7 +17,8 @@ from ..estimators import DeKRRRegressor
 from ..labels import factorise, names_of
 from ..metrics import rse
 from ..model import SiteModel, load
-from ..sources import PARQUET, inputs_of, open_source
+from ..rows.batches import inputs_of
+from ..rows.sources import PARQUET, open_source
 from ..types import Array
 
 SUFFIX = ".safetensors"

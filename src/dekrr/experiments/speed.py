@@ -27,7 +27,7 @@ from ..data.partitions import by_response
 from ..errors import DataError
 from ..estimators import DeKRRRegressor
 from ..networks.local import free_cores
-from ..rows import SAMPLE_ROWS
+from ..rows.survey import SAMPLE_ROWS
 from ..selection import Greedy
 from ..statistics import rows_per_block
 from ..types import Array

@@ -32,8 +32,9 @@ from ..protocols.outcome import Outcome, members_of
 from ..protocols.site import Procedure, Site
 from ..protocols.tuning import Tuned
 from ..rows import Rows, StreamedRows
+from ..rows.sources import open_source
+from ..scaling import Scaling
 from ..selection import CHOOSERS
-from ..sources import open_source
 from . import keys
 from .config import METHODS, SiteFile
 from .journal import Ended, FileJournal, Opening
@@ -218,7 +219,7 @@ class Node:
             n_columns=len(self.config.data.columns),
             columns=list(self.config.data.columns),
             n_members=len(members),
-            scaled=outcome.scaling is not None,
+            scaled=isinstance(outcome.scaling, Scaling),
             privacy=outcome.privacy,
         )
         return SiteModel(header, members, outcome.scaling)

@@ -16,6 +16,7 @@ from ..features import FeatureMap
 from ..messages import Chosen
 from ..rows import ArrayRows, Rows
 from ..selection import Chooser
+from ..statistics import weighted_features
 from ..types import Array
 from .admission import leverages, whiten
 
@@ -177,7 +178,7 @@ def _stands_alone(rows: ArrayRows, feature_map: FeatureMap) -> np.ndarray:
 
     Rows that others hid behind show when those are gone, so that it is done three times.
     """
-    features = feature_map(rows.X)
+    features = weighted_features(feature_map, rows.arrays())
     left = np.arange(rows.n_rows)
     for _ in range(_LEVERAGE_PASSES if rows.n_rows else 0):
         typical = leverages(features[left], whiten(features[left].T @ features[left])) <= _ALONE

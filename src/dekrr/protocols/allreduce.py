@@ -45,13 +45,15 @@ def train(site: Site, selector: Chooser, settings: Settings, *, shared: FeatureM
     own, roster = prepared.sums, prepared.roster
     size = len(own.moment)
     total = yield from tree_sum(
-        site, roster, np.concatenate([pack_symmetric(own.gram), own.moment, [own.response_energy]])
+        site, roster, np.concatenate([pack_symmetric(own.gram), own.moment.ravel(), [own.response_energy]])
     )
-    gram = unpack_symmetric(total[: -size - 1], size) / roster.n_rows
-    moment, response_energy = total[-size - 1 : -1] / roster.n_rows, total[-1] / roster.n_rows
+    gram, moment, response_energy = np.split(total, [-own.moment.size - 1, -1])
+    gram = unpack_symmetric(gram, size) / roster.n_rows
+    moment = moment.reshape(own.moment.shape) / roster.n_rows
     coefficients = cho_solve((cholesky(gram + settings.alpha * np.eye(size)), False), moment)
     outcome = Outcome(roster, prepared.scaling, prepared.feature_map, coefficients)
-    outcome.objective_shares = [float(response_energy - coefficients @ moment) / roster.n_sites]
+    objective = float(response_energy[0] / roster.n_rows - np.vdot(coefficients, moment))
+    outcome.objective_shares = [objective / roster.n_sites]
     outcome.neighbor_maps = dict.fromkeys(site.neighbors, prepared.feature_map)
     outcome.neighbor_coefficients = dict.fromkeys(site.neighbors, coefficients)
     return outcome

@@ -8,6 +8,7 @@ rows in the place of lines 4 to 6, which send features of every row.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,12 +27,13 @@ from ..messages import (
 from ..model import OWN_WEIGHT
 from ..privacy import guards
 from ..privacy.mechanism import DifferentialPrivacy, GaussianSums
-from ..rows import Rows, sampled
-from ..scaling import Scaling
+from ..rows import Rows
+from ..rows.survey import sampled
+from ..scaling import UNSCALED, AnyScaling, Scaling
 from ..selection import Chooser, Pool
-from ..solvers import SelfPenalty, Solver, make_solver
+from ..solvers import SelfPenalty, SiteSystem, Solver, make_solver
 from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric
-from ..system import BlockRow, Weights, assemble, penalty
+from ..system import Weights, penalty
 from ..types import Array
 from .consensus import Progress, Roster, agree_on_scaling, roll_call, tree_sum
 from .outcome import Outcome
@@ -56,9 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Regularisation (the paper's lambda).
     consensus : float
         Weight of the agreement with neighbours (c of the authors' code).
-    solver : {"jacobi", "chebyshev"}
-    self_penalty : float, "bound" or "adaptive"
-        For jacobi alone.
+    solver : {"jacobi", "chebyshev"} or Solver
+    self_penalty : float or "bound"
+        For "jacobi" alone.
     tol : float
         Relative residual to stop at; 0 runs `max_rounds`.
     max_rounds : int
@@ -95,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     alpha: float = 1e-6
     consensus: float = 1.0
-    solver: str = "chebyshev"
+    solver: Any = "chebyshev"
     self_penalty: SelfPenalty = 5.0
     tol: float = 1e-6
     max_rounds: int = 1500
@@ -138,6 +140,11 @@ class SetUp:
     own: OwnSums
     received: dict[str, CrossSums]
     sent: dict[str, CrossSums]
+
+    def system(self, roster: Roster, alpha: float, consensus: float) -> SiteSystem:
+        """Return the site's block row of the linear system, and what it is assembled from."""
+        weights = self.weights(roster, alpha, consensus)
+        return SiteSystem.assembled(self.own, self.received, self.sent, weights, consensus)
 
     def weights(self, roster: Roster, alpha: float, consensus: float, share: float = 1.0) -> Weights:
         """Return the weights of the objective's terms when a `share` of all rows is in the sums."""
@@ -187,7 +194,8 @@ def train(
             allocation=settings.allocation,
             tuned=tuning is not None,
         )
-    scaling: Scaling | None = None
+    solver = make_solver(settings.solver, settings.self_penalty)
+    scaling: AnyScaling = UNSCALED
     if settings.scale == "minmax" and settings.bounds is not None:
         scaling = public_scaling(settings.bounds, site.rows.n_columns)
     mechanism: GaussianSums | None = None
@@ -198,7 +206,7 @@ def train(
         site = site.withholding(settings.max_leverage)
         site.require_rows(settings.min_rows)
         roster = yield from roll_call(site)
-        if settings.scale == "minmax" and scaling is None:
+        if settings.scale == "minmax" and settings.bounds is None:
             scaling = yield from agree_on_scaling(site, roster)
         rows = site.rows.scaled(scaling)
         n_features = yield from allocate(site, rows, selector, settings.allocation, roster)
@@ -217,17 +225,13 @@ def train(
     alpha = settings.alpha
     if mechanism is not None:
         alpha += roster.n_sites * mechanism.ridge(ready.own_map.n_features) / roster.n_rows
-    weights = ready.weights(roster, alpha, settings.consensus)
-    row = assemble(ready.own, ready.received, ready.sent, weights)
-    solver = make_solver(
-        settings.solver, settings.self_penalty, settings.consensus, row, ready.own, ready.received, weights
-    )
-    zeros = np.zeros(ready.own_map.n_features)
+    system = ready.system(roster, alpha, settings.consensus)
+    zeros = np.zeros_like(system.row.right_side)
     outcome = Outcome(roster, scaling, ready.own_map, zeros, neighbor_maps=ready.maps, tuned=tuned, ready=ready)
     outcome.own_weight = settings.own_weight
     outcome.admission = site.admission
     outcome.privacy = mechanism.spent if mechanism is not None else None
-    yield from iterate(site, row, solver, settings, outcome, from_zero=True, keep_path=keep_path)
+    yield from iterate(site, system, solver, settings, outcome, from_zero=True, keep_path=keep_path)
     return outcome
 
 
@@ -432,7 +436,7 @@ def choose_features(
         return own_map
     own, _ = accumulate(sample, own_map, {})
     weight = 1 / len(inbox)
-    gram, moment, n_rows = own.gram, own.moment, sample.n_rows * sample.weight
+    gram, moment, n_rows = own.gram, own.moment, sample.n_rows * sample.expansion
     for p, answer in sorted(inbox.items()):
         gram = gram + weight * unpack_symmetric(answer.gram, size)
         moment = moment + weight * answer.moment
@@ -455,7 +459,7 @@ def allocate(site: Site, rows: Rows, selector: Chooser, allocation: str, roster:
     if allocation != "gain" or not selector.tells_gains:
         raise SettingsError(f'allocation={allocation!r}: choose "equal", "sqrt" or, for greedy features, "gain"')
     sample, width = rows.sample, selector.width
-    gains = sample.weight * selector.gains(sample.X, sample.y, _MOST_OF_MEAN * mean // width, site.rng())
+    gains = sample.expansion * selector.gains(sample.X, sample.y, _MOST_OF_MEAN * mean // width, site.rng())
     gains = np.maximum.accumulate(gains[::-1])[::-1]
     candidates = np.sum(gains[:, None] >= _THRESHOLDS * roster.n_rows, axis=0)
     wanted = width * np.maximum(candidates, max(1, mean // _MOST_OF_MEAN // width)).astype(float)
@@ -531,7 +535,7 @@ def kept_of(sent: Mapping[str, CrossSums]) -> dict[str, CrossSums]:
 def exchange_rows(rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap]) -> Procedure[_Exchanged]:
     """Exchange features of every row, as the paper's lines 4 to 6 do. Rows can be recovered from them."""
     own, sent = accumulate(rows, own_map, maps)
-    X, _ = rows.arrays()
+    X = rows.arrays().X
     own_features = own_map(X)
     outbox = {p: RowFeatures(own_features, feature_map(X)) for p, feature_map in maps.items()}
     inbox = expect(
@@ -549,8 +553,8 @@ def exchange_rows(rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap
 
 def iterate(
     site: Site,
-    row: BlockRow,
-    solver: Solver,
+    system: SiteSystem,
+    solver: Solver[Any],
     settings: Settings,
     outcome: Outcome,
     *,
@@ -564,18 +568,19 @@ def iterate(
     again. Where sites do not depend on each other it is 0 in every other round. To it comes what neighbours cannot see
     of this site's coefficients, on a wire that rounds them or leaves them out.
     """
-    state = solver.start(outcome.coefficients)
+    row, state = system.row, solver.start(system, outcome.coefficients)
+    outputs = outcome.coefficients.shape[1:]
     last_length = 0.0
     progress = Progress(outcome.roster.diameter, settings.tol)
     scale = float(np.linalg.norm(row.right_side))
     sender = Sender(settings.wire, state.coefficients if from_zero else np.zeros_like(state.coefficients))
-    listener = Listener({p: np.zeros(known.n_features) for p, known in outcome.neighbor_maps.items()})
+    listener = Listener({p: np.zeros((known.n_features, *outputs)) for p, known in outcome.neighbor_maps.items()})
     for rounds in range(settings.max_rounds + 1):
         shares: dict[str, tuple[float, ...]] = {}
         if rounds or not from_zero:
             shares = listener.hear((yield site.to_all(sender.message(state.coefficients, rounds, progress.share))))
         residual = row.residual(state.coefficients, listener.known)
-        length = math.sqrt(residual.dot(residual))
+        length = math.sqrt(np.vdot(residual, residual))
         if not math.isfinite(length):
             raise _overflow({**listener.known, "": state.coefficients})
         if sender.known is not state.coefficients:

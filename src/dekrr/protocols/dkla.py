@@ -93,7 +93,7 @@ def train(
         selecting_site=settings.selecting_site,
         shared=shared,
     )
-    zeros = np.zeros(prepared.feature_map.n_features)
+    zeros = np.zeros_like(prepared.sums.moment)
     outcome = Outcome(prepared.roster, prepared.scaling, prepared.feature_map, zeros)
     yield from iterate(site, prepared, settings, outcome, keep_path=keep_path)
     return outcome
@@ -151,8 +151,8 @@ class _LocalProblem:
 
     def objective(self, theta: Array) -> float:
         """Return 1/N |Z theta - y|^2 + alpha/J |theta|^2."""
-        fit = theta @ (self._sums.gram @ theta - 2 * self._sums.moment) + self._sums.response_energy
-        return float(fit / self._n_rows + self._ridge * theta @ theta)
+        fit = np.vdot(theta, self._sums.gram @ theta - 2 * self._sums.moment) + self._sums.response_energy
+        return float(fit / self._n_rows + np.vdot(self._ridge * theta, theta))
 
 
 def _record(outcome: Outcome, problem: _LocalProblem, theta: Array, gamma: Array, keep_path: bool) -> None:

@@ -16,10 +16,9 @@ from ..features import FeatureMap
 from ..messages import Bounds, Degree, Message, expect, expect_senders
 from ..privacy import guards
 from ..rows import Rows
-from ..scaling import Scaling
+from ..scaling import UNSCALED, AnyScaling, Scaling
 from ..selection import Chooser
 from ..solvers import make_solver
-from ..system import assemble
 from .consensus import roll_call
 from .dekrr import (
     Offers,
@@ -54,6 +53,7 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Chooser, sett
     """
     if settings.privacy is not None:
         raise SettingsError("the privacy budget is spent by the first fit: a second release of sums would exceed it")
+    solver = make_solver(settings.solver, settings.self_penalty)
     admission = before.admission if before is not None else None
     site = replace(site, admission=admission or site.admission).withholding(settings.max_leverage)
     if site.admission is not None and new.n_rows:
@@ -74,37 +74,33 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Chooser, sett
         n_features = selector.most_features(int(selector.n_features), site.n_rows)
         selector = selector.replace(n_features=n_features)
         own_map = selector.select(rows.sample.X, rows.sample.y, site.rng())
-        start = np.zeros(n_features)
     else:
-        own_map, start = before.feature_map, before.coefficients
+        own_map = before.feature_map
         selector = selector.replace(n_features=own_map.n_features)
     maps, degrees = yield from _exchange_maps(site, own_map, before, known, selector, settings)
     _check_rows(site, own_map, maps, known, n_new, settings)
     ready = yield from _exchange_sums(site, rows, new, before, known, own_map, maps, degrees, settings)
-    weights = ready.weights(roster, settings.alpha, settings.consensus)
-    row = assemble(ready.own, ready.received, ready.sent, weights)
-    solver = make_solver(
-        settings.solver, settings.self_penalty, settings.consensus, row, ready.own, ready.received, weights
-    )
+    system = ready.system(roster, settings.alpha, settings.consensus)
+    start = before.coefficients if before is not None else np.zeros_like(system.row.right_side)
     outcome = Outcome(roster, scaling, own_map, start, neighbor_maps=maps, ready=ready)
     outcome.own_weight = settings.own_weight
     outcome.admission = site.admission
-    yield from iterate(site, row, solver, settings, outcome, from_zero=False)
+    yield from iterate(site, system, solver, settings, outcome, from_zero=False)
     return outcome
 
 
 def _pass_on_scaling(
     site: Site, before: Outcome | None, known: tuple[str, ...], settings: Settings
-) -> Procedure[Scaling | None]:
+) -> Procedure[AnyScaling]:
     """Tell new neighbours the scaling; a site that joins takes the one it is told."""
     outbox: dict[str, Message] = {}
-    if before is not None and before.scaling is not None:
+    if before is not None and isinstance(before.scaling, Scaling):
         message = Bounds(before.scaling.lower, before.scaling.upper)
         outbox = {p: message for p in site.neighbors if p not in known}
     inbox = yield outbox
     if before is not None or settings.scale is None:
-        return before.scaling if before is not None else None
-    shapes = dict.fromkeys(inbox, (site.rows.n_columns + 1,))
+        return before.scaling if before is not None else UNSCALED
+    shapes = dict.fromkeys(inbox, site.rows.bounds.lower.shape)
     told = expect(inbox, Bounds, lower=shapes, upper=shapes)
     if not told:
         raise MessageError(f"site {site.name!r} joins, but no neighbour told it the scaling: join one site at a time")

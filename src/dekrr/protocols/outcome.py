@@ -7,7 +7,7 @@ from ..features import FeatureMap
 from ..model import OWN_WEIGHT, Member, neighborhood
 from ..privacy.admission import Admission
 from ..privacy.mechanism import Spent
-from ..scaling import Scaling
+from ..scaling import AnyScaling
 from ..types import Array
 from .consensus import Roster
 from .tuning import Tuned
@@ -23,9 +23,9 @@ class Outcome:
     Parameters
     ----------
     roster : Roster
-    scaling : Scaling or None
+    scaling : Scaling or Unscaled
     feature_map : FeatureMap
-    coefficients : ndarray of shape (n_features,)
+    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
     neighbor_maps : dict of neighbour to FeatureMap
     neighbor_coefficients : dict of neighbour to ndarray
     rounds : int
@@ -53,7 +53,7 @@ class Outcome:
     """
 
     roster: Roster
-    scaling: Scaling | None
+    scaling: AnyScaling
     feature_map: FeatureMap
     coefficients: Array
     neighbor_maps: dict[str, FeatureMap] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from ..privacy.mechanism import GaussianSums, clip_responses
 from ..rows import Rows
 from ..selection import Chooser
 from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric
-from ..types import Array
+from ..types import Block
 from .site import Procedure, Site
 
 
@@ -70,11 +70,13 @@ def sum_and_digest(rows: Rows, shared: FeatureMap, maps: Mapping[str, FeatureMap
             )
     digest = hashlib.sha256()
 
-    def clipped(X: Array, y: Array) -> tuple[Array, Array]:
-        y = clip_responses(y)
-        for part in (X, y):
+    def clipped(block: Block) -> Block:
+        if block.weight is not None or block.y.ndim > 1:
+            raise SettingsError("the privacy budget is for one output and rows that count once each")
+        y = clip_responses(block.y)
+        for part in (block.X, y):
             digest.update(np.ascontiguousarray(part).data)
-        return X, y
+        return Block(block.X, y)
 
     own, _ = accumulate(rows.mapped(clipped), shared, {})
     return own, digest.digest()

@@ -9,7 +9,7 @@ from ..features import FeatureMap
 from ..messages import Features, expect
 from ..privacy import guards
 from ..rows import Rows
-from ..scaling import Scaling
+from ..scaling import UNSCALED, AnyScaling
 from ..selection import Chooser
 from ..statistics import OwnSums, accumulate
 from .consensus import Roster, agree_on_scaling, roll_call
@@ -22,7 +22,7 @@ class Prepared:
     """What a site knows before it solves: the network, the scaling, the shared features, its own sums."""
 
     roster: Roster
-    scaling: Scaling | None
+    scaling: AnyScaling
     feature_map: FeatureMap
     sums: OwnSums
 
@@ -61,12 +61,12 @@ def prepare(
         site.require_rows(min_rows)
         guards.check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, rows_per_feature)
         roster = yield from roll_call(site)
-        return Prepared(roster, None, shared, sums)
+        return Prepared(roster, UNSCALED, shared, sums)
     site = site.withholding(max_leverage)
     site = replace(site, rows=site.rows.admitted())
     site.require_rows(min_rows)
     roster = yield from roll_call(site)
-    scaling: Scaling | None = None
+    scaling: AnyScaling = UNSCALED
     if scale == "minmax":
         scaling = yield from agree_on_scaling(site, roster)
     rows = site.rows.scaled(scaling)

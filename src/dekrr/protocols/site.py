@@ -60,12 +60,12 @@ class Site:
     @property
     def X(self) -> Array:
         """The rows as an array, where they are in memory."""
-        return self.rows.arrays()[0]
+        return self.rows.arrays().X
 
     @property
     def y(self) -> Array:
         """The responses as an array, where they are in memory."""
-        return self.rows.arrays()[1]
+        return self.rows.arrays().y
 
     def rng(self, purpose: str = "features") -> np.random.Generator:
         """Return this site's random numbers: a stream that depends on seed, name and purpose only."""

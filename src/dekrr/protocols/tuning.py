@@ -17,12 +17,15 @@ import msgspec
 import numpy as np
 
 from ..errors import DataError, MessageError, SettingsError
+from ..features import FeatureMap
 from ..messages import Coefficients, expect
-from ..rows import ArrayRows, sampled
+from ..rows import ArrayRows
+from ..rows.survey import sampled
 from ..selection import Chooser, Pool
-from ..solvers import inverse, lower_end, next_weight
+from ..solvers import Chebyshev, ChebyshevState, inverse
+from ..statistics import weighted_responses
 from ..system import BlockRow, assemble
-from ..types import Array
+from ..types import Array, Block
 from .consensus import Roster, tree_sum
 from .site import Procedure, Site
 
@@ -124,7 +127,7 @@ class Tuned:
 
 def tune(
     site: Site,
-    sample: ArrayRows,
+    rows: ArrayRows,
     selector: Chooser,
     settings: "Settings",
     tuning: Tuning,
@@ -135,8 +138,8 @@ def tune(
     Parameters
     ----------
     site : Site
-    sample : ArrayRows
-        Scaled: all of the site's, or a sample that stands for them.
+    rows : ArrayRows
+        Scaled rows: all of the site's, or a sample that stands for them.
     selector : Chooser
     settings : Settings
     tuning : Tuning
@@ -152,22 +155,21 @@ def tune(
         settings, exchange="sums", rows_per_feature=settings.rows_per_feature * (tuning.folds - 1)
     )
     fewest = min((n - -(-n // tuning.folds) for n in (sampled(roster.rows[p]) for p in site.neighbors)), default=0)
-    X, y, weight = sample.X, sample.y, sample.weight
-    fold_of = site.rng("folds").permutation(len(y)) % tuning.folds
+    fold_of = site.rng("folds").permutation(rows.n_rows) % tuning.folds
     errors: list[Array] = []
     for sigma in tuning.sigmas:
         with_sigma = selector.replace(sigma=sigma)
         shortlists: list[Pool | None] = [None] * tuning.folds
         if asks_neighbors(with_sigma, site):
             limited = limit_shortlist(with_sigma, fewest, settings.rows_per_feature)
-            shortlists = [*limited.fold_shortlists(X, y, fold_of, tuning.folds, site.rng())]
+            shortlists = [*limited.fold_shortlists(rows.X, rows.y, fold_of, tuning.folds, site.rng())]
         ready: list[SetUp] = []
         for fold in range(tuning.folds):
-            kept = fold_of != fold
-            ready.append((yield from set_up(site, sample.take(kept), with_sigma, roster, settings, shortlists[fold])))
-        held_out = [HeldOut(X[fold_of == k], y[fold_of == k], ready[k], tuning) for k in range(tuning.folds)]
+            kept = rows.take(fold_of != fold)
+            ready.append((yield from set_up(site, kept, with_sigma, roster, settings, shortlists[fold])))
+        held_out = [HeldOut(rows.take(fold_of == k).arrays(), ready[k], tuning) for k in range(tuning.folds)]
         errors += yield from _score_grid(site, ready, held_out, tuning, roster)
-    total = yield from tree_sum(site, roster, weight * np.concatenate(errors))
+    total = yield from tree_sum(site, roster, rows.expansion * np.concatenate(errors))
     best = tuning.grid[int(np.argmin(total))]
     return Tuned(*best, grid=tuning.grid, errors=total / roster.n_rows)
 
@@ -191,14 +193,16 @@ class HeldOut:
 
     Parameters
     ----------
-    X, y : ndarray of shape (n_rows, n_columns) and (n_rows,)
+    block : Block
     ready : SetUp
         The maps, and the order of the neighbours.
     tuning : Tuning
     """
 
-    def __init__(self, X: Array, y: Array, ready: "SetUp", tuning: Tuning) -> None:
-        self._X, self._y = X, y
+    def __init__(self, block: Block, ready: "SetUp", tuning: Tuning) -> None:
+        self._X = block.X
+        self._y = weighted_responses(block).reshape(block.n_rows, 1, *(block.y.shape[1:] or (1,)))
+        self._roots = np.ones(1) if block.weight is None else np.sqrt(block.weight)
         self._maps = [ready.own_map, *ready.maps.values()]
         self._tuning = tuning
 
@@ -207,16 +211,23 @@ class HeldOut:
 
         Parameters
         ----------
-        coefficients : sequence of ndarray of shape (n, D_p)
+        coefficients : sequence of ndarray of shape (n, D_p, n_outputs)
             The site's own, then its neighbours'.
         """
-        predictions = np.array([m.apply(self._X, c.T) for m, c in zip(self._maps, coefficients, strict=True)])
+        predictions = np.array([self._predict(*each) for each in zip(self._maps, coefficients, strict=True)])
         own = self._error_seen_from(0, predictions)
         neighbors = range(1, len(self._maps))
         if self._tuning.objective == "own" or not neighbors:
             return own
         union = np.mean([self._error_seen_from(p, predictions) for p in neighbors], axis=0)
         return np.asarray(union if self._tuning.objective == "union" else (own + union) / 2)
+
+    def _predict(self, feature_map: FeatureMap, coefficients: Array) -> Array:
+        """Return predictions times the roots of the rows' weights, shape (n_rows, n, n_outputs)."""
+        n, n_features, n_outputs = coefficients.shape
+        side_by_side = coefficients.transpose(1, 0, 2).reshape(n_features, n * n_outputs)
+        predictions = feature_map.apply(self._X, side_by_side).reshape(len(self._X), n, n_outputs)
+        return np.asarray(predictions * self._roots[:, None, None])
 
     def _error_seen_from(self, place: int, predictions: Array) -> Array:
         """Return the errors of the prediction of the site at `place`, as far as it can be known here.
@@ -225,9 +236,9 @@ class HeldOut:
         site's own, which has seen these rows' like: most sites of a network do not have it.
         """
         others = [p for p in range(len(predictions)) if p != place and (p or not place)]
-        own = self._y[:, None] - predictions[place]
-        around = self._y[:, None] - predictions[others].mean(axis=0) if others else own
-        squares = [np.einsum("nk,nk->k", a, b) for a, b in ((own, own), (own, around), (around, around))]
+        own = self._y - predictions[place]
+        around = self._y - predictions[others].mean(axis=0) if others else own
+        squares = [np.einsum("nkq,nkq->k", a, b) for a, b in ((own, own), (own, around), (around, around))]
         w = np.array(self._tuning.own_weights)
         return np.asarray(np.array(squares).T @ np.array([w**2, 2 * w * (1 - w), (1 - w) ** 2]))
 
@@ -237,8 +248,8 @@ def _score_grid(
 ) -> Procedure[list[Array]]:
     """Return this site's squared errors, one array over alphas and own weights per consensus, along a path of those."""
     share = 1 - 1 / tuning.folds
-    shape = (len(ready), len(tuning.alphas), ready[0].own_map.n_features)
-    state = np.zeros(shape)
+    outputs = ready[0].own.moment.shape[1:] or (1,)
+    theta = np.zeros((len(ready), len(tuning.alphas), ready[0].own_map.n_features, *outputs))
     sizes = {p: known.n_features for p, known in ready[0].maps.items()}
     for p, size in sizes.items():
         if any(one.maps[p].n_features != size for one in ready):
@@ -250,67 +261,82 @@ def _score_grid(
             weights = one.weights(roster, alpha=0.0, consensus=consensus, share=share)
             systems.append(assemble(one.own, one.received, one.sent, weights))
         stack = _Stack(systems, np.array(tuning.alphas) / roster.n_sites)
-        state, of_neighbors = yield from _solve(site, stack, sizes, state, consensus)
+        theta, of_neighbors = yield from _solve(site, stack, sizes, theta, consensus)
         with np.errstate(over="ignore", invalid="ignore"):
             errors = [
-                held_out[k].error([state[k], *(of_neighbors[p][k] for p in stack.neighbors)]) for k in range(len(ready))
+                held_out[k].error([theta[k], *(of_neighbors[p][k] for p in stack.neighbors)]) for k in range(len(ready))
             ]
         total = np.where(stack.solvable[..., None], errors, _HOPELESS).sum(axis=0).ravel()
         scores.append(np.fmin(total, _HOPELESS))
-        state[np.abs(state).max(axis=2) > _DIVERGED] = 0.0
+        theta[np.abs(theta).max(axis=(2, 3)) > _DIVERGED] = 0.0
     return scores
 
 
 class _Stack:
     """One site's block rows of all folds and alphas at one consensus.
 
+    Coefficients and residuals are of shape (folds, alphas, D, n_outputs).
+
     Attributes
     ----------
+    inverses : ndarray of shape (folds, alphas, D, D)
+        H_jj^-1; 0 where there is none.
     solvable : ndarray of bool, shape (folds, alphas)
         Whether H_jj is positive definite, which it may not be from sums of precision="mixed".
     """
 
     def __init__(self, systems: Sequence[BlockRow], ridges: Array) -> None:
         self.neighbors: tuple[str, ...] = systems[0].neighbors
-        self._hessians = np.array([row.hessian for row in systems])
-        self._couplings = [row.couplings for row in systems]
-        self._right_sides = np.array([row.right_side for row in systems])[:, None, :]
-        self._ridges = ridges[None, :, None]
-        folds, size, _ = self._hessians.shape
-        self._inverses = np.zeros((folds, len(ridges), size, size))
+        self._hessians = np.array([row.hessian for row in systems])[:, None]
+        self._couplings = np.array([row.couplings for row in systems]).transpose(0, 2, 1)[:, None]
+        folds, _, size, _ = self._hessians.shape
+        self._right_sides = np.array([row.right_side.reshape(size, -1) for row in systems])[:, None]
+        self._ridges = ridges[:, None, None]
+        self.inverses = np.zeros((folds, len(ridges), size, size))
         self.solvable = np.zeros((folds, len(ridges)), dtype=bool)
         for fold, alpha in np.ndindex(*self.solvable.shape):
             with suppress(SettingsError):
-                self._inverses[fold, alpha] = inverse(self._hessians[fold] + ridges[alpha] * np.eye(size))
+                self.inverses[fold, alpha] = inverse(systems[fold].hessian + ridges[alpha] * np.eye(size))
                 self.solvable[fold, alpha] = True
 
-    def step(self, theta: Array, of_neighbors: Mapping[str, Array]) -> Array:
-        """Return B^-1 (d - H theta) for all folds and alphas, shape (folds, alphas, D)."""
-        residual = self._right_sides - theta @ self._hessians - self._ridges * theta
+    def residual(self, theta: Array, of_neighbors: Mapping[str, Array]) -> Array:
+        """Return d - H theta for all folds and alphas."""
+        residual = self._right_sides - _products(theta, self._hessians) - self._ridges * theta
         if self.neighbors:
             around = np.concatenate([of_neighbors[p] for p in self.neighbors], axis=2)
-            residual = residual + np.array([a @ c.T for a, c in zip(around, self._couplings, strict=True)])
-        return np.asarray((self._inverses @ residual[..., None])[..., 0])
+            residual += _products(around, self._couplings)
+        return np.asarray(residual)
+
+
+def _products(values: Array, matrices: Array) -> Array:
+    """Return matrix' values, shape (folds, alphas, D, n_outputs), for all alphas of a fold at once.
+
+    Parameters
+    ----------
+    values : ndarray of shape (folds, alphas, size, n_outputs)
+    matrices : ndarray of shape (folds, 1, size, D)
+    """
+    return np.asarray((values.transpose(0, 3, 1, 2) @ matrices).transpose(0, 2, 3, 1))
 
 
 def _solve(
     site: Site, stack: _Stack, sizes: Mapping[str, int], theta: Array, consensus: float
 ) -> Procedure[tuple[Array, dict[str, Array]]]:
     """Run as many rounds of Chebyshev as its bound asks for, from where the last consensus ended."""
-    radius = 1 - lower_end(consensus if site.neighbors else 0.0)
-    rounds = 1 if radius == 0 else int(np.ceil(np.arccosh(1 / _ACCURACY) / np.arccosh(1 / radius)))
-    folds, alphas, _ = theta.shape
-    previous, weight = theta, 0.0
+    solver = Chebyshev()
+    state = ChebyshevState.at(theta, stack.inverses, consensus if site.neighbors else 0.0)
+    rounds = state.rounds_to(_ACCURACY)
+    folds, alphas, _, n_outputs = theta.shape
+    shapes = {p: (folds * alphas, size * n_outputs) for p, size in sizes.items()}
     of_neighbors: dict[str, Array] = {}
     for k in range(rounds + 1):
+        theta = state.coefficients
         flat = Coefficients(np.ascontiguousarray(theta.reshape(folds * alphas, -1)), (0.0, 0.0))
-        shapes = {p: (folds * alphas, size) for p, size in sizes.items()}
         inbox = expect((yield site.to_all(flat)), Coefficients, values=shapes)
-        of_neighbors = {p: message.values.reshape(folds, alphas, -1) for p, message in inbox.items()}
+        of_neighbors = {p: message.values.reshape(folds, alphas, -1, n_outputs) for p, message in inbox.items()}
         if k == rounds:
             break
-        weight = next_weight(weight, radius**2)
         with np.errstate(over="ignore", invalid="ignore"):
-            moved = weight * (theta + stack.step(theta, of_neighbors) - previous) + previous
-        previous, theta = theta, np.clip(np.nan_to_num(moved), -_HOPELESS, _HOPELESS)
+            state = solver.update(state, stack.residual(theta, of_neighbors))
+        state = state._replace(coefficients=np.clip(np.nan_to_num(state.coefficients), -_HOPELESS, _HOPELESS))
     return theta, of_neighbors

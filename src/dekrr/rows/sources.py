@@ -17,32 +17,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .errors import DataError
-from .types import Array
+from ..errors import DataError
+from .batches import Batch, column_names, is_pair, n_rows_of, without_index
 
 BATCH_ROWS = 1 << 16
 PARQUET = (".parquet", ".pq")
-
-
-class Batch(NamedTuple):
-    """Some rows of a source.
-
-    Parameters
-    ----------
-    where : str
-        The file, or what else they are from.
-    start : int
-        How many rows come before them there.
-    table : table or pair of arrays
-    """
-
-    where: str
-    start: int
-    table: Any
 
 
 class Source(ABC):
@@ -93,7 +76,7 @@ class _Files(Source):
         path = self._paths[0]
         try:
             if path.suffix in PARQUET:
-                return _without_index(_parquet().read_schema(path))
+                return without_index(_parquet().read_schema(path))
             return [str(name) for name in _read_csv(path, nrows=0).columns]
         except (ValueError, OSError) as error:
             raise DataError(f"{path} cannot be read as a table: {error}") from None
@@ -111,12 +94,6 @@ class _Files(Source):
                     break
                 yield Batch(str(path), start, table)
                 start += len(table)
-
-
-def _without_index(schema: Any) -> list[str]:
-    """Return the columns of an Arrow schema but for those that pandas wrote as a frame's index."""
-    index = (schema.pandas_metadata or {}).get("index_columns", [])
-    return [name for name in schema.names if name not in index]
 
 
 def _parquet_tables(path: Path, wanted: Sequence[str] | None) -> Iterator[Any]:
@@ -154,7 +131,7 @@ class _Dataset(Source):
 
     @property
     def columns(self) -> list[str]:
-        return _without_index(self._dataset.schema)
+        return without_index(self._dataset.schema)
 
     def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
         names = [name for name in self.columns if wanted is None or name in wanted]
@@ -202,7 +179,7 @@ class _Batches(Source):
 
     @property
     def n_columns(self) -> int:
-        return int(np.shape(self.first[0] if _is_pair(self.first) else self.first)[-1])
+        return int(np.shape(self.first[0] if is_pair(self.first) else self.first)[-1])
 
     def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
         if self._opened is not None:
@@ -227,12 +204,7 @@ def _numbered(where: str, tables: Iterable[Any]) -> Iterator[Batch]:
     start = 0
     for table in tables:
         yield Batch(where, start, table)
-        start += len(table[1]) if _is_pair(table) else n_rows_of(table)
-
-
-def n_rows_of(table: Any) -> int:
-    """Return how many rows a table has."""
-    return len(next(iter(table.values()), ())) if isinstance(table, Mapping) else len(table)
+        start += len(table[1]) if is_pair(table) else n_rows_of(table)
 
 
 def open_source(given: Any, *, once: bool = False) -> Source:
@@ -298,116 +270,3 @@ def _files_of(path: Path) -> list[Path]:
     if not files:
         raise DataError(f"the folder {path} has no Parquet file")
     return files
-
-
-def column_names(table: Any) -> list[str] | None:
-    """Return the names of a table's columns; None for anything else."""
-    if isinstance(table, Mapping):
-        return [str(name) for name in table]
-    if hasattr(table, "schema") and hasattr(table, "column_names"):
-        return _without_index(table.schema)
-    names = getattr(table, "columns", None)
-    return None if names is None else [str(name) for name in names]
-
-
-def _is_pair(table: Any) -> bool:
-    return isinstance(table, tuple | list) and len(table) == 2 and np.ndim(table[0]) == 2
-
-
-def arrays_of(batch: Batch, columns: Sequence[str] | int, response: str | None) -> tuple[Array, Array]:
-    """Return a batch's rows and responses as finite float64 arrays.
-
-    Parameters
-    ----------
-    batch : Batch
-    columns : sequence of str, or int
-        Names, or how many there are where they have none.
-    response : str or None
-        The name of the response's column; for pairs it is not needed.
-    """
-    if _is_pair(batch.table):
-        y = _numbers(batch, np.asarray(batch.table[1]), "the response")
-        X = inputs_of(batch, columns)
-        if len(X) != len(y):
-            raise DataError(f"{batch.where}: a batch has {len(X)} rows and {len(y)} responses")
-        return X, y
-    if column_names(batch.table) is None:
-        raise DataError(
-            f"{batch.where}: a batch must be a table or a pair of arrays X, y; got {type(batch.table).__name__}"
-        )
-    if response is None:
-        raise DataError(f"{batch.where} has named columns: say which is the response, as in fit(..., y='power')")
-    return inputs_of(batch, columns), _numbers(batch, _column(batch, response), repr(response))
-
-
-def inputs_of(batch: Batch, columns: Sequence[str] | int) -> Array:
-    """Return a batch's rows alone, as a finite float64 array."""
-    n_columns = columns if isinstance(columns, int) else len(columns)
-    if column_names(batch.table) is None or isinstance(columns, int):
-        table = batch.table[0] if _is_pair(batch.table) else batch.table
-        rows = np.asarray(table)
-        if rows.ndim != 2 or rows.shape[1] != n_columns:
-            raise DataError(f"{batch.where}: expected rows of {n_columns} columns, got an array of shape {rows.shape}")
-        parts = [_numbers(batch, column, str(j)) for j, column in enumerate(rows.T)] if rows.dtype.kind == "O" else []
-        rows = np.column_stack(parts) if parts else np.asarray(rows, dtype=np.float64)
-        _require_finite(batch, rows, columns)
-        return rows
-    values = np.empty((n_rows_of(batch.table), n_columns))
-    for j, name in enumerate(columns):
-        values[:, j] = _numbers(batch, _column(batch, name), repr(name), finite=False)
-    _require_finite(batch, values, columns)
-    return values
-
-
-def labels_of(batch: Batch, column: str) -> np.ndarray:
-    """Return the site labels of a batch."""
-    return _column(batch, column)
-
-
-def _column(batch: Batch, name: str) -> np.ndarray:
-    names = column_names(batch.table) or []
-    if name not in names:
-        raise DataError(f"{batch.where} has no column {name!r}; it has {', '.join(names)}")
-    if isinstance(batch.table, Mapping):
-        return np.asarray(batch.table[list(batch.table)[names.index(name)]])
-    named = hasattr(batch.table, "column_names")
-    return np.asarray(batch.table[name if named else batch.table.columns[names.index(name)]])
-
-
-def _numbers(batch: Batch, values: np.ndarray, name: str, *, finite: bool = True) -> Array:
-    if values.dtype.kind in "OUST":
-        row = _first_word(values)
-        if row is not None:
-            raise DataError(
-                f"{batch.where}: row {batch.start + row}, column {name} is {values[row]!r}, not a number; drop or "
-                "encode the column"
-            )
-        values = values.astype(np.float64)
-    if values.dtype.kind not in "fiub":
-        raise DataError(f"{batch.where}: column {name} holds {values.dtype}, not numbers; drop or encode it")
-    numbers = np.asarray(values, dtype=np.float64)
-    if finite:
-        _require_finite(batch, numbers[:, None], [name])
-    return numbers
-
-
-def _first_word(values: np.ndarray) -> int | None:
-    """Return where the first text is that is no number, or else the first text."""
-    words = [row for row, value in enumerate(values.tolist()) if isinstance(value, str | bytes)]
-    for row in words:
-        try:
-            float(values[row])
-        except ValueError:
-            return row
-    return words[0] if words else None
-
-
-def _require_finite(batch: Batch, values: Array, columns: Sequence[str] | int) -> None:
-    if np.isfinite(values).all():
-        return
-    row, column = np.argwhere(~np.isfinite(values))[0]
-    name = column if isinstance(columns, int) else columns[column]
-    raise DataError(
-        f"{batch.where}: row {batch.start + row}, column {name} is {values[row, column]}; fill or drop NaN and "
-        "infinite values"
-    )

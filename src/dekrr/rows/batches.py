@@ -1,0 +1,162 @@
+"""Batches of a source, and the arrays in them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import DataError
+from ..types import Array, Block
+
+
+class Batch(NamedTuple):
+    """Some rows of a source.
+
+    Parameters
+    ----------
+    where : str
+        The file, or what else they are from.
+    start : int
+        How many rows come before them there.
+    table : table or pair of arrays
+    """
+
+    where: str
+    start: int
+    table: Any
+
+
+def without_index(schema: Any) -> list[str]:
+    """Return the columns of an Arrow schema but for those that pandas wrote as a frame's index."""
+    index = (schema.pandas_metadata or {}).get("index_columns", [])
+    return [name for name in schema.names if name not in index]
+
+
+def n_rows_of(table: Any) -> int:
+    """Return how many rows a table has."""
+    return len(next(iter(table.values()), ())) if isinstance(table, Mapping) else len(table)
+
+
+def column_names(table: Any) -> list[str] | None:
+    """Return the names of a table's columns; None for anything else."""
+    if isinstance(table, Mapping):
+        return [str(name) for name in table]
+    if hasattr(table, "schema") and hasattr(table, "column_names"):
+        return without_index(table.schema)
+    names = getattr(table, "columns", None)
+    return None if names is None else [str(name) for name in names]
+
+
+def is_pair(table: Any) -> bool:
+    """Return whether this is a pair of arrays X, y."""
+    return isinstance(table, tuple | list) and len(table) == 2 and np.ndim(table[0]) == 2
+
+
+def block_of(
+    batch: Batch, columns: Sequence[str] | int, response: str | Sequence[str] | None, weight: str | None = None
+) -> Block:
+    """Return a batch's rows as finite float64 arrays.
+
+    Parameters
+    ----------
+    batch : Batch
+    columns : sequence of str, or int
+        Names, or how many there are where they have none.
+    response : str, sequence of str, or None
+        The name of the response's column, or of each output's; for pairs it is not needed.
+    weight : str, optional
+        The name of the column that tells how often each row counts.
+    """
+    if is_pair(batch.table):
+        given = np.asarray(batch.table[1])
+        outputs = [_numbers(batch, output, "the response") for output in (given.T if given.ndim == 2 else [given])]
+        y = np.column_stack(outputs) if given.ndim == 2 else outputs[0]
+        X = inputs_of(batch, columns)
+        if len(X) != len(y):
+            raise DataError(f"{batch.where}: a batch has {len(X)} rows and {len(y)} responses")
+        return Block(X, y)
+    if column_names(batch.table) is None:
+        raise DataError(
+            f"{batch.where}: a batch must be a table or a pair of arrays X, y; got {type(batch.table).__name__}"
+        )
+    if response is None:
+        raise DataError(f"{batch.where} has named columns: say which is the response, as in fit(..., y='power')")
+    X = inputs_of(batch, columns)
+    if isinstance(response, str):
+        y = _numbers(batch, _column(batch, response), repr(response))
+    else:
+        y = np.column_stack([_numbers(batch, _column(batch, name), repr(name)) for name in response])
+    return Block(X, y, None if weight is None else _numbers(batch, _column(batch, weight), repr(weight)))
+
+
+def inputs_of(batch: Batch, columns: Sequence[str] | int) -> Array:
+    """Return a batch's rows alone, as a finite float64 array."""
+    n_columns = columns if isinstance(columns, int) else len(columns)
+    if column_names(batch.table) is None or isinstance(columns, int):
+        table = batch.table[0] if is_pair(batch.table) else batch.table
+        rows = np.asarray(table)
+        if rows.ndim != 2 or rows.shape[1] != n_columns:
+            raise DataError(f"{batch.where}: expected rows of {n_columns} columns, got an array of shape {rows.shape}")
+        parts = [_numbers(batch, column, str(j)) for j, column in enumerate(rows.T)] if rows.dtype.kind == "O" else []
+        rows = np.column_stack(parts) if parts else np.asarray(rows, dtype=np.float64)
+        _require_finite(batch, rows, columns)
+        return rows
+    values = np.empty((n_rows_of(batch.table), n_columns))
+    for j, name in enumerate(columns):
+        values[:, j] = _numbers(batch, _column(batch, name), repr(name), finite=False)
+    _require_finite(batch, values, columns)
+    return values
+
+
+def labels_of(batch: Batch, column: str) -> np.ndarray:
+    """Return the site labels of a batch."""
+    return _column(batch, column)
+
+
+def _column(batch: Batch, name: str) -> np.ndarray:
+    names = column_names(batch.table) or []
+    if name not in names:
+        raise DataError(f"{batch.where} has no column {name!r}; it has {', '.join(names)}")
+    if isinstance(batch.table, Mapping):
+        return np.asarray(batch.table[list(batch.table)[names.index(name)]])
+    named = hasattr(batch.table, "column_names")
+    return np.asarray(batch.table[name if named else batch.table.columns[names.index(name)]])
+
+
+def _numbers(batch: Batch, values: np.ndarray, name: str, *, finite: bool = True) -> Array:
+    if values.dtype.kind in "OUST":
+        row = _first_word(values)
+        if row is not None:
+            raise DataError(
+                f"{batch.where}: row {batch.start + row}, column {name} is {values[row]!r}, not a number; drop or "
+                "encode the column"
+            )
+        values = values.astype(np.float64)
+    if values.dtype.kind not in "fiub":
+        raise DataError(f"{batch.where}: column {name} holds {values.dtype}, not numbers; drop or encode it")
+    numbers = np.asarray(values, dtype=np.float64)
+    if finite:
+        _require_finite(batch, numbers[:, None], [name])
+    return numbers
+
+
+def _first_word(values: np.ndarray) -> int | None:
+    """Return where the first text is that is no number, or else the first text."""
+    words = [row for row, value in enumerate(values.tolist()) if isinstance(value, str | bytes)]
+    for row in words:
+        try:
+            float(values[row])
+        except ValueError:
+            return row
+    return words[0] if words else None
+
+
+def _require_finite(batch: Batch, values: Array, columns: Sequence[str] | int) -> None:
+    if np.isfinite(values).all():
+        return
+    row, column = np.argwhere(~np.isfinite(values))[0]
+    name = column if isinstance(columns, int) else columns[column]
+    raise DataError(
+        f"{batch.where}: row {batch.start + row}, column {name} is {values[row, column]}; fill or drop NaN and "
+        "infinite values"
+    )

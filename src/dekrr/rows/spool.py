@@ -1,0 +1,66 @@
+"""Rows of several sites in one temporary file, each site's to be read again on its own."""
+
+import math
+import tempfile
+import threading
+from array import array
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+
+import numpy as np
+
+from ..errors import DataError
+from ..types import Block
+
+_IN_MEMORY = 1 << 26  # bytes; more go to a file
+
+
+class Spool:
+    """Blocks of rows by site, on disk where they are many.
+
+    The file has no name and is erased with the object. Blocks may be read by several threads at once.
+
+    Examples
+    --------
+    >>> spool = Spool()
+    >>> for start in (0, 2):
+    ...     spool.write("north", Block(np.zeros((2, 1)), np.arange(start, start + 2.0)))
+    >>> [block.y.tolist() for block in spool.read("north")], "south" in spool
+    ([[0.0, 1.0], [2.0, 3.0]], False)
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115
+        self._turn = threading.Lock()
+        self._end = 0
+        self._shapes: list[tuple[int, ...]] = []  # of one row's part of X, y and, where there is one, weight
+        self._places: dict[Hashable, array[int]] = defaultdict(lambda: array("q"))  # starts and numbers of rows
+
+    def __contains__(self, site: Hashable) -> bool:
+        return site in self._places
+
+    def write(self, site: Hashable, block: Block) -> None:
+        """Add some rows of a site."""
+        parts = [np.ascontiguousarray(part, dtype=np.float64) for part in block if part is not None]
+        self._shapes = [part.shape[1:] for part in parts]
+        self._places[site].extend((self._end, block.n_rows))
+        try:
+            for part in parts:
+                self._file.write(part.data)
+        except OSError as error:
+            raise DataError(
+                f"the rows of large sites do not fit the folder for temporary files, {tempfile.gettempdir()}: {error}; "
+                "name another one in the environment variable TMPDIR, or give each site a file"
+            ) from None
+        self._end += sum(part.nbytes for part in parts)
+
+    def read(self, site: Hashable) -> Iterator[Block]:
+        """Pass over the rows of a site, in blocks as they were written."""
+        widths = [math.prod(shape) for shape in self._shapes]
+        places = self._places[site]
+        for start, n_rows in zip(places[::2], places[1::2], strict=True):
+            with self._turn:
+                self._file.seek(start)
+                data = self._file.read(8 * n_rows * sum(widths))
+            parts = np.split(np.frombuffer(data), n_rows * np.cumsum(widths)[:-1])
+            yield Block(*(part.reshape(n_rows, *shape) for part, shape in zip(parts, self._shapes, strict=True)))

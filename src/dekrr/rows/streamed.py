@@ -1,0 +1,188 @@
+"""Rows that are read in batches from a source, and the rows of the sites of one table.
+
+Rows that are read in batches are passed over twice at most: once for their number, their bounds and a sample, and once
+for the sums; once where only sums are asked for, over all rows. A table with a column of sites is read once for all.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from ..labels import factorise, places_of
+from ..types import Block
+from .batches import Batch, block_of, labels_of
+from .rows import Rows, joined
+from .sources import Source
+from .spool import Spool
+from .survey import Survey
+
+
+class StreamedRows(Rows):
+    """Rows that are read in batches, each time they are passed over, and checked as they are read.
+
+    Parameters
+    ----------
+    source : Source
+    columns : sequence of str, or int
+        The names of the columns, or how many there are where they have no names.
+    response : str, sequence of str, or None
+        The name of the response's column, or of each output's.
+    weight : str, optional
+        The name of the column that tells how often each row counts.
+    seed : int, default=0
+        Of the sample.
+    """
+
+    streamed = True
+
+    def __init__(
+        self,
+        source: Source,
+        columns: Sequence[str] | int,
+        response: str | Sequence[str] | None,
+        *,
+        weight: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.source = source
+        self.columns = columns
+        self.n_columns = columns if isinstance(columns, int) else len(columns)
+        self.seed = seed
+        self._response = response
+        self._weight = weight
+        self._counted: int | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are: as counted by any pass, or by one that surveys them."""
+        return self.survey.n_rows if self._counted is None else self._counted
+
+    def blocks(self, size: int) -> Iterator[Block]:
+        """Read the rows from their source; so few that the sample has all of them are not read again."""
+        if "survey" in self.__dict__ and self.survey.is_whole:
+            yield from self.sample.blocks(size)
+            return
+        counted = 0
+        for block in _rechunked(self._read(), size):
+            counted += block.n_rows
+            yield block
+        if not counted:
+            raise DataError(f"{self.source.name} has no rows")
+        if self._counted not in (None, counted):
+            raise DataError(
+                f"{self.source.name} gave {self._counted} rows in one pass and {counted} in the next: rows that change "
+                "while they are read cannot be used"
+            )
+        self._counted = counted
+
+    def _read(self) -> Iterator[Block]:
+        return (self._block_of(batch) for batch in self._batches())
+
+    def _batches(self, *more: str) -> Iterator[Batch]:
+        """Read the columns of these rows, and some more."""
+        responses = [self._response] if self._response is None or isinstance(self._response, str) else self._response
+        return self.source.batches(self.columns, *responses, self._weight, *more)
+
+    def _block_of(self, batch: Batch) -> Block:
+        return block_of(batch, self.columns, self._response, self._weight)
+
+
+class _SiteOfTable(StreamedRows):
+    """The rows of one site of a table, from where the first pass over the table has left them."""
+
+    def __init__(
+        self,
+        source: Source,
+        columns: Sequence[str],
+        response: str,
+        *,
+        site_column: str,
+        site: Hashable,
+        survey: Survey,
+        spool: Spool,
+        seed: int,
+    ) -> None:
+        super().__init__(source, columns, response, seed=seed)
+        self._site_column = site_column
+        self._site = site
+        self._spool: Spool | None = spool
+        self.survey, self._counted = survey, survey.n_rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the temporary file: a copy in another process reads the table again."""
+        return {**self.__dict__, "_spool": None}
+
+    def _read(self) -> Iterator[Block]:
+        if self._spool is not None:
+            yield from self._spool.read(self._site)
+            return
+        for batch in self._batches(self._site_column):
+            yield self._block_of(batch).take(np.asarray(labels_of(batch, self._site_column) == self._site))
+
+
+def split_by_site(
+    source: Source, columns: Sequence[str], response: str, site_column: str, seed: int
+) -> dict[Hashable, Rows]:
+    """Return the rows of every site of one table, from one pass over it.
+
+    The pass surveys all sites. The rows of sites that are larger than their sample go to a temporary file as they come,
+    from which each site's sums are made later. Memory holds the samples and one batch; the table is not read again.
+    """
+    surveys: dict[Hashable, Survey] = defaultdict(lambda: Survey(seed))
+    spool = Spool()
+    first_label: Hashable = None
+    for batch in source.batches(columns, response, site_column):
+        block = block_of(batch, columns, response)
+        try:
+            labels, index = factorise(labels_of(batch, site_column), block.n_rows)
+        except DataError as error:
+            raise DataError(f"{batch.where}, column {site_column!r}, after row {batch.start}: {error}") from None
+        for label, places in zip(labels, places_of(index, len(labels)), strict=True):
+            first_label = label if first_label is None else first_label
+            if source.guesses_types and isinstance(label, str) != isinstance(first_label, str):
+                raise DataError(
+                    f"{batch.where}, column {site_column!r}, after row {batch.start}: some site labels are read as "
+                    f"numbers, {first_label!r} or {label!r}, others as words: have words in every row, or use Parquet"
+                )
+            survey, own = surveys[label], block.take(places)
+            if survey.n_rows + own.n_rows > survey.size:
+                if label not in spool and survey.n_rows:
+                    spool.write(label, survey.sample_so_far())  # all rows that came before
+                spool.write(label, own)
+            survey.add(own)
+    if not surveys:
+        raise DataError(f"{source.name} has no rows")
+    return {
+        label: _SiteOfTable(
+            source,
+            columns,
+            response,
+            site_column=site_column,
+            site=label,
+            survey=surveys[label],
+            spool=spool,
+            seed=seed,
+        )
+        for label in factorise(list(surveys), len(surveys))[0]
+    }
+
+
+def _rechunked(batches: Iterable[Block], size: int) -> Iterator[Block]:
+    """Yield blocks of `size` rows, and what is left at the end, from batches of any size."""
+    waiting: list[Block] = []
+    n_waiting = 0
+    for batch in batches:
+        n_waiting += batch.n_rows
+        if n_waiting < size:
+            waiting.append(batch.copy())  # the next batch may be in the same memory
+            continue
+        rows = joined([*waiting, batch])
+        whole = n_waiting - n_waiting % size
+        for start in range(0, whole, size):
+            yield rows.take(slice(start, start + size))
+        waiting, n_waiting = [rows.take(slice(whole, None)).copy()], n_waiting - whole
+    if n_waiting:
+        yield joined(waiting)

@@ -1,0 +1,106 @@
+"""What a first pass over rows finds out: how many there are, their bounds, and a sample."""
+
+from functools import cached_property
+
+import numpy as np
+
+from ..scaling import Scaling
+from ..types import Array, Block
+
+SAMPLE_ROWS = 20_000
+_SAMPLE_STREAM = 1  # sets the sample's random numbers apart from those of features with the same seed
+
+
+def sampled(n_rows: int) -> int:
+    """Return how many of a site's rows are in its sample: all where they are few, otherwise half of them at most.
+
+    What a sum over the sample and one over all rows differ by is then a sum over as many rows, not over a few.
+    """
+    return _within(SAMPLE_ROWS, n_rows)
+
+
+def _within(size: int, n_rows: int) -> int:
+    return n_rows if n_rows <= size else min(size, n_rows // 2)
+
+
+class Survey:
+    """The number of rows, their bounds and a sample, from blocks that are added one after another.
+
+    The sample is Vitter's reservoir (Algorithm R, ACM Transactions on Mathematical Software 11, 1985): row i, from 0,
+    takes a place drawn from i + 1, if there is such a place in the sample. It does not depend on how rows come in
+    blocks.
+
+    Parameters
+    ----------
+    seed : int
+    size : int, optional
+        Of the sample; `SAMPLE_ROWS` by default.
+
+    Examples
+    --------
+    >>> survey = Survey(seed=0, size=2)
+    >>> survey.add(Block(np.arange(6.0).reshape(3, 2), np.zeros(3)))
+    >>> survey.n_rows, survey.expansion, survey.is_whole, survey.bounds.upper.tolist()
+    (3, 3.0, False, [4.0, 5.0, 0.0])
+    """
+
+    def __init__(self, seed: int, size: int | None = None) -> None:
+        self.n_rows = 0
+        self.size = SAMPLE_ROWS if size is None else size
+        self._rng = np.random.default_rng([seed, _SAMPLE_STREAM])
+        self._numbers = np.empty(self.size, dtype=np.int64)
+        self._reservoir: Block | None = None
+        self._lower: Array = np.array(np.inf)
+        self._upper: Array = np.array(-np.inf)
+
+    def add(self, block: Block) -> None:
+        """Take in some rows."""
+        if self._reservoir is None:
+            self._reservoir = _empty_like(block, self.size)
+        if not block.n_rows:
+            return
+        bounds = Scaling.of(block.X, block.y)
+        self._lower, self._upper = np.minimum(self._lower, bounds.lower), np.maximum(self._upper, bounds.upper)
+        numbers = self.n_rows + np.arange(block.n_rows)
+        places = np.floor(self._rng.random(block.n_rows) * (numbers + 1)).astype(np.int64)
+        places = np.where(numbers < self.size, numbers, places)
+        taken = places < self.size
+        for kept, part in zip(self._reservoir, block, strict=True):
+            if kept is not None and part is not None:
+                kept[places[taken]] = part[taken]
+        self._numbers[places[taken]] = numbers[taken]
+        self.n_rows += block.n_rows
+
+    @property
+    def bounds(self) -> Scaling:
+        """The smallest and largest value of each column and, last, of each output."""
+        return Scaling(self._lower, self._upper)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows are in the sample."""
+        return self.n_rows <= self.size
+
+    @property
+    def expansion(self) -> float:
+        """How many rows each row of the sample stands for."""
+        return self.n_rows / max(_within(self.size, self.n_rows), 1)
+
+    @cached_property
+    def sample(self) -> Block:
+        """The sampled rows, in their order, once all rows are added."""
+        n_sampled = _within(self.size, self.n_rows)
+        if n_sampled == min(self.n_rows, self.size):
+            return self.sample_so_far()
+        return self.sample_so_far().take(np.sort(self._rng.permutation(self.size)[:n_sampled]))
+
+    def sample_so_far(self) -> Block:
+        """Return the sampled rows of those that are added, in their order."""
+        assert self._reservoir is not None, "a survey of no block has no sample"
+        return self._reservoir.take(np.argsort(self._numbers[: min(self.n_rows, self.size)]))
+
+
+def _empty_like(block: Block, n_rows: int) -> Block:
+    """Return so many rows of the shape of a block's, whose values are yet to be written."""
+    parts = (None if part is None else np.empty((n_rows, *part.shape[1:]), part.dtype) for part in block)
+    return Block(*parts)  # type: ignore[arg-type]
