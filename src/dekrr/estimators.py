@@ -29,7 +29,8 @@ from .kernels import KERNELS, make_kernel
 from .labels import factorise, names_of, names_with, places_of
 from .metrics import relative, rse
 from .model import Header, KernelModel, SiteModel
-from .networks.local import LocalNetwork, Traffic
+from .networks.local import LocalNetwork
+from .networks.traffic import Traffic
 from .privacy.guards import MAX_LEVERAGE
 from .privacy.mechanism import DifferentialPrivacy
 from .protocols import allreduce, dekrr, dkla
