@@ -1,5 +1,6 @@
 import json
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -7,24 +8,33 @@ pytest.importorskip("typer")
 
 from typer.testing import CliRunner
 
+from conftest import Problem
 from dekrr import DeKRRRegressor
 from dekrr.cli.app import app
 from dekrr.errors import DekrrError
 from dekrr.experiments import peers, speed
+from dekrr.features import FeatureMap
+from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
+from dekrr.topology import build
 
 
-def test_the_port_converges(monkeypatch):
-    """Twice the rounds change nothing: it has a fixed point, as the algorithm has."""
-    monkeypatch.setattr(peers, "ROUNDS", 4000)
+def test_the_port_solves_the_full_system(monkeypatch):
+    """Its fixed point is the minimum of the objective, found from all rows at once."""
+    monkeypatch.setattr(peers, "ROUNDS", 8000)
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(300, 3))
-    y, sites = np.sin(4 * X.sum(axis=1)), np.arange(300) % 6
-    coefficients = peers.paper_port(X, y, sites, 8, sigma=0.5, alpha=1e-3)
-    assert [c.shape for c in coefficients] == [(8,)] * 6
-    assert all(np.isfinite(c).all() and np.abs(c).max() > 0 for c in coefficients)
-    monkeypatch.setattr(peers, "ROUNDS", 8000)
-    again = peers.paper_port(X, y, sites, 8, sigma=0.5, alpha=1e-3)
-    np.testing.assert_allclose(coefficients, again, rtol=1e-6, atol=1e-9)
+    y, labels = np.sin(4 * X.sum(axis=1)), np.sort(rng.integers(6, size=300))
+    maps, coefficients = peers.paper_port(X, y, labels, 8, sigma=0.5, alpha=1e-3)
+    graph = nx.relabel_nodes(build("ring", list(range(6))), str)
+    sites = {}
+    for j, (frequencies, phases) in enumerate(maps):
+        rows = ArrayRows(X[labels == j], y[labels == j])
+        feature_map = FeatureMap.unweighted(frequencies, phases)
+        sites[str(j)] = Site(str(j), tuple(graph[str(j)]), rows, feature_map=feature_map)
+    solution = Problem(graph, sites, alpha=1e-3, consensus=1.0).solution()
+    for j, theta in enumerate(coefficients):
+        np.testing.assert_allclose(theta, solution[str(j)], rtol=1e-6, atol=1e-9)
 
 
 def test_floors_grow_with_what_is_needed():

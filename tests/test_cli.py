@@ -112,6 +112,40 @@ def test_help_and_version():
     assert run("--version").output.startswith("dekrr 0.")
 
 
+def modules_after(*arguments):
+    """Return the names of all modules that a command has loaded by its end."""
+    code = (
+        "import atexit, sys; from dekrr.cli import main; "
+        "atexit.register(lambda: print(*sys.modules, sep='\\n', file=sys.stderr)); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout, set(done.stderr.split())
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_version_and_help_load_no_command(option):
+    printed, modules = modules_after(option)
+    assert "dekrr" in printed or "Usage" in printed
+    heavy = {"numpy", "scipy", "sklearn", "pandas", "pyarrow", "matplotlib", "networkx", "zenoh", "numba"}
+    assert not modules & heavy
+    assert {name for name in modules if name.startswith("dekrr.cli.")} == {"dekrr.cli.app", "dekrr.cli.lazy"}
+    assert len(modules) < 400
+
+
+@pytest.mark.parametrize("name", sorted(cli_app.COMMANDS))
+def test_the_list_of_commands_says_what_commands_say_of_themselves(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    about = cli_app.COMMANDS[name][1]
+    assert about in run("--help").output
+    assert about in " ".join(run(name, "--help").output.split())
+
+
+def test_a_mistyped_command_is_told_what_it_may_mean():
+    result = run("predikt")
+    assert result.exit_code == 2
+    assert "predict" in result.output
+
+
 def told(*arguments):
     """Return what `dekrr` as a command of its own says on standard error, and its exit code."""
     command = [sys.executable, "-c", "from dekrr.cli import main; main()", *map(str, arguments)]

@@ -12,7 +12,8 @@ import pytest
 
 from dekrr.errors import DataError
 from dekrr.messages import Features, Moments, Sums, Total
-from dekrr.privacy.overhearing import RecordingNetwork
+from dekrr.networks.local import LocalNetwork
+from dekrr.privacy.overhearing import Record
 from dekrr.protocols import allreduce, dekrr, dkla
 from dekrr.protocols.dekrr import read_features
 from dekrr.protocols.online import go_on
@@ -86,8 +87,8 @@ def telling_differences(sums):
 
 
 def recorded(graph, procedures):
-    network = RecordingNetwork(graph)
-    return network.run(procedures), network.record
+    record = Record()
+    return LocalNetwork(graph, observers=[record]).run(procedures), record
 
 
 @pytest.mark.parametrize("selector", [Greedy(6, sigma=0.5), Plain(6, sigma=0.5), Energy(6)])

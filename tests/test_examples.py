@@ -38,7 +38,11 @@ def test_beijing_stations(data_directory, monkeypatch):
 
 def test_choosing_consensus():
     module = script("choosing_consensus")
-    assert module.main(rows_per_site=40) in module.WEIGHTS
+    chosen, errors = module.main(rows_per_site=40)
+    assert list(errors) == list(module.WEIGHTS)
+    assert chosen not in (min(module.WEIGHTS), max(module.WEIGHTS))
+    assert errors[chosen] <= 1.02 * min(errors.values())
+    assert max(errors.values()) > 1.3 * errors[chosen]
 
 
 def test_imbalanced_sites():

@@ -160,7 +160,10 @@ def shake_hands(endpoint, home):
 
 def test_a_valid_certificate_of_no_neighbour(victim):
     assert attack(victim, victim.identity("s02"), FORGED, name="s02")
-    assert victim.refusals() == []
+    assert attack(victim, victim.identity("s01"), [(f"{BASE}/s01/s00", b"rubbish")])
+    wait_until(victim.refusals, 10)  # of the neighbour, which came last: what came before has been dropped by now
+    (reason,) = victim.refusals()
+    assert "Expected `array`, got `int`" in reason
     victim.then_the_run_goes_well()
 
 

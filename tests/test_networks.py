@@ -1,16 +1,71 @@
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from threadpoolctl import OpenBLASController, threadpool_info, threadpool_limits
 
+from conftest import make_problem
 from dekrr.errors import MessageError
-from dekrr.messages import Total, encode
+from dekrr.messages import Total, decode, encode
 from dekrr.networks.local import LocalNetwork
+from dekrr.networks.traffic import Traffic
+from dekrr.protocols import dekrr
+from dekrr.selection import PlainSelector
 
 PATH = {"a": ["b"], "b": ["a", "c"], "c": ["b"]}
 MESSAGE = Total(np.arange(3.0))
+
+
+class Postman:
+    """A made-up network with nothing but what `dekrr.networks.base.Network` asks for: no threads, no observers."""
+
+    def __init__(self, neighbors):
+        self.neighbors, self.traffic = neighbors, Traffic()
+
+    def run(self, procedures):
+        inboxes, results, exchange = dict.fromkeys(procedures), {}, 0
+        try:
+            while True:
+                outboxes = {}
+                for name, procedure in procedures.items():
+                    try:
+                        outboxes[name] = procedure.send(inboxes[name])
+                    except StopIteration as stop:
+                        results[name] = stop.value
+                    except Exception as error:
+                        error.add_note(f"at site {name!r}, after exchange {exchange}")
+                        raise
+                if not outboxes:
+                    return results
+                if results:
+                    raise MessageError(
+                        f"{sorted(results)} ended after {exchange} exchanges while {sorted(outboxes)} go on"
+                    )
+                inboxes = self.deliver(outboxes)
+                exchange += 1
+        finally:
+            for procedure in procedures.values():
+                procedure.close()
+
+    def deliver(self, outboxes):
+        inboxes = {name: {} for name in outboxes}
+        for sender, outbox in outboxes.items():
+            for receiver, message in outbox.items():
+                kind, data = type(message).__name__, encode(message)
+                if receiver not in self.neighbors[sender]:
+                    known = sorted(self.neighbors[sender])
+                    raise MessageError(
+                        f"{sender!r} wants to send {kind} to {receiver!r}, which is not its neighbour, as {known} are"
+                    )
+                self.traffic.count(sender, receiver, kind, len(data))
+                inboxes[receiver][sender] = decode(data, sender)
+        return inboxes
+
+
+every_network = pytest.mark.parametrize("connect", [LocalNetwork, Postman])
 
 
 def say(outbox, exchanges=1):
@@ -20,8 +75,9 @@ def say(outbox, exchanges=1):
     return inbox
 
 
-def test_messages_reach_neighbours_and_are_counted():
-    network = LocalNetwork(PATH)
+@every_network
+def test_messages_reach_neighbours_and_are_counted(connect):
+    network = connect(PATH)
     inboxes = network.run({"a": say({"b": MESSAGE}), "b": say({"a": MESSAGE, "c": MESSAGE}), "c": say({})})
     assert set(inboxes["b"]) == {"a"}
     assert set(inboxes["c"]) == {"b"}
@@ -33,38 +89,128 @@ def test_messages_reach_neighbours_and_are_counted():
     assert network.traffic.messages_by_kind == {"Total": 3}
 
 
-def test_received_arrays_are_copies():
-    network = LocalNetwork(PATH)
+@every_network
+def test_received_arrays_are_copies(connect):
+    network = connect(PATH)
     inbox = network.run({"a": say({"b": MESSAGE}), "b": say({}), "c": say({})})["b"]
     assert not np.shares_memory(inbox["a"].values, MESSAGE.values)
     assert not inbox["a"].values.flags.writeable
 
 
-def test_message_to_a_stranger_is_refused():
+@every_network
+def test_message_to_a_stranger_is_refused(connect):
     with pytest.raises(MessageError, match=r"'a' wants to send Total to 'c', which is not its neighbour.*'b'"):
-        LocalNetwork(PATH).run({"a": say({"c": MESSAGE}), "b": say({}), "c": say({})})
+        connect(PATH).run({"a": say({"c": MESSAGE}), "b": say({}), "c": say({})})
 
 
-def test_sites_must_end_together():
+@every_network
+def test_sites_must_end_together(connect):
     with pytest.raises(MessageError, match=r"\['a', 'b'\] ended after 1 exchanges while \['c'\] go on"):
-        LocalNetwork(PATH).run({"a": say({}), "b": say({}), "c": say({}, exchanges=2)})
+        connect(PATH).run({"a": say({}), "b": say({}), "c": say({}, exchanges=2)})
 
 
-def test_an_error_says_at_which_site():
+@every_network
+def test_an_error_says_at_which_site(connect):
     def fail():
         yield {}
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken") as caught:
-        LocalNetwork(PATH).run({"a": say({}), "b": fail(), "c": say({})})
+        connect(PATH).run({"a": say({}), "b": fail(), "c": say({})})
     assert caught.value.__notes__ == ["at site 'b', after exchange 1"]
+
+
+def test_a_made_up_network_trains_the_same_models():
+    problem = make_problem(0)
+    settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
+
+    def trained(connect):
+        network = connect(problem.graph)
+        sites = problem.sites.items()
+        return network.run({n: dekrr.train(s, PlainSelector(sigma=0.5), settings) for n, s in sites}), network.traffic
+
+    (expected, expected_traffic), (outcomes, traffic) = trained(LocalNetwork), trained(Postman)
+    for name, outcome in outcomes.items():
+        np.testing.assert_array_equal(outcome.coefficients, expected[name].coefficients)
+    assert traffic.bytes == expected_traffic.bytes
+
+
+def test_observers_are_told_of_every_message_in_order():
+    told, counted = [], []
+    network = LocalNetwork(PATH, observers=[told.append, lambda delivery: counted.append(delivery.n_bytes)])
+    inboxes = network.run({"a": say({"b": MESSAGE}, 2), "b": say({"a": MESSAGE, "c": MESSAGE}, 2), "c": say({}, 2)})
+    edges = [("a", "b"), ("b", "a"), ("b", "c")]
+    assert [tuple(delivery[:3]) for delivery in told] == [(exchange, *edge) for exchange in (0, 1) for edge in edges]
+    assert told[-1].message is inboxes["c"]["b"]
+    assert counted == [len(encode(MESSAGE))] * 6
+
+
+def test_an_observer_is_not_told_of_what_is_refused():
+    told = []
+    with pytest.raises(MessageError, match="not its neighbour"):
+        LocalNetwork(PATH, observers=[told.append]).run({"a": say({"c": MESSAGE}), "b": say({}), "c": say({})})
+    assert told == []
+
+
+def blas_threads():
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+@pytest.fixture
+def two_blas_threads():
+    """Set BLAS to two threads, in a way that lets any thread change it."""
+    limiter = threadpool_limits(2, "blas")
+    OpenBLASController.clear_controlling_thread()
+    assert blas_threads() == {2}
+    yield
+    limiter.restore_original_limits()
+    OpenBLASController.clear_controlling_thread()
+
+
+@pytest.mark.usefixtures("two_blas_threads")
+@pytest.mark.parametrize("first_to_end", ["one", "other"])
+def test_runs_that_overlap_leave_blas_threads_as_they_were(first_to_end):
+    """One run begins, then another; they end in either order, and their threads live on."""
+    begun = {name: threading.Event() for name in ("one", "other")}
+    may_end = {name: threading.Event() for name in begun}
+
+    def wait(name):
+        yield {}
+        begun[name].set()
+        assert may_end[name].wait(30)
+        return blas_threads()
+
+    def run(name):
+        return LocalNetwork({"a": ["b"], "b": ["a"]}, n_threads=1).run({"a": wait(name), "b": say({})})
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = {}
+        for name in begun:
+            runs[name] = pool.submit(run, name)
+            assert begun[name].wait(30)
+        for name in sorted(runs, key=lambda name: name != first_to_end):
+            may_end[name].set()
+            assert runs[name].result(30)["a"] == {1}
+        assert blas_threads() == {2}
+
+
+@pytest.mark.usefixtures("two_blas_threads")
+def test_a_run_that_fails_gives_blas_threads_back():
+    def fail():
+        assert blas_threads() == {1}
+        yield {}
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        LocalNetwork(PATH).run({name: fail() for name in PATH})
+    assert blas_threads() == {2}
 
 
 @pytest.fixture
 def hasty_threads(monkeypatch):
     """Let helpers look as often as they can, and threads take turns as often as they can."""
-    monkeypatch.setattr("dekrr.networks.local._SLOW", 0.0)
-    monkeypatch.setattr("dekrr.networks.local._GLANCES", (1e-6, 1e-6))
+    monkeypatch.setattr("dekrr.networks.threads._SLOW", 0.0)
+    monkeypatch.setattr("dekrr.networks.threads._GLANCES", (1e-6, 1e-6))
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

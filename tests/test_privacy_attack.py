@@ -281,7 +281,14 @@ def test_liars_keep_to_what_verification_allows(coast):
     assert shortlist.n_features == smaller.longest_shortlist(smaller.pair()[1])
     drawn = smaller.selector().draw_pool(shortlist.n_columns, smaller.pair()[1].rng()).frequencies
     assert np.linalg.norm(shortlist.frequencies, axis=0).max() == np.linalg.norm(drawn, axis=0).max()
-    assert 0.4 < attack.infer(smaller, view, guesses=0).membership.area <= 1.0
+    unguarded = attack.hear(
+        smaller, forger=attack.fingerprinting(smaller), colluders=2, granted=False, settings=attack.UNGUARDED
+    )
+    lied, told, lied_unguarded = (
+        attack.infer(smaller, each, guesses=0).membership.area for each in (view, honest, unguarded)
+    )
+    assert 0.5 < lied < told  # lies that pass are no better than the truth, and than the same lies without the guards
+    assert lied < lied_unguarded - 0.03
 
 
 def test_advantage_of_guessing_is_none():

@@ -19,7 +19,7 @@ from dekrr.messages import Chosen, Features, Moments, Sums, Tally, decode, encod
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import admission, guards
 from dekrr.privacy.admission import learn
-from dekrr.privacy.overhearing import RecordingNetwork
+from dekrr.privacy.overhearing import Record
 from dekrr.protocols import dekrr
 from dekrr.protocols.consensus import Roster
 from dekrr.protocols.shared import share_features
@@ -41,10 +41,11 @@ def sites(n_rows=60, **changes):
 
 
 def run(all_sites, selector, **changes):
-    network = RecordingNetwork(RING)
+    record = Record()
+    network = LocalNetwork(RING, observers=[record])
     changes = {"scale": None, "tol": 0.0, "max_rounds": 5, **changes}
     outcomes = network.run({site.name: dekrr.train(site, selector, dekrr.Settings(**changes)) for site in all_sites})
-    return outcomes, network
+    return outcomes, record
 
 
 @settings(max_examples=40, deadline=None)
@@ -220,17 +221,18 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
     run_settings = dekrr.Settings(
         scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature, max_leverage=1, verify_features=False
     )
-    network = RecordingNetwork(RING)
+    record = Record()
+    network = LocalNetwork(RING, observers=[record])
     procedures = {s.name: dekrr.train(s, selector, run_settings, tuning) for s in (few, *others)}
     if n_rows // (2 if tuned else 1) < 12 * rows_per_feature:
         with pytest.raises(DataError, match="too few"):
             network.run(procedures)
         return
     network.run(procedures)
-    lengths = [m.frequencies.shape[1] for m in network.record.between("b", "a", Features)]
+    lengths = [m.frequencies.shape[1] for m in record.between("b", "a", Features)]
     assert 6 <= lengths[-2] <= n_rows / (2 * rows_per_feature)
     assert all(length <= n_rows / (2 * rows_per_feature) for length in lengths)
-    assert len(network.record.between("a", "b", Moments)) == (5 if tuned else 1)
+    assert len(record.between("a", "b", Moments)) == (5 if tuned else 1)
 
 
 def test_rows_of_a_fold_count_where_folds_are_tuned():
@@ -253,19 +255,21 @@ def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
     run_settings = dekrr.Settings(scale=None, rows_per_feature=0.1, max_leverage=1, max_rounds=2, tol=0.0)
     few, *others = sites(n_rows=60)
     few = replace(few, rows=few.rows.take(slice(n_rows)))
-    network = RecordingNetwork(RING)
+    record = Record()
+    network = LocalNetwork(RING, observers=[record])
     procedures = {s.name: dekrr.train(s, Energy(4), run_settings, tuning) for s in (few, *others)}
     if folds is None:
         with pytest.raises(DataError, match="'a' has 19 rows, too few for two folds of min_rows=10"):
             network.run(procedures)
-        assert not network.record.between("a", "b", Sums)
+        assert not record.between("a", "b", Sums)
         return
     network.run(procedures)
-    assert len(network.record.between("a", "b", Sums)) == folds + 1
+    assert len(record.between("a", "b", Sums)) == folds + 1
     off = msgspec.structs.replace(run_settings, rows_per_feature=0.0)
-    network = RecordingNetwork(RING)
+    record = Record()
+    network = LocalNetwork(RING, observers=[record])
     network.run({s.name: dekrr.train(s, Energy(4), off, tuning) for s in (few, *others)})
-    assert len(network.record.between("a", "b", Sums)) == 6
+    assert len(record.between("a", "b", Sums)) == 6
 
 
 def test_maps_of_tuning_are_counted_and_allowed():
@@ -350,10 +354,10 @@ def crowd_and_one_far_away(n_rows=200, seed=2):
 def test_no_sum_that_leaves_a_site_has_a_row_that_stands_alone():
     rows, feature_map = crowd_and_one_far_away()
     everywhere = [Site(name, RING[name], rows, feature_map=feature_map) for name in RING]
-    _, network = run(everywhere, Energy(4), verify_features=False)
+    _, record = run(everywhere, Energy(4), verify_features=False)
     features = feature_map(rows.X[:-1])
     expected = features.T @ features
-    sums = network.record.between("a", "b", Sums)
+    sums = record.between("a", "b", Sums)
     assert len(sums) == 1
     np.testing.assert_allclose(unpack_symmetric(sums[0].gram, 4), expected, atol=1e-9)
     np.testing.assert_allclose(sums[0].cross, expected, atol=1e-9)

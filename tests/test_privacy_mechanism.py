@@ -14,10 +14,11 @@ from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.messages import Bounds, Coefficients, Features, RowFeatures, Sums
+from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import mechanism
 from dekrr.privacy.audit import gaussian_epsilon
 from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, nearest_positive, pack, unpack
-from dekrr.privacy.overhearing import RecordingNetwork
+from dekrr.privacy.overhearing import Record
 from dekrr.privacy.vault import Vault
 from dekrr.protocols import dekrr
 from dekrr.protocols.private import shared_features
@@ -138,11 +139,12 @@ def sites(seed=0, n_rows=150):
 
 
 def run(all_sites, privacy, selector=None, **changes):
-    network = RecordingNetwork(PATH)
+    record = Record()
+    network = LocalNetwork(PATH, observers=[record])
     changes = {"scale": None, "tol": 0.0, "max_rounds": 8, "alpha": 1e-4, "privacy": privacy, **changes}
     selector = selector or Plain(8, sigma=0.5)
     procedures = {site.name: dekrr.train(site, selector, dekrr.Settings(**changes)) for site in all_sites}
-    return network.run(procedures), network
+    return network.run(procedures), record
 
 
 def test_without_its_noise_it_is_the_plain_method_on_shared_features(monkeypatch):
@@ -160,7 +162,7 @@ def test_only_perturbed_sums_and_coefficients_leave(monkeypatch):
     """With the mechanism's output fixed, two different sets of rows send the very same messages."""
     fixed = OwnSums(10 * np.eye(8), np.arange(8.0), 0.0)
     monkeypatch.setattr(GaussianSums, "perturb", lambda self, sums: fixed)
-    records = [run(sites(seed), DifferentialPrivacy(1.0))[1].record.heard for seed in (0, 1)]
+    records = [run(sites(seed), DifferentialPrivacy(1.0))[1].heard for seed in (0, 1)]
     assert len(records[0]) == len(records[1])
     kinds = {type(entry.message) for entry in records[0]}
     assert {Sums, Coefficients, Features} <= kinds
@@ -171,9 +173,9 @@ def test_only_perturbed_sums_and_coefficients_leave(monkeypatch):
 
 
 def test_the_sums_that_leave_are_noisy_and_semidefinite():
-    outcomes, network = run(sites(), DifferentialPrivacy(1.0))
-    (sent,) = network.record.between("b", "a", Sums)
-    (also,) = network.record.between("b", "c", Sums)
+    outcomes, record = run(sites(), DifferentialPrivacy(1.0))
+    (sent,) = record.between("b", "a", Sums)
+    (also,) = record.between("b", "c", Sums)
     np.testing.assert_array_equal(sent.gram, also.gram)
     site = sites()[1]
     exact, _ = accumulate(site.rows, outcomes["b"].feature_map, {})
@@ -198,12 +200,13 @@ def test_a_neighbour_with_other_features_is_refused():
     ],
 )
 def test_a_run_that_cannot_keep_its_budget_does_not_start(selector, changes, words):
-    network = RecordingNetwork(PATH)
+    record = Record()
+    network = LocalNetwork(PATH, observers=[record])
     settings_ = dekrr.Settings(**({"scale": None, "privacy": DifferentialPrivacy(1.0)} | changes))
     procedures = {s.name: dekrr.train(s, selector or Plain(8), settings_) for s in sites()}
     with pytest.raises(SettingsError, match=words):
         network.run(procedures)
-    assert not network.record.heard
+    assert not record.heard
 
 
 def test_a_map_of_ones_own_does_not_start_either():
@@ -313,10 +316,11 @@ def test_a_budget_does_not_pay_for_tuning(coast):
             regressor.fit(X, y, sites=labels)
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-4,), consensuses=(1.0,))
     settings_ = dekrr.Settings(scale=None, privacy=DifferentialPrivacy(1.0))
-    network = RecordingNetwork(PATH)
+    record = Record()
+    network = LocalNetwork(PATH, observers=[record])
     with pytest.raises(SettingsError, match="tuning would look at rows"):
         network.run({s.name: dekrr.train(s, Plain(8), settings_, tuning) for s in sites()})
-    assert not network.record.heard
+    assert not record.heard
 
 
 def test_a_budget_pays_for_one_release_of_the_estimator(coast):

@@ -52,7 +52,8 @@ def held_out_errors(problem, chosen):
                     return np.sum((mixed - y) ** 2)
 
                 own = error(name, site.neighbors)
-                union = np.mean([error(p, [q for q in site.neighbors if q != p]) for p in site.neighbors])
+                seen = [error(p, [q for q in site.neighbors if q != p]) for p in site.neighbors]
+                union = np.mean(seen) if seen else own
                 total += {"own": own, "union": union, "mean": (own + union) / 2}[chosen.objective]
         errors.append(total)
     return np.array(errors)
@@ -80,10 +81,16 @@ def _say(message):
     yield {"b": message} if message is not None else {}
 
 
-def test_one_site_alone_is_tuned_too():
-    problem = make_problem(0, n_sites=1, rows=(30, 31))
-    outcomes, traffic = run(problem, tuning())
-    assert outcomes["0"].tuned.alpha in (1e-4, 1e-2)
+@pytest.mark.parametrize(("seed", "best_alpha"), [(2, 1e-2), (5, 1e-4)])
+def test_one_site_alone_is_tuned_too(seed, best_alpha):
+    """Alone it has an exact solution for every alpha: its errors are those, and its choice is the smallest."""
+    problem = make_problem(seed, n_sites=1, rows=(30, 31))
+    chosen = tuning(prediction="own")
+    outcomes, traffic = run(problem, chosen)
+    expected = held_out_errors(problem, chosen)
+    np.testing.assert_allclose(outcomes["0"].tuned.errors * problem.n_rows, expected, rtol=1e-6)
+    assert chosen.grid[int(np.argmin(expected))][1] == best_alpha
+    assert outcomes["0"].tuned.alpha == best_alpha
     assert traffic.total_bytes == 0
 
 

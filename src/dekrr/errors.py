@@ -1,4 +1,10 @@
-"""All that dekrr raises on its own account."""
+"""All that dekrr raises on its own account, and how it warns."""
+
+import sys
+import warnings
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).parent)
 
 
 class DekrrError(Exception):
@@ -61,3 +67,17 @@ class AgreementError(NetworkError):
     """Sites do not agree on the run's settings, columns or version."""
 
     exit_code = 6
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, and point at the line outside of this package that called into it.
+
+    Parameters
+    ----------
+    text : str
+    category : type of Warning
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)

@@ -4,7 +4,6 @@ All regressors here share one shape. `fit(X, y, sites=labels)` makes a node proc
 and has the local network run them; the procedures are the ones that a deployment runs.
 """
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,12 +23,13 @@ from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import topology as topologies
-from .errors import DataError, SettingsError
+from .errors import DataError, SettingsError, warn
 from .kernels import KERNELS, Kernel, make_kernel, name_of
 from .labels import factorise, names_of, names_with, places_of
 from .metrics import relative, rse
 from .model import Header, KernelModel, SiteModel
-from .networks.local import LocalNetwork, Traffic
+from .networks.local import LocalNetwork
+from .networks.traffic import Traffic
 from .privacy.guards import MAX_LEVERAGE
 from .privacy.mechanism import DifferentialPrivacy
 from .protocols import allreduce, dekrr, dkla
@@ -435,11 +435,10 @@ class _FeatureRegressor(_SiteRegressor):
         self.traffic_ = traffic.relabelled({name: label for label, name in names.items()})
         tol = getattr(self, "tol", 0.0)
         if tol > 0 and not first.settled:
-            warnings.warn(
+            warn(
                 f"{type(self).__name__} stopped after {self.n_rounds_} rounds at a relative residual of "
                 f"{first.relative_residual:.2g}, above tol={tol:g}; raise max_rounds or tol",
                 ConvergenceWarning,
-                stacklevel=4,
             )
 
     def _model(self, name: str, outcome: Outcome) -> SiteModel:
@@ -644,9 +643,7 @@ class DeKRRRegressor(_NetworkRegressor):
     def _selector(self, n_features: int) -> Chooser:
         if self.privacy is None or self.features == "plain" or self._brought() is not None:
             return super()._selector(n_features)
-        warnings.warn(
-            f"features={self.features!r} would look at rows; with privacy all sites share plain ones", stacklevel=5
-        )
+        warn(f"features={self.features!r} would look at rows; with privacy all sites share plain ones")
         return CHOOSERS["plain"](n_features, kernel=self.kernel, sigma=self._grid("sigma")[0])
 
     def _training(self, names: Mapping[Hashable, str]) -> Training:

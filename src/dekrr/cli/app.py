@@ -7,42 +7,50 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils._param_validation import InvalidParameterError
 
 from ..errors import DekrrError
-from .attack import attack
-from .bench import bench
-from .data import data
-from .demo import demo
-from .models import fit, predict
-from .network import keys_app, network_app
-from .node import node, status, up
-from .report import report
-from .reproduce import reproduce
+from .lazy import lazy_app
 
+COMMANDS = {
+    "attack": ("attack:attack", "Play neighbours that want the rows, and print what they get."),
+    "bench": (
+        "bench:bench",
+        "Time fits against the paper's algorithm in plain numpy, scikit-learn, and the processor's floor.",
+    ),
+    "demo": ("demo:demo", "Compare every method on ten sites, and draw the network."),
+    "fit": ("models:fit", "Train a model for every site of a table and write them to a folder."),
+    "predict": (
+        "models:predict",
+        "Predict each row of a table by its site's model, or all rows by the mean of the models.",
+    ),
+    "report": (
+        "report:report",
+        "Write one self-contained HTML page: of results, with figures as files for papers, or of a run of the mesh.",
+    ),
+    "node": (
+        "node:node",
+        "Take part in a run as one site: connect to the neighbours, train, and write model.safetensors.",
+    ),
+    "up": ("node:up", "Run every site of a network as a process of this machine, and watch them in a table."),
+    "status": (
+        "node:status",
+        "Ask running sites how they are; needs their keys, so each organisation can ask its own.",
+    ),
+    "data": ("data:data", "List and download the data sets of the paper."),
+    "reproduce": ("reproduce:reproduce", "Redo the paper's tables and figures."),
+    "network": ("network:network_app", "Describe a network of sites and make its keys."),
+    "keys": ("network:keys_app", "Make this site's private key, which never leaves it."),
+}
 _EXTRAS = {"matplotlib": "plot", "pandas": "files", "pyarrow": "files", "jinja2": "report", "zenoh": "mesh"}
 
-app = typer.Typer(
+app = lazy_app(
+    COMMANDS,
     help="Kernel ridge regression across sites that cannot pool their data.",
     no_args_is_help=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-app.command()(attack)
-app.command()(bench)
-app.command()(demo)
-app.command()(fit)
-app.command()(predict)
-app.command()(report)
-app.add_typer(data, name="data")
-app.add_typer(reproduce, name="reproduce")
-app.add_typer(network_app, name="network")
-app.add_typer(keys_app, name="keys")
-app.command()(node)
-app.command()(up)
-app.command()(status)
 
 
 def _show_version(asked: bool) -> None:
@@ -65,9 +73,16 @@ def run() -> None:
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
         app()
-    except (DekrrError, OSError, ImportError, InvalidParameterError) as error:
+    except Exception as error:
+        if not _is_for_users(error):
+            raise
         _tell("[bold red]error:[/]", _with_extra(error))
         sys.exit(getattr(error, "exit_code", 1))
+
+
+def _is_for_users(error: Exception) -> bool:
+    """Return whether an error is about what the user gave; scikit-learn has a class of its own for a bad value."""
+    return isinstance(error, (DekrrError, OSError, ImportError)) or type(error).__module__.startswith("sklearn.")
 
 
 def _with_extra(error: BaseException) -> str:
@@ -77,7 +92,8 @@ def _with_extra(error: BaseException) -> str:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
-    if issubclass(category, ConvergenceWarning):
+    exceptions = sys.modules.get("sklearn.exceptions")  # who has not imported it cannot have warned of it
+    if exceptions is not None and issubclass(category, exceptions.ConvergenceWarning):
         _tell("[yellow]warning:[/]", str(message))
 
 

@@ -4,7 +4,7 @@ The node procedures are run as the estimators run them, with their paths kept an
 after every exchange.
 """
 
-from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -12,13 +12,13 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from ..estimators import AllReduceRegressor
-from ..messages import AnyMessage
 from ..metrics import rse
 from ..model import neighborhood_weights
+from ..networks.base import Delivery
 from ..networks.local import LocalNetwork
 from ..protocols import dekrr, dkla
 from ..protocols.outcome import Outcome
-from ..protocols.site import Outbox, Site
+from ..protocols.site import Site
 from ..rows import ArrayRows
 from ..types import Array
 from .methods import METHODS, make_estimator, selectors_of
@@ -29,18 +29,21 @@ from .tuning import ring_neighbors
 _DENSE, _SPARSE = 150, 60
 
 
-class MeteredNetwork(LocalNetwork):
-    """A local network that notes the bytes sent so far after every exchange."""
+class Meter:
+    """An observer of a local network that adds up bytes, exchange by exchange."""
 
-    def __init__(self, neighbors: Mapping[str, Any]) -> None:
-        super().__init__(neighbors)
-        self.bytes_after: list[int] = []
+    def __init__(self) -> None:
+        self._bytes: list[int] = []
 
-    def _carry(self, outboxes: dict[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
-        inboxes = super()._carry(outboxes)
-        if inboxes:
-            self.bytes_after.append(self.traffic.total_bytes)
-        return inboxes
+    def __call__(self, delivery: Delivery) -> None:
+        """Count a message."""
+        self._bytes += [0] * (delivery.exchange + 1 - len(self._bytes))
+        self._bytes[delivery.exchange] += delivery.n_bytes
+
+    @property
+    def bytes_after(self) -> list[int]:
+        """The bytes sent so far after every exchange."""
+        return list(accumulate(self._bytes))
 
 
 def recorded_rounds(n_rounds: int) -> np.ndarray:
@@ -72,7 +75,7 @@ def curves_of(task: Task, problem: Problem, consensus: float | None) -> dict[str
     if isinstance(regressor, AllReduceRegressor):
         return {}
     split = problem.split
-    network, outcomes = _run(task, problem, regressor)
+    meter, outcomes = _run(task, problem, regressor)
     rounds = outcomes[0].rounds
     shown = recorded_rounds(rounds)
     objective = np.sum([outcome.objective_shares for outcome in outcomes], axis=0)
@@ -85,10 +88,11 @@ def curves_of(task: Task, problem: Problem, consensus: float | None) -> dict[str
         predictions = np.array([neighborhood_weights(len(group) - 1) @ each[group] for group in groups])
         own_error.append(rse(split.y_test, predictions[split.test_sites, rows]))
         union_error.append(float(np.mean([rse(split.y_test, prediction) for prediction in predictions])))
-    setup = len(network.bytes_after) - rounds
+    bytes_after = meter.bytes_after
+    setup = len(bytes_after) - rounds
     return {
         "curve_round": shown.tolist(),
-        "curve_bytes": [network.bytes_after[setup + k - 1] for k in shown.tolist()],
+        "curve_bytes": [bytes_after[setup + k - 1] for k in shown.tolist()],
         "curve_objective": objective[shown].tolist(),
         "curve_own_rse": own_error,
         "curve_union_rse": union_error,
@@ -96,10 +100,12 @@ def curves_of(task: Task, problem: Problem, consensus: float | None) -> dict[str
     }
 
 
-def _run(task: Task, problem: Problem, regressor: Any) -> tuple[MeteredNetwork, list[Outcome]]:
+def _run(task: Task, problem: Problem, regressor: Any) -> tuple[Meter, list[Outcome]]:
     neighbors = ring_neighbors(problem.split)
     names = list(map(str, range(len(neighbors))))
-    network = MeteredNetwork({names[j]: [names[p] for p in neighbors[j]] for j in range(len(names))})
+    meter = Meter()
+    graph = {names[j]: [names[p] for p in neighbors[j]] for j in range(len(names))}
+    network = LocalNetwork(graph, observers=[meter])
     seed = int(check_random_state(regressor.random_state).randint(np.iinfo(np.int32).max))
     procedures = {}
     consensus_free = not METHODS[task.method].has_consensus
@@ -120,7 +126,7 @@ def _run(task: Task, problem: Problem, regressor: Any) -> tuple[MeteredNetwork, 
             own = msgspec.structs.replace(regressor._settings(regressor.alpha, regressor.consensus), tol=0.0)
             procedures[name] = dekrr.train(site, selector, own, keep_path=True)
     outcomes = network.run(procedures)
-    return network, [outcomes[name] for name in names]
+    return meter, [outcomes[name] for name in names]
 
 
 def _members(task: Task, problem: Problem) -> list[list[int]]:

@@ -10,10 +10,12 @@ from ..types import Array
 ROUNDS = 1500
 
 
-def paper_port(X: Array, y: Array, sites: np.ndarray, n_features: int, *, sigma: float, alpha: float) -> list[Array]:
+def paper_port(
+    X: Array, y: Array, sites: np.ndarray, n_features: int, *, sigma: float, alpha: float
+) -> tuple[list[tuple[Array, Array]], list[Array]]:
     """Run Algorithm 1 plainly in numpy: energy features, features of every row, 1500 rounds at consensus 1.
 
-    Nothing is measured, recorded or checked in between. Returns the coefficients of every site.
+    Nothing is measured, recorded or checked in between.
 
     Parameters
     ----------
@@ -22,6 +24,12 @@ def paper_port(X: Array, y: Array, sites: np.ndarray, n_features: int, *, sigma:
     sites : ndarray of int, shape (n_rows,)
     n_features : int
     sigma, alpha : float
+
+    Returns
+    -------
+    maps : list of (frequencies, phases)
+        What every site chose, of shapes (n_columns, n_features) and (n_features,).
+    coefficients : list of ndarray of shape (n_features,)
     """
     n_sites, rng = int(sites.max()) + 1, np.random.default_rng(0)
     graph = build("ring", list(range(n_sites)))
@@ -63,7 +71,7 @@ def paper_port(X: Array, y: Array, sites: np.ndarray, n_features: int, *, sigma:
             )
             for j in range(n_sites)
         ]
-    return coefficients
+    return maps, coefficients
 
 
 def pooled_peers(

@@ -19,14 +19,13 @@ from typing import Any
 import msgspec
 import networkx as nx
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from ..cosines import block_rows, compiled, terms_of, wave_blocks
 from ..data.files import read_table
 from ..data.partitions import by_response
 from ..errors import DataError
 from ..estimators import DeKRRRegressor
-from ..networks.local import free_cores
+from ..networks.threads import free_cores, one_blas_thread
 from ..rows.survey import SAMPLE_ROWS
 from ..selection import Greedy
 from ..statistics import rows_per_block
@@ -179,7 +178,7 @@ class Rates:
             for _ in range(3):
                 np.matmul(left.T, right, out=out)
 
-        with threadpool_limits(1, "blas"), ThreadPoolExecutor(n_threads) as pool:
+        with one_blas_thread, ThreadPoolExecutor(n_threads) as pool:
             cosine_seconds = best_seconds(lambda: list(pool.map(cosines, angles)), 5)
             product_seconds = best_seconds(lambda: list(pool.map(products, matrices)), 5)
         return cls(200 * size * n_threads / cosine_seconds, 3 * 1024.0**3 * n_threads / product_seconds)
@@ -221,7 +220,7 @@ class Rates:
                 taken = rows[start : start + block]
                 np.matmul(taken, pool, out=angles[: len(taken)])
 
-        with threadpool_limits(1, "blas"):
+        with one_blas_thread:
             seconds = n_rows * best_seconds(sums, 60)
             if candidates:
                 seconds += _chosen_by(problem, sample) * best_seconds(choice, 60)
@@ -346,7 +345,7 @@ def greedy_choice(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
         def choose(X: Array = X, y: Array = y, selector: Greedy = selector) -> None:
             selector.select(X, y, np.random.default_rng(0))
 
-        with threadpool_limits(1, "blas"):
+        with one_blas_thread:
             choose()
             seconds = {"choice": best_seconds(choose, 5), "candidates once": best_seconds(evaluate, 5)}
         settings = {"rows": n_rows, "columns": 96, "candidates": pool.n_features, "n_features": 150, "cores": 1}

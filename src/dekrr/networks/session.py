@@ -39,7 +39,7 @@ from ..protocols import consensus
 from ..protocols.outcome import Outcome
 from ..protocols.site import Outbox, Procedure
 from .journal import Ended, Journal, NoJournal, Opening, Received
-from .local import Traffic
+from .traffic import Traffic
 
 RETRY = 1.0  # seconds after which a site asks for what it lacks
 WINDOW = 64  # exchanges that are buffered ahead, and sent again at a time

@@ -21,6 +21,7 @@ from scipy.optimize import brentq
 
 from ..errors import SettingsError
 from ..messages import Coefficients, Sums
+from ..networks.local import LocalNetwork
 from ..protocols import dekrr
 from ..protocols.site import Site
 from ..rows import ArrayRows
@@ -29,7 +30,7 @@ from ..statistics import pack_symmetric, unpack_symmetric
 from ..system import penalty
 from ..types import Array
 from .mechanism import DifferentialPrivacy, GaussianSums
-from .overhearing import RecordingNetwork
+from .overhearing import Record
 
 Data = TypeVar("Data")
 
@@ -178,13 +179,14 @@ def everything_sent(
 
     def release(rows: tuple[Array, Array]) -> Array:
         target = Site("target", ("other",), ArrayRows(*rows), seed=neighbor.seed)
-        network = RecordingNetwork({"target": ["other"], "other": ["target"]})
+        record = Record()
+        network = LocalNetwork({"target": ["other"], "other": ["target"]}, observers=[record])
         outcomes = network.run({site.name: dekrr.train(site, selector, settings) for site in (target, neighbor)})
         sums = {
-            sender: unpack_symmetric(network.record.between(sender, receiver, Sums)[0].gram, n_features)
+            sender: unpack_symmetric(record.between(sender, receiver, Sums)[0].gram, n_features)
             for sender, receiver in (("target", "other"), ("other", "target"))
         }
-        coefficients = [m.values for m in network.record.between("target", "other", Coefficients)]
+        coefficients = [m.values for m in record.between("target", "other", Coefficients)]
         n_rows = outcomes["other"].roster.n_rows
         pull = penalty(settings.consensus, n_rows, 1)
         ridge = settings.alpha / 2 + GaussianSums(privacy, len(rows[1])).ridge(n_features) / n_rows

@@ -8,30 +8,35 @@ import numpy as np
 
 from ..features import FeatureMap
 from ..messages import AnyMessage, Chosen, Coefficients, Features, Message, Moments, Sums
+from ..networks.base import Delivery
 from ..networks.local import LocalNetwork
 from ..protocols import dekrr
 from ..protocols.outcome import Outcome
-from ..protocols.site import Outbox, Procedure, Site
+from ..protocols.site import Procedure, Site
 from ..protocols.tuning import Tuning
 from ..selection import Chooser
 from .guards import prove
 
 
-@dataclass(frozen=True)
-class Heard:
-    """One message, as its receiver decoded it."""
-
-    exchange: int
-    sender: str
-    receiver: str
-    message: AnyMessage
-
-
 @dataclass
 class Record:
-    """Messages of a run, in order."""
+    """Messages of a run, in order: an observer of a local network.
 
-    heard: list[Heard] = field(default_factory=list)
+    Parameters
+    ----------
+    only : collection of site, optional
+        Keep only messages that two of these send each other, and all messages by default.
+    heard : list of Delivery
+        What was kept.
+    """
+
+    only: Collection[str] | None = None
+    heard: list[Delivery] = field(default_factory=list)
+
+    def __call__(self, delivery: Delivery) -> None:
+        """Keep a message."""
+        if self.only is None or (delivery.sender in self.only and delivery.receiver in self.only):
+            self.heard.append(delivery)
 
     def between(self, sender: str, receiver: str, kind: type) -> list[Any]:
         """Return the messages of one kind that `receiver` got from `sender`, in order."""
@@ -40,32 +45,6 @@ class Record:
             for entry in self.heard
             if entry.sender == sender and entry.receiver == receiver and isinstance(entry.message, kind)
         ]
-
-
-class RecordingNetwork(LocalNetwork):
-    """A local network that keeps the messages it carries.
-
-    Parameters
-    ----------
-    neighbors : mapping of site to its neighbours
-    only : collection of site, optional
-        Keep messages that two of these send each other, and all messages by default.
-    """
-
-    def __init__(self, neighbors: Mapping[str, Any], only: Collection[str] | None = None) -> None:
-        super().__init__(neighbors)
-        self.record = Record()
-        self._only = only
-        self._exchange = 0
-
-    def _carry(self, outboxes: dict[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
-        inboxes = super()._carry(outboxes)
-        for receiver, inbox in inboxes.items():
-            for sender, message in inbox.items():
-                if self._only is None or (sender in self._only and receiver in self._only):
-                    self.record.heard.append(Heard(self._exchange, sender, receiver, message))
-        self._exchange += 1
-        return inboxes
 
 
 Forger = Callable[[int], FeatureMap]
@@ -94,13 +73,13 @@ def overhear(
         Sites that lie about their features: ``forger(i)`` is the map they send when maps are due for the (i + 1)th
         time.
     """
-    network = RecordingNetwork({site.name: site.neighbors for site in sites}, only)
+    record = Record(only)
+    network = LocalNetwork({site.name: site.neighbors for site in sites}, observers=[record])
     procedures = {site.name: dekrr.train(site, selector, settings, tuning) for site in sites}
     for name, forger in (forgers or {}).items():
         site = next(site for site in sites if site.name == name)
         procedures[name] = _forged(procedures[name], site, selector, forger)
-    outcomes = network.run(procedures)
-    return network.record, outcomes
+    return record, network.run(procedures)
 
 
 def _forged(procedure: Procedure[Outcome], site: Site, selector: Chooser, forger: Forger) -> Procedure[Outcome]:

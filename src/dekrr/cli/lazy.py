@@ -1,0 +1,47 @@
+"""Commands that are imported when they are called, so that `dekrr --help` loads none of them."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+
+def lazy_app(commands: Mapping[str, tuple[str, str]], **settings: Any) -> typer.Typer:
+    """Return an application whose commands are imported when they are called.
+
+    Parameters
+    ----------
+    commands : mapping of name to (home, about)
+        The home is "module:attribute", the module relative to this package, the attribute a function or an
+        application with commands of its own. What a command is about is one line, shown by the application's --help.
+    **settings
+        Of the application, as for `typer.Typer`.
+    """
+
+    class Group(TyperGroup):
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            name, stand_in, rest = super().resolve_command(ctx, args)
+            return name, stand_in if name is None else _imported(commands[name][0], name), rest
+
+    app = typer.Typer(cls=Group, **settings)
+    for name, (_, about) in commands.items():
+        app.command(name, help=about)(_stand_in)
+    return app
+
+
+def _stand_in() -> None:
+    """Stand for a command in the list of commands; `resolve_command` puts the real one in its place."""
+
+
+def _imported(home: str, name: str) -> Any:
+    module, attribute = home.split(":")
+    found = getattr(import_module(f".{module}", __package__), attribute)
+    parent = typer.Typer()
+    if isinstance(found, typer.Typer):
+        parent.add_typer(found, name=name)
+    else:
+        parent.command(name)(found)
+    return get_group(parent).commands[name]

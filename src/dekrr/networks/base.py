@@ -1,0 +1,89 @@
+"""What a network is: an object that drives the sites' procedures and carries their messages.
+
+A procedure (`dekrr.protocols.site`) is a generator. It yields an outbox, a mapping of neighbour to message, and is sent
+an inbox, a mapping of neighbour to the message that came from it. A network owes the procedures six things:
+
+1. It advances all procedures in lockstep. All outboxes of an exchange are delivered before any procedure goes on.
+2. Every message is encoded (`dekrr.messages.encode`) and decoded on arrival, so that no site reaches into the memory
+   of another, and every message passes the checks on arrival.
+3. A message to a site that is not a neighbour is a `MessageError`. Nothing of it is delivered.
+4. An inbox has an entry for every neighbour that sent something, and for nobody else.
+5. All procedures end after the same exchange. Otherwise the run is a `MessageError`.
+6. An error in one procedure ends the run and reaches the caller. All procedures are closed.
+
+`LocalNetwork` is the reference. A further network is one file with one class that has `run` and `traffic`.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, Protocol
+
+from ..messages import AnyMessage
+from ..protocols.site import Procedure, Result
+from .traffic import Traffic
+
+Neighbors = Mapping[str, Collection[str]]
+
+
+class Network(Protocol):
+    """Who drives procedures: all that an estimator or an experiment asks of a network.
+
+    Examples
+    --------
+    A network that copes with one site, which has no neighbours:
+
+    >>> class Hermit:
+    ...     def __init__(self, neighbors):
+    ...         self.traffic = Traffic()
+    ...
+    ...     def run(self, procedures):
+    ...         ((name, procedure),) = procedures.items()
+    ...         inbox = None
+    ...         try:
+    ...             while True:
+    ...                 procedure.send(inbox)
+    ...                 inbox = {}
+    ...         except StopIteration as stop:
+    ...             return {name: stop.value}
+    >>> def wait(exchanges):
+    ...     for _ in range(exchanges):
+    ...         yield {}
+    ...     return "done"
+    >>> connect: Connect = Hermit
+    >>> connect({"a": []}).run({"a": wait(3)})
+    {'a': 'done'}
+    """
+
+    @property
+    def traffic(self) -> Traffic:
+        """What went over each directed edge since the network was made."""
+
+    def run(self, procedures: Mapping[str, Procedure[Result]]) -> dict[str, Result]:
+        """Drive one procedure per site to its end and return what each returned, by site."""
+
+
+Connect = Callable[[Neighbors], Network]
+"""What makes a network of a graph: a class such as `LocalNetwork`, or any function of the graph."""
+
+
+class Delivery(NamedTuple):
+    """One message as its receiver decoded it.
+
+    Parameters
+    ----------
+    exchange : int
+        The number of the exchange within its run, from 0.
+    sender, receiver : str
+    message : AnyMessage
+    n_bytes : int
+        The length of the encoded message.
+    """
+
+    exchange: int
+    sender: str
+    receiver: str
+    message: AnyMessage
+    n_bytes: int
+
+
+Observer = Callable[[Delivery], None]
+"""Who is told of every message, after it was decoded and before its receiver has it."""

@@ -1,0 +1,189 @@
+"""How the sites of one process share its cores: helper threads, and one BLAS thread for each of them.
+
+Sites do not depend on each other between two exchanges, so that threads take their steps side by side. A result does
+not depend on the number of threads.
+"""
+
+import contextlib
+import math
+import multiprocessing
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from threadpoolctl import OpenBLASController, ThreadpoolController
+
+from ..protocols.site import Outbox, Procedure
+
+_SLOW = 5e-4  # seconds of one site's step, from which threads gain more than they cost
+_GLANCES = 3e-4, 0.02  # seconds between two looks at how long a step takes: at first, and at most
+
+
+class Step:
+    """One site's way from an inbox to its next outbox, or to its result."""
+
+    def __init__(self, name: str, procedure: Procedure[Any], inboxes: Mapping[str, Any] | None, exchange: int) -> None:
+        self.name = name
+        self.ended = False
+        self.outbox: Outbox = {}
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._procedure = procedure
+        self._inbox = inboxes[name] if inboxes is not None else None
+        self._exchange = exchange
+
+    def take(self) -> None:
+        """Let the procedure take its inbox, and keep what it gives or how it fails."""
+        try:
+            self.outbox = next(self._procedure) if self._inbox is None else self._procedure.send(self._inbox)
+        except StopIteration as stop:
+            self.ended, self.result = True, stop.value
+        except BaseException as error:
+            error.add_note(f"at site {self.name!r}, after exchange {self._exchange}")
+            self.error = error
+            if isinstance(error, KeyboardInterrupt):
+                raise
+
+
+def _take(steps: deque[Step]) -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            steps.popleft().take()
+
+
+class _Crew:
+    """Threads that take steps beside the one that asks for it, once a step lasts.
+
+    They are called after a step that has lasted; and one of them looks meanwhile, the less often the longer it has
+    not been needed, since every look takes the lock of Python from whoever has it. Where it finds a step that might
+    last it comes back when it would have.
+    """
+
+    def __init__(self, n_helpers: int) -> None:
+        self._left: deque[Step] = deque()
+        self._since = math.inf
+        self._called = self._over = False
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._busy = [threading.Lock() for _ in range(n_helpers)]
+        self._helpers = [
+            threading.Thread(target=self._help, args=(busy, busy is self._busy[0]), daemon=True) for busy in self._busy
+        ]
+
+    def __enter__(self) -> "_Crew":
+        try:
+            for helper in self._helpers:
+                helper.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over = True
+        self._left.clear()
+        self._call()
+        for helper in self._helpers:
+            if helper.ident is not None:
+                helper.join()
+
+    def take_all(self, steps: list[Step]) -> None:
+        """Take all steps and return when the last is taken."""
+        self._left = left = deque(steps)
+        self._called = False
+        with contextlib.suppress(IndexError):
+            while True:
+                step = left.popleft()
+                self._since = time.perf_counter()
+                step.take()
+                self._call_where_slow()
+        self._since = math.inf
+        for busy in self._busy:
+            with busy:
+                pass
+
+    def _call_where_slow(self) -> None:
+        if not self._called and time.perf_counter() - self._since >= _SLOW:
+            self._called = True
+            self._call()
+
+    def _call(self) -> None:
+        for _ in self._helpers:
+            self._calls.put(None)
+
+    def _help(self, busy: threading.Lock, looks: bool) -> None:
+        shortest, longest = _GLANCES
+        pause = until_look = shortest
+        while not self._over:
+            try:
+                self._calls.get(timeout=until_look if looks else None)
+            except queue.Empty:
+                self._call_where_slow()
+                lasted = time.perf_counter() - self._since
+                pause = min(2 * pause, longest)
+                until_look = min(pause, _SLOW - lasted) if _SLOW / 10 < lasted < _SLOW else pause
+                continue
+            pause = until_look = shortest
+            with busy:
+                _take(self._left)
+
+
+@contextlib.contextmanager
+def sharing_out(n_threads: int, *, alone: bool) -> Iterator[Callable[[list[Step]], None]]:
+    """Give a function that takes all steps.
+
+    Threads of other libraries would fight ours, and results differ in their last digits: a site that is alone has them.
+    """
+    if alone:
+        yield lambda steps: _take(deque(steps))
+        return
+    with one_blas_thread, _Crew(n_threads - 1) as crew:
+        yield crew.take_all
+
+
+class _OneBlasThread:
+    """A limit of the whole process to one BLAS thread, held by any number of blocks at the same time.
+
+    The number of BLAS threads belongs to the process. Were it saved and restored by every block, the last of two
+    blocks that overlap would restore what the first has set. So the first to enter saves it, and the last to leave
+    restores it. threadpoolctl listens to one thread at a time, the first that sets a limit. The last to leave may be
+    another thread than the first to enter, so each gives this right back at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_holders = 0
+        self._limiter: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._n_holders == 0:
+                self._limiter = _controller().limit(limits=1, user_api="blas")
+                OpenBLASController.clear_controlling_thread()
+            self._n_holders += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._n_holders -= 1
+            if self._n_holders == 0:
+                self._limiter.restore_original_limits()
+                OpenBLASController.clear_controlling_thread()
+
+
+one_blas_thread = _OneBlasThread()
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def free_cores() -> int:
+    """Return the cores of this process; one in a child process, whose siblings have the others."""
+    if multiprocessing.parent_process() is not None:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
