@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import zenoh
 
+from dekrr.deploy import keys
+from dekrr.deploy.events import Started
+from dekrr.deploy.files import read_site
 from dekrr.messages import MAX_BYTES, Coefficients, Roll, Total, encode
-from dekrr.networks import keys
-from dekrr.networks.config import read_site
 from dekrr.networks.mesh import Keys, Link, zenoh_config
+from dekrr.networks.session.events import Refused
 from meshes import Mesh, run_command, wait_until
 
 BASE = "dekrr/test"
@@ -29,15 +31,15 @@ class Victim:
         self.mesh = Mesh(folder, 2)
         self.node = self.mesh.node("s00")
         self.told = []
-        self.node.listeners.append(lambda word, details: self.told.append((word, details)))
+        self.node.listeners.append(self.told.append)
         self.thread = threading.Thread(target=self.node.run, daemon=True)
         self.thread.start()
         self.endpoint = self.node.config.listen
-        wait_until(lambda: any(word == "started" for word, _ in self.told))
-        time.sleep(0.5)
+        wait_until(lambda: any(isinstance(event, Started) for event in self.told))
+        wait_until(lambda: can_connect(self.endpoint))
 
     def refusals(self):
-        return [details["reason"] for word, details in self.told if word == "refused"]
+        return [event.reason for event in self.told if isinstance(event, Refused)]
 
     def identity(self, name, **options):
         """Make keys in the name of a site, signed by whom and for how long the options say."""

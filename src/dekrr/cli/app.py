@@ -21,7 +21,14 @@ from .node import node, status, up
 from .report import report
 from .reproduce import reproduce
 
-_EXTRAS = {"matplotlib": "plot", "pandas": "files", "pyarrow": "files", "jinja2": "report", "zenoh": "mesh"}
+_EXTRAS = {
+    "matplotlib": "plot",
+    "pandas": "files",
+    "pyarrow": "files",
+    "jinja2": "report",
+    "zenoh": "mesh",
+    "tomli_w": "mesh",
+}
 
 app = typer.Typer(
     help="Kernel ridge regression across sites that cannot pool their data.",
