@@ -1,5 +1,6 @@
 import errno
 import json
+import logging
 import os
 import random
 import signal
@@ -7,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,14 +20,15 @@ from typer.testing import CliRunner
 
 from dekrr.cli.app import app
 from dekrr.deploy.node import CHECKPOINT, MODEL, SECRET, link_of
-from dekrr.deploy.record import RECORD, Record
+from dekrr.deploy.record import RECORD, JsonFormatter, Log, Record, logger
 from dekrr.deploy.status import serve_metrics
 from dekrr.disk import LockedFile
 from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, KeysError, ModelFileError, SettingsError
 from dekrr.model import SiteModel
-from dekrr.networks.mesh import _take, ask_status
+from dekrr.networks.mesh import MeshNetwork, _take, ask_status
 from dekrr.networks.session import journal as journals
-from dekrr.networks.session.events import Up
+from dekrr.networks.session.events import Exchanged, Refused, Up
+from dekrr.networks.session.frames import Hello, frame_decoder
 from meshes import Mesh, free_ports, run_command, wait_until
 
 
@@ -353,6 +357,57 @@ def test_a_model_is_written_when_there_is_space_again(tmp_path, monkeypatch):
     assert mesh.check_models(mesh.names) == {frozenset()}
     events = [event["event"] for name in mesh.names for event in mesh.events(name)]
     assert events.count("model not written") == 2
+
+
+def test_the_driver_saves_the_model_before_a_neighbour_hears_that_the_site_has_finished(tmp_path, monkeypatch):
+    mesh = Mesh(tmp_path, 2)
+    save, flush, order = SiteModel.save, MeshNetwork._flush, {name: [] for name in mesh.names}
+
+    def noting_save(model, path):
+        places = {Path(frame.filename).parent.name for frame in traceback.extract_stack()}
+        order[model.header.site].append(("saved", "session" in places))
+        save(model, path)
+
+    def noting_flush(network, session, speak):
+        frames = [frame_decoder.decode(data) for _, data in session.out]
+        if any(isinstance(frame, Hello) and frame.finished for frame in frames):
+            order[session.plan.name].append(("told", False))
+        flush(network, session, speak)
+
+    monkeypatch.setattr(SiteModel, "save", noting_save)
+    monkeypatch.setattr(MeshNetwork, "_flush", noting_flush)
+    _, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}
+    for happened in order.values():
+        assert happened[:2] == [("saved", False), ("told", False)]
+
+
+def test_a_listener_that_is_slow_does_not_hold_up_the_session(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    node = mesh.node("s00")
+    places = []
+    node.listeners.append(lambda event: places.extend(traceback.extract_stack()))
+    thread = threading.Thread(target=node.run, daemon=True)
+    thread.start()
+    assert mesh.run_in_threads(["s01"])[1] == {"s01": None}
+    thread.join(30)
+    assert places
+    assert not [frame for frame in places if Path(frame.filename).parent.name == "session"]
+
+
+def test_events_go_to_logging_and_an_exchange_is_a_debug_message(caplog, monkeypatch):
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logger, "handlers", [])
+    caplog.set_level(logging.DEBUG, "dekrr")
+    events = [Up(neighbor="s01"), Exchanged(exchange=3, round=1, residual=0.5), Refused(sender="s01", reason="no")]
+    for event in events:
+        Log("s00")(event)
+    assert [record.levelname for record in caplog.records] == ["INFO", "DEBUG", "WARNING"]
+    assert [record.event for record in caplog.records] == events
+    assert {record.name for record in caplog.records} == {"dekrr"}
+    assert caplog.records[1].getMessage() == "s00 exchange exchange=3 round=1 residual=0.5"
+    line = json.loads(JsonFormatter().format(caplog.records[2]))
+    assert line == {"time": line["time"], "site": "s00", "event": "refused", "sender": "s01", "reason": "no"}
 
 
 def test_a_site_that_was_stopped_after_its_model_was_written_has_nothing_left_to_do(tmp_path):

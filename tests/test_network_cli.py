@@ -10,6 +10,8 @@ import networkx as nx
 import numpy as np
 import pytest
 from cryptography import x509
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy, load
@@ -223,6 +225,30 @@ def test_mistakes_about_tuning_are_told(tmp_path, settings, mistake):
 def test_toml_round_trip():
     table = {"a": 'q"uote', "b": [1, 2.5], "c": {"x.y": True, "z": "é", "inner": {"x.y": [[0.5], [1]], "deep": {}}}}
     assert tomllib.loads(to_toml(table)) == table
+
+
+characters = st.characters(codec="utf-8")
+plain = st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(characters, max_size=8)
+tables = st.dictionaries(
+    st.text(characters, max_size=6),
+    st.recursive(
+        plain,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(characters, max_size=6), inner, max_size=3),
+        max_leaves=8,
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(tables)
+@example({"inf": float("inf"), "beyond": "\U0001f600", "control": "\x00\x7f\r\n"})
+def test_what_is_written_as_toml_is_read_again(table):
+    assert tomllib.loads(to_toml(table)) == table
+
+
+def test_toml_has_no_word_for_nothing():
+    assert tomllib.loads(to_toml({"a": None, "b": {"c": None, "d": 1}})) == {"b": {"d": 1}}
 
 
 def test_a_privacy_budget_travels_from_the_network_file_to_every_site(tmp_path):

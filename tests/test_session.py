@@ -1,7 +1,11 @@
+import ast
 import contextlib
 import os
+import re
 from collections import Counter
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import networkx as nx
@@ -27,8 +31,9 @@ from dekrr.messages import (
     decode,
     encode,
 )
+from dekrr.networks import session as sessions
 from dekrr.networks.local import LocalNetwork
-from dekrr.networks.session import Plan, Session, peers
+from dekrr.networks.session import Plan, Session, peers, phases
 from dekrr.networks.session import journal as journals
 from dekrr.networks.session.events import Refused, Refusing
 from dekrr.networks.session.frames import Hello
@@ -713,3 +718,111 @@ def test_a_site_that_starts_again_while_another_is_dead_does_not_wait_for_it():
     assert {ending.gone for ending in network.endings.values()} == {frozenset({"s0"})}
     assert all(ending.outcome is not None for ending in network.endings.values())
     assert set(network.endings) == {"s1", "s2", "s3", "s4"}
+
+
+def test_the_diagram_of_the_phases_is_written_from_their_table():
+    text = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()
+    (block,) = re.findall(r"```mermaid\n(.*?)\n```", text, flags=re.S)
+    assert block == phases.diagram()
+
+
+def test_every_row_of_the_phase_table_happens_and_nothing_else(monkeypatch):
+    taken = set()
+
+    class Watched(dict):
+        def __getitem__(self, row):
+            taken.add(row)
+            return super().__getitem__(row)
+
+        def __contains__(self, row):
+            found = super().__contains__(row)
+            taken.update({row} if found else ())
+            return found
+
+    watched = Watched(phases.TABLE)
+    monkeypatch.setattr(phases, "TABLE", watched)
+    monkeypatch.setattr("dekrr.networks.session.session.TABLE", watched)
+    for seed in range(60):
+        run_seed(seed)
+    session, _ = lonely(neighbors=("b", "c"))
+    session.receive([("b", hello("b", terms={"alpha": "2"}))], 0.0)
+    with pytest.raises(AgreementError):
+        session.tick(6.0)
+    cut_off_before_the_start()
+    gone_before_the_start()
+    lost_when_closing()
+    cut_off_when_closing()
+    gone_when_closing()
+    assert taken == set(phases.TABLE)
+
+
+def cut_off_before_the_start():
+    session, _ = lonely(neighbors=("b", "c", "d"))
+    session.receive([("b", hello("b", gone=("c",)))], 0.0)
+    assert session.phase == "greeting"
+    with pytest.raises(DisconnectedError):
+        session.receive([("b", hello("b", gone=("c", "d")))], 0.0)
+
+
+def gone_before_the_start():
+    session, _ = lonely()
+    with pytest.raises(GoneError):
+        session.receive([("b", hello("b", gone=("a",)))], 0.0)
+
+
+def closing():
+    """Return a session of four that has its result, and waits for the others' word."""
+    session, _ = lonely(neighbors=("b", "c", "d"))
+
+    def procedure(neighbors, offer):
+        yield {}
+        return SimpleNamespace(roster=SimpleNamespace(n_sites=4, diameter=2))
+
+    session.course._make = procedure
+    session.receive([(name, hello(name)) for name in "bcd"], 0.0)
+    session.receive([(name, msgspec.msgpack.encode(["data", "r", name, (), 0, None])) for name in "bcd"], 0.0)
+    assert session.phase == "closing"
+    return session
+
+
+def cut_off_when_closing():
+    session = closing()
+    with pytest.raises(DisconnectedError):
+        session.receive([("b", hello("b", gone=("c", "d"), exchange=0))], 0.0)
+
+
+def lost_when_closing():
+    session = closing()
+    session.receive([("b", hello("b", gone=("c",), exchange=0))], 0.0)
+    assert (session.phase, session.exchange, session.result) == ("running", 0, None)
+
+
+def gone_when_closing():
+    with pytest.raises(GoneError):
+        closing().receive([("b", hello("b", gone=("a",)))], 0.0)
+
+
+def test_a_session_does_not_know_the_messages_of_the_application():
+    known = {"AnyMessage", "MAX_BYTES", "Message", "check", "decode", "decoder_of", "encode"}
+    for path in Path(sessions.__file__).parent.glob("*.py"):
+        for statement in ast.walk(ast.parse(path.read_text())):
+            if isinstance(statement, ast.ImportFrom):
+                assert "protocols" not in (statement.module or ""), path
+                if statement.module == "messages":
+                    assert {name.name for name in statement.names} <= known, path
+
+
+def test_a_refusal_is_named_however_short_the_patience_of_the_start_is():
+    session, _ = lonely(neighbors=("b", "c"), start_patience=1.0)
+    session.receive([("b", hello("b", terms={"alpha": "2"}))], 0.0)
+    session.tick(2.0)
+    with pytest.raises(AgreementError, match="alpha is 1"):
+        session.tick(6.0)
+
+
+def test_what_an_observer_gets_is_what_a_record_keeps():
+    assert msgspec.json.decode(msgspec.json.encode(Refused(sender="b", reason="no"))) == {
+        "event": "refused",
+        "sender": "b",
+        "reason": "no",
+    }

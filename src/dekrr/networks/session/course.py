@@ -56,7 +56,8 @@ class Course(Generic[Result]):
     @property
     def missing(self) -> tuple[str, ...]:
         """The neighbours whose frame for this exchange has not come."""
-        return tuple(name for name in self.epoch.present if self.epoch.exchange not in self._peers[name].frames)
+        exchange, peers = self.epoch.exchange, self._peers
+        return tuple([name for name in self.epoch.present if exchange not in peers[name].frames])
 
     def leave(self, gone: frozenset[str]) -> None:
         """Leave the present epoch for one in which the sites `gone` are."""

@@ -4,7 +4,7 @@ The session changes its phase by this table alone, and ends with the errors that
 docs/protocol.md is written from it: `diagram`.
 """
 
-from enum import Enum, StrEnum
+from enum import StrEnum
 
 from ...errors import AbsenceError, AgreementError, DisconnectedError, GoneError, NetworkError
 
@@ -19,7 +19,7 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
-class Cause(Enum):
+class Cause(StrEnum):
     """What leads from one phase to another, in the words of the diagram."""
 
     RESUMED = "a checkpoint is there"
@@ -91,8 +91,8 @@ def diagram() -> str:
     lines = ["stateDiagram-v2", f"    [*] --> {_GREETING}: start"]
     for (phase, cause), target in TABLE.items():
         if isinstance(target, Phase):
-            lines.append(f"    {phase} --> {target}: {cause.value}")
+            lines.append(f"    {phase} --> {target}: {cause}")
         else:
             code = target.exit_code if target is not None else 0
-            lines.append(f"    {phase} --> [*]: {cause.value} (exit {code})")
+            lines.append(f"    {phase} --> [*]: {cause} (exit {code})")
     return "\n".join(lines)

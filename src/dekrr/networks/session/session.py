@@ -23,6 +23,7 @@ from .phases import TABLE, Cause, Phase, after, error_after
 from .plan import Plan
 from .speaking import Speaker
 
+_UNDER_WAY = (Phase.RUNNING, Phase.CLOSING)
 RETRY = 1.0  # seconds after which a site asks for what it lacks
 _OTHER_ROWS = "site {!r} came back with other rows or features than it had"
 
@@ -149,7 +150,7 @@ class Session(Generic[Result]):
         if self.phase is Phase.FINISHED:
             return
         self._checkpoint.flush()
-        if self.phase in (Phase.GREETING, Phase.REFUSING):
+        if self.phase not in _UNDER_WAY:
             self._tick_greeting(now)
             return
         overdue = [
@@ -187,7 +188,8 @@ class Session(Generic[Result]):
             if isinstance(frame, Hello):
                 self._speaker.answer(frame, self.course.epoch, now)
         else:
-            self._unite(frame, now)
+            if frame.gone != self.course.epoch.label:
+                self._unite(frame, now)
             if isinstance(frame, Hello):
                 self._take_hello(frame, now)
             elif frame.gone == self.course.epoch.label:
@@ -275,7 +277,7 @@ class Session(Generic[Result]):
 
     def _advance(self, now: float) -> None:
         """Take as many exchanges as are complete."""
-        while self.phase in (Phase.RUNNING, Phase.CLOSING):
+        while self.phase in _UNDER_WAY:
             epoch = self.course.epoch
             if self.phase is Phase.RUNNING and epoch.result is not None:
                 self.phase = after(self.phase, Cause.RETURNED)
