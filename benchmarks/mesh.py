@@ -33,11 +33,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from dekrr.deploy.files import read_site
+from dekrr.deploy.node import Node, link_of
+from dekrr.deploy.record import RECORD, Record
 from dekrr.features import FeatureMap
 from dekrr.messages import Coefficients, encode, expect
-from dekrr.networks.config import read_site
 from dekrr.networks.mesh import MeshNetwork
-from dekrr.networks.node import RECORD, Node, Record, link_of
+from dekrr.networks.session.events import Exchanged
 from dekrr.protocols.consensus import roll_call
 from dekrr.protocols.outcome import Outcome
 from dekrr.protocols.site import Site
@@ -117,17 +119,17 @@ def mesh_rounds(path, *, solver):
     """Take part in a run as `dekrr node` does; return the seconds of a round, by the clock and of CPU."""
     node = Node(read_site(path), path.parent, force=True)
     if not solver:
-        node.session._make = lambda neighbors, _: without_solver(node, neighbors)
+        node.session.course._make = lambda neighbors, _: without_solver(node, neighbors)
     last = node.config.method_settings().max_rounds
     costs = []
 
-    def measure(event, details):
-        if event == "exchange" and node.session.rounds == SETTLED:
+    def measure(event):
+        if isinstance(event, Exchanged) and event.round == SETTLED:
             costs.append(Watch())
-        elif event == "exchange" and node.session.rounds == last and len(costs) == 1:
+        elif isinstance(event, Exchanged) and event.round == last and len(costs) == 1:
             costs.append(costs[0].per_round(last - SETTLED))
 
-    node.listeners += [Record(path.parent / RECORD, node.session), measure]
+    node.listeners += [Record(path.parent / RECORD), measure]
     node.run()
     return costs[1]
 
@@ -188,7 +190,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dekrr.networks.node", "dekrr.cli.network", "pandas", "pyarrow.parquet"])
+    context.set_forkserver_preload(["dekrr.deploy.node", "dekrr.cli.network", "pandas", "pyarrow.parquet"])
     print(f"milliseconds, medians of {arguments.repeats} repeats; ratios to bare with their range")
     print(f"{'sites':>5} {'of':>5} {'bare':>7} {'carried':>7} {'ratio':>19} {'round':>7} {'ratio':>19}")
     for n_sites in arguments.sites:

@@ -16,10 +16,12 @@ import typer
 from dekrr import load
 from dekrr.cli.network import site_tables
 from dekrr.cli.node import node
-from dekrr.networks import keys
-from dekrr.networks.config import METHODS, read_network, read_site, to_toml
+from dekrr.deploy import keys
+from dekrr.deploy.files import read_network, read_site, to_toml
+from dekrr.deploy.node import MODEL, Node
+from dekrr.deploy.record import RECORD, Log, Record, log_to
+from dekrr.deploy.tables import METHODS
 from dekrr.networks.local import LocalNetwork
-from dekrr.networks.node import MODEL, RECORD, Log, Node, Record
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import CHOOSERS
@@ -76,7 +78,7 @@ class Mesh:
 
     def node(self, name, **options):
         node = Node(read_site(self.home(name) / "site.toml"), self.home(name), **options)
-        node.listeners.append(Record(self.home(name) / RECORD, node.session))
+        node.listeners.append(Record(self.home(name) / RECORD))
         return node
 
     def run_in_threads(self, names=None, **options):
@@ -102,7 +104,7 @@ class Mesh:
     def process(self, name, target=None):
         """Start a node as a process of its own."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["dekrr.networks.node", "dekrr.cli.node", "pandas", "pyarrow.parquet"])
+        context.set_forkserver_preload(["dekrr.deploy.node", "dekrr.cli.node", "pandas", "pyarrow.parquet"])
         process = context.Process(target=target or run_node, args=(str(self.home(name) / "site.toml"),), daemon=True)
         process.start()
         return process
@@ -150,8 +152,8 @@ def run_node(path):
     config = read_site(Path(path))
     node = Node(config, Path(path).parent)
     with (Path(path).parent / "log").open("a") as log:
-        record = Record(Path(path).parent / RECORD, node.session)
-        node.listeners += [Log(config.site, as_json=False, stream=log), record]
+        log_to(log)
+        node.listeners += [Log(config.site), Record(Path(path).parent / RECORD)]
         node.run()
 
 

@@ -18,14 +18,15 @@ import networkx as nx
 import numpy as np
 
 from dekrr.messages import encode
-from dekrr.networks.faulty import FaultyNetwork, draw_faults
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.session import Plan, Session
 from dekrr.protocols import allreduce, dekrr, dkla
+from dekrr.protocols.reading import MessageReader
 from dekrr.protocols.site import Site
 from dekrr.protocols.wire import PRECISIONS, Wire
 from dekrr.rows import ArrayRows
 from dekrr.selection import Energy, Greedy, Plain
+from dekrr.testing.faulty import FaultyNetwork, draw_faults
 
 PATIENCE = 10.0
 SETTINGS = dekrr.Settings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1)
@@ -90,7 +91,7 @@ class Problem:
             patience=PATIENCE,
             start_patience=20 * PATIENCE,
         )
-        return Session(plan, partial(self.make, name), journal, observe)
+        return Session(plan, partial(self.make, name), MessageReader(), journal, observe)
 
 
 def run_seed(seed):

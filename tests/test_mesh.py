@@ -1,5 +1,6 @@
 import errno
 import json
+import logging
 import os
 import random
 import signal
@@ -7,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,11 +19,16 @@ import pytest
 from typer.testing import CliRunner
 
 from dekrr.cli.app import app
+from dekrr.deploy.node import CHECKPOINT, MODEL, SECRET, link_of
+from dekrr.deploy.record import RECORD, JsonFormatter, Log, Record, logger
+from dekrr.deploy.status import serve_metrics
+from dekrr.disk import LockedFile
 from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, KeysError, ModelFileError, SettingsError
 from dekrr.model import SiteModel
-from dekrr.networks import journal as journals
-from dekrr.networks.mesh import _take, ask_status
-from dekrr.networks.node import CHECKPOINT, MODEL, RECORD, SECRET, Record, link_of, serve_metrics
+from dekrr.networks.mesh import MeshNetwork, _take, ask_status
+from dekrr.networks.session import journal as journals
+from dekrr.networks.session.events import Exchanged, Refused, Up
+from dekrr.networks.session.frames import Hello, frame_decoder
 from meshes import Mesh, free_ports, run_command, wait_until
 
 
@@ -35,7 +43,7 @@ def test_ten_sites_equal_the_local_network(tmp_path, method):
         np.testing.assert_allclose(
             mesh.model(name).coefficients, reference[name].coefficients, rtol=0, atol=1e-9, err_msg=name
         )
-        sent = nodes[name].session.traffic
+        sent = nodes[name].session.course.progress.traffic
         assert {edge: size for edge, size in traffic.bytes.items() if edge[0] == name} == dict(sent.bytes)
         assert {edge: size for edge, size in traffic.messages.items() if edge[0] == name} == dict(sent.messages)
         assert nodes[name].network.wire_bytes > sent.total_bytes
@@ -68,7 +76,7 @@ def test_links_exist_along_edges_only(tmp_path):
     for name, node in nodes.items():
         ups = {event["neighbor"] for event in mesh.events(name) if event["event"] == "up"}
         assert ups <= set(mesh.graph[name])
-        assert set(node.session.traffic.bytes) == {(name, p) for p in mesh.graph[name]}
+        assert set(node.session.course.progress.traffic.bytes) == {(name, p) for p in mesh.graph[name]}
 
 
 def test_two_runs_at_once_do_not_meet(tmp_path):
@@ -92,7 +100,11 @@ def test_two_runs_at_once_do_not_meet(tmp_path):
     ("old", "new", "named"),
     [
         ("alpha = 0.001", "alpha = 0.002", ("alpha is", "0.001 at 's00'", "0.002 at 's02'")),
-        ('columns = ["u", "v"]', 'columns = ["v", "u"]', ("columns is", "u, v at 's00'", "v, u at 's02'")),
+        (
+            'columns = [\n    "u",\n    "v",\n]',
+            'columns = ["v", "u"]',
+            ("columns is", "u, v at 's00'", "v, u at 's02'"),
+        ),
         ('features = "energy"', 'features = "plain"', ("features is", "energy", "plain")),
         ("consensus = 1.0", "consensus = [0.5, 1.0]", ("consensus is", "1.0 at 's00'", "[0.5, 1.0] at 's02'")),
     ],
@@ -104,7 +116,7 @@ def test_what_sites_do_not_agree_on_is_named_before_anything_is_sent(tmp_path, o
     assert {type(error) for error in errors.values()} == {AgreementError}
     assert all("do not agree" in str(error) for error in errors.values())
     assert all(word in str(error) for error in errors.values() for word in named)
-    assert all(node.session.traffic.total_bytes == 0 for node in nodes.values())
+    assert all(node.session.course.progress.traffic.total_bytes == 0 for node in nodes.values())
 
 
 def test_a_site_that_does_not_start_is_named(tmp_path):
@@ -152,10 +164,10 @@ def test_a_killed_site_is_declared_gone_and_stays_gone(tmp_path):
 def test_a_full_disk_at_checkpoint_is_told_once_and_harms_nothing(tmp_path, monkeypatch):
     mesh = Mesh(tmp_path, 3)
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(journals.os, "pwrite", full)
+    monkeypatch.setattr(LockedFile, "write", full)
     _, errors = mesh.run_in_threads()
     assert set(errors.values()) == {None}
     for name in mesh.names:
@@ -306,8 +318,8 @@ def test_a_private_run_that_is_repeated_releases_nothing_new(tmp_path):
 
 def test_a_record_that_cannot_be_kept_does_not_end_the_run(tmp_path, monkeypatch, capsys):
     mesh = Mesh(tmp_path, 2)
-    record = Record(mesh.home("s00") / RECORD, session=None)
-    record("started", {})
+    record = Record(mesh.home("s00") / RECORD)
+    record(Up(neighbor="s01"))
     whole = (mesh.home("s00") / RECORD).read_bytes()
     real = record._file.write
 
@@ -317,8 +329,8 @@ def test_a_record_that_cannot_be_kept_does_not_end_the_run(tmp_path, monkeypatch
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(record, "_file", SimpleNamespace(write=full, truncate=record._file.truncate, close=int))
-    record("up", {"neighbor": "s01", "more": "x" * 50})
-    record("up", {"neighbor": "s01"})
+    record(Up(neighbor="s01" + "x" * 50))
+    record(Up(neighbor="s01"))
     assert (mesh.home("s00") / RECORD).read_bytes() == whole
     assert capsys.readouterr().err.count("is kept no longer") == 1
 
@@ -326,7 +338,7 @@ def test_a_record_that_cannot_be_kept_does_not_end_the_run(tmp_path, monkeypatch
 def test_what_a_crash_left_of_a_records_line_is_dropped(tmp_path):
     path = tmp_path / RECORD
     path.write_bytes(b'{"event": "started"}\n{"event": "u')
-    Record(path, session=None)("up", {})
+    Record(path)(Up(neighbor="s01"))
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["started", "up"]
 
 
@@ -345,6 +357,57 @@ def test_a_model_is_written_when_there_is_space_again(tmp_path, monkeypatch):
     assert mesh.check_models(mesh.names) == {frozenset()}
     events = [event["event"] for name in mesh.names for event in mesh.events(name)]
     assert events.count("model not written") == 2
+
+
+def test_the_driver_saves_the_model_before_a_neighbour_hears_that_the_site_has_finished(tmp_path, monkeypatch):
+    mesh = Mesh(tmp_path, 2)
+    save, flush, order = SiteModel.save, MeshNetwork._flush, {name: [] for name in mesh.names}
+
+    def noting_save(model, path):
+        places = {Path(frame.filename).parent.name for frame in traceback.extract_stack()}
+        order[model.header.site].append(("saved", "session" in places))
+        save(model, path)
+
+    def noting_flush(network, session, speak):
+        frames = [frame_decoder.decode(data) for _, data in session.out]
+        if any(isinstance(frame, Hello) and frame.finished for frame in frames):
+            order[session.plan.name].append(("told", False))
+        flush(network, session, speak)
+
+    monkeypatch.setattr(SiteModel, "save", noting_save)
+    monkeypatch.setattr(MeshNetwork, "_flush", noting_flush)
+    _, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}
+    for happened in order.values():
+        assert happened[:2] == [("saved", False), ("told", False)]
+
+
+def test_a_listener_that_is_slow_does_not_hold_up_the_session(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    node = mesh.node("s00")
+    places = []
+    node.listeners.append(lambda event: places.extend(traceback.extract_stack()))
+    thread = threading.Thread(target=node.run, daemon=True)
+    thread.start()
+    assert mesh.run_in_threads(["s01"])[1] == {"s01": None}
+    thread.join(30)
+    assert places
+    assert not [frame for frame in places if Path(frame.filename).parent.name == "session"]
+
+
+def test_events_go_to_logging_and_an_exchange_is_a_debug_message(caplog, monkeypatch):
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logger, "handlers", [])
+    caplog.set_level(logging.DEBUG, "dekrr")
+    events = [Up(neighbor="s01"), Exchanged(exchange=3, round=1, residual=0.5), Refused(sender="s01", reason="no")]
+    for event in events:
+        Log("s00")(event)
+    assert [record.levelname for record in caplog.records] == ["INFO", "DEBUG", "WARNING"]
+    assert [record.event for record in caplog.records] == events
+    assert {record.name for record in caplog.records} == {"dekrr"}
+    assert caplog.records[1].getMessage() == "s00 exchange exchange=3 round=1 residual=0.5"
+    line = json.loads(JsonFormatter().format(caplog.records[2]))
+    assert line == {"time": line["time"], "site": "s00", "event": "refused", "sender": "s01", "reason": "no"}
 
 
 def test_a_site_that_was_stopped_after_its_model_was_written_has_nothing_left_to_do(tmp_path):

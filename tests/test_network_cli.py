@@ -4,18 +4,21 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 
 import networkx as nx
 import numpy as np
 import pytest
 from cryptography import x509
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy, load
 from dekrr.cli.app import app
+from dekrr.deploy.files import read_network, read_site, to_toml
+from dekrr.deploy.keys import Authority, host_of, read_request, site_of
 from dekrr.errors import KeysError, SettingsError
-from dekrr.networks.config import read_network, read_site, to_toml
-from dekrr.networks.keys import Authority, host_of, read_request, site_of
 from meshes import Mesh, free_ports, wait_until
 
 runner = CliRunner()
@@ -153,7 +156,7 @@ def test_all_mistakes_of_a_network_file_are_told_at_once(tmp_path):
 def test_mistakes_of_a_site_file(tmp_path):
     mesh = Mesh(tmp_path, 2)
     path = mesh.home("s00") / "site.toml"
-    mesh.edit("s00", 'sites = ["s00", "s01"]', 'sites = ["s01", "s02"]')
+    mesh.edit("s00", 'sites = [\n    "s00",\n    "s01",\n]', 'sites = ["s01", "s02"]')
     mesh.edit("s00", "[neighbors]", '[neighbors]\nnobody = "127.0.0.1:1"')
     with pytest.raises(SettingsError) as caught:
         read_site(path)
@@ -220,10 +223,32 @@ def test_mistakes_about_tuning_are_told(tmp_path, settings, mistake):
 
 
 def test_toml_round_trip():
-    import tomllib
-
     table = {"a": 'q"uote', "b": [1, 2.5], "c": {"x.y": True, "z": "é", "inner": {"x.y": [[0.5], [1]], "deep": {}}}}
     assert tomllib.loads(to_toml(table)) == table
+
+
+characters = st.characters(codec="utf-8")
+plain = st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(characters, max_size=8)
+tables = st.dictionaries(
+    st.text(characters, max_size=6),
+    st.recursive(
+        plain,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(characters, max_size=6), inner, max_size=3),
+        max_leaves=8,
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(tables)
+@example({"inf": float("inf"), "beyond": "\U0001f600", "control": "\x00\x7f\r\n"})
+def test_what_is_written_as_toml_is_read_again(table):
+    assert tomllib.loads(to_toml(table)) == table
+
+
+def test_toml_has_no_word_for_nothing():
+    assert tomllib.loads(to_toml({"a": None, "b": {"c": None, "d": 1}})) == {"b": {"d": 1}}
 
 
 def test_a_privacy_budget_travels_from_the_network_file_to_every_site(tmp_path):
@@ -289,14 +314,13 @@ def test_an_init_that_fails_leaves_nothing_behind(trial):
 )
 def test_mistakes_inside_settings_are_told(tmp_path, settings, mistake):
     mesh = Mesh(tmp_path, 2)
-    text = (tmp_path / "network.toml").read_text()
-    lines = [line for line in text.splitlines() if not line.startswith("features")]
-    start = lines.index("[settings]") + 1
-    body = to_toml({"t": {"features": "plain", "bounds": [[0.0] * 3, [1.0] * 3], **settings}}).split("[t]\n")[1]
-    (tmp_path / "network.toml").write_text("\n".join([*lines[:start], body, *lines[start:]]))
+    path = tmp_path / "network.toml"
+    table = tomllib.loads(path.read_text())
+    table["settings"] |= {"features": "plain", "bounds": [[0.0] * 3, [1.0] * 3], **settings}
+    path.write_text(to_toml(table))
     assert mesh.names
     with pytest.raises(SettingsError, match=mistake):
-        read_network(tmp_path / "network.toml")
+        read_network(path)
 
 
 def test_a_certificate_does_not_outlive_its_authority(trial):

@@ -13,7 +13,7 @@ from dekrr.messages import Total, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.traffic import Traffic
 from dekrr.protocols import dekrr
-from dekrr.selection import PlainSelector
+from dekrr.selection import Plain
 
 PATH = {"a": ["b"], "b": ["a", "c"], "c": ["b"]}
 MESSAGE = Total(np.arange(3.0))
@@ -127,7 +127,7 @@ def test_a_made_up_network_trains_the_same_models():
     def trained(connect):
         network = connect(problem.graph)
         sites = problem.sites.items()
-        return network.run({n: dekrr.train(s, PlainSelector(sigma=0.5), settings) for n, s in sites}), network.traffic
+        return network.run({n: dekrr.train(s, Plain(sigma=0.5), settings) for n, s in sites}), network.traffic
 
     (expected, expected_traffic), (outcomes, traffic) = trained(LocalNetwork), trained(Postman)
     for name, outcome in outcomes.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dekrr.networks.node import CHECKPOINT
+from dekrr.deploy.node import CHECKPOINT
 from meshes import Mesh, wait_until
 
 HALVES = {"dekrr-west": "10.77.0.1", "dekrr-east": "10.77.0.2"}
@@ -59,9 +59,9 @@ def test_a_partition_of_ten_seconds_heals_and_the_result_is_right(tmp_path, halv
         checkpoint = mesh.home("s02") / CHECKPOINT
         wait_until(lambda: checkpoint.exists() and checkpoint.stat().st_size > 3e4, 120)
         ip("-n", west, "link", "set", "dekrr0", "down")
-        time.sleep(2)
+        wait_until(lambda: any(event["event"] == "down" for event in mesh.events("s02")))
         before = checkpoint.stat().st_size
-        time.sleep(8)
+        time.sleep(8)  # the partition goes on
         assert checkpoint.stat().st_size == before, "the run went on across the partition"
         ip("-n", west, "link", "set", "dekrr0", "up")
         for name, process in processes.items():

@@ -30,9 +30,9 @@ from dekrr import (
     SettingsError,
 )
 from dekrr.cli.app import app
-from dekrr.networks.config import DataTable, SiteFile
+from dekrr.deploy.node import Node
+from dekrr.deploy.tables import DataTable, SiteFile
 from dekrr.networks.local import LocalNetwork
-from dekrr.networks.node import Node
 from dekrr.protocols.dekrr import Settings, train
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows, ChainedRows, StreamedRows, split_by_site

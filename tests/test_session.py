@@ -1,7 +1,11 @@
+import ast
 import contextlib
 import os
+import re
 from collections import Counter
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import networkx as nx
@@ -27,18 +31,23 @@ from dekrr.messages import (
     decode,
     encode,
 )
-from dekrr.networks import journal as journals
 from dekrr.networks import session as sessions
-from dekrr.networks.faulty import Crash, Faults, FaultyNetwork, Outage
-from dekrr.networks.journal import FileJournal, MemoryJournal, Opening, Received
 from dekrr.networks.local import LocalNetwork
-from dekrr.networks.session import WINDOW, Hello, Plan, Session, disagreement
+from dekrr.networks.session import Plan, Session, peers, phases
+from dekrr.networks.session import journal as journals
+from dekrr.networks.session.events import Refused, Refusing
+from dekrr.networks.session.frames import Hello
+from dekrr.networks.session.greeting import disagreement
+from dekrr.networks.session.journal import FileJournal, MemoryJournal, Opening, Received
+from dekrr.networks.session.peers import WINDOW
 from dekrr.privacy.guards import Ledger
 from dekrr.protocols import dekrr
+from dekrr.protocols.reading import MessageReader
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
 from dekrr.selection import Greedy, Plain
+from dekrr.testing.faulty import Crash, Faults, FaultyNetwork, Outage
 from soak import PATIENCE, SETTINGS, Problem, run_seed
 
 
@@ -147,8 +156,8 @@ def test_a_census_of_other_sites_or_without_end_is_refused(many, census, exchang
     session, told = lonely()
     session.receive([("b", hello("b"))], 0.0)
     session.receive([("b", data("b", exchange, census))], 0.0)
-    (refused,) = [details for word, details in told if word == "refused"]
-    assert "census" in refused["reason"]
+    (refused,) = [event for event in told if isinstance(event, Refused)]
+    assert "census" in refused.reason
     assert not session.peers["b"].frames
 
 
@@ -186,8 +195,8 @@ def test_a_neighbour_that_sends_wrong_shapes_is_declared_gone_and_the_rest_is_ri
     def open_session(name, journal, observe):
         session = problem.open_session(name, journal, observe)
         if name == "s2":
-            make = session._make
-            session._make = lambda neighbors, offer: with_wrong_shapes(make(neighbors, offer))
+            make = session.course._make
+            session.course._make = lambda neighbors, offer: with_wrong_shapes(make(neighbors, offer))
         return session
 
     network = FaultyNetwork(problem.graph, open_session, Faults(), 0)
@@ -226,7 +235,7 @@ def lonely(name="a", neighbors=("b",), journal=None, **options):
     problem = Fixed(nx.complete_graph(2))
     problem.rows[name] = problem.rows["s0"]
     make = partial(problem.make, name)
-    session = Session(plan, make, journal, observe=lambda word, details: told.append((word, details)))
+    session = Session(plan, make, MessageReader(), journal, observe=told.append)
     session.start(0.0)
     return session, told
 
@@ -275,9 +284,9 @@ def test_a_bad_frame_is_refused_told_once_and_changes_nothing(sender, frame, rea
     assert session.phase == "running"
     for _ in range(3):
         session.receive([(sender, frame)], 0.0)
-    refused = [details for word, details in told if word == "refused"]
+    refused = [event for event in told if isinstance(event, Refused)]
     assert len(refused) == 1
-    assert reason in refused[0]["reason"]
+    assert reason in refused[0].reason
     assert session.exchange == 0
     assert not session.peers["b"].frames
     session.receive([("b", data("b", 0, ROLL))], 0.0)
@@ -292,7 +301,7 @@ def test_frames_that_come_together_are_taken_as_if_they_came_one_by_one():
     for frame in frames:
         alone.receive([frame], 0.0)
     assert together.exchange == alone.exchange == 2
-    assert [word for word, _ in told].count("refused") == [word for word, _ in told_alone].count("refused") == 1
+    assert [type(event) for event in told].count(Refused) == [type(event) for event in told_alone].count(Refused) == 1
     assert together.out == alone.out
 
 
@@ -324,7 +333,7 @@ def test_nothing_that_depends_on_rows_is_sent_before_all_agree():
 def test_a_refusal_is_passed_on_and_ends_the_run():
     session, told = lonely(neighbors=("b", "c"))
     session.receive([("b", hello("b", terms={"alpha": "2"}))], 0.0)
-    assert ("refusing", {"reason": "sites 'a' and 'b' do not agree: alpha is 1 at 'a' and 2 at 'b'"}) in told
+    assert Refusing(reason="sites 'a' and 'b' do not agree: alpha is 1 at 'a' and 2 at 'b'") in told
     refusals = {receiver: msgspec.msgpack.decode(frame)[-2] for receiver, frame in session.out}
     assert set(refusals) == {"b", "c"}
     assert all("do not agree" in text for text in refusals.values())
@@ -355,7 +364,7 @@ def test_a_neighbour_that_comes_back_with_other_rows_or_features_is_declared_gon
     assert not session.gone
     session.receive([("b", data("b", 5, said[1]))], 0.0)
     assert session.gone == {"b"}
-    assert ("refused", {"sender": "b", "reason": "site 'b' came back with other rows or features than it had"}) in told
+    assert Refused(sender="b", reason="site 'b' came back with other rows or features than it had") in told
 
 
 def test_a_roll_call_with_somebody_who_is_gone_is_refused():
@@ -365,7 +374,7 @@ def test_a_roll_call_with_somebody_who_is_gone_is_refused():
         session.receive([("b", data("b", exchange, Roll({name: 3}, 0, 0), gone=("d",)))], 0.0)
     assert session.gone == {"d"}
     assert set(session.peers["b"].frames) == {0}
-    assert ("refused", {"sender": "b", "reason": "site 'b' tells of a site 'd' that cannot be"}) in told
+    assert Refused(sender="b", reason="site 'b' tells of a site 'd' that cannot be") in told
 
 
 def test_what_was_said_is_known_after_it_was_used_and_after_resuming():
@@ -445,7 +454,7 @@ def test_a_live_neighbour_that_only_sends_what_cannot_be_read_is_not_waited_for_
     session, _ = lonely(neighbors=("b", "c"))
     session.receive([("b", hello("b")), ("c", hello("c"))], 0.0)
     for name in "bc":
-        session.peer_up(name, 0.0)
+        session.learn(name, 0.0, up=True)
     session.receive([("c", data("c", 0, Roll({"c": 8}, 0, 0)))], 0.0)
     for second in range(1, 13):
         session.receive([("b", data("b", 0, NAN)), ("b", hello("b", exchange=0))], float(second))
@@ -459,12 +468,12 @@ def test_a_neighbour_without_a_message_where_one_is_due_is_declared_gone():
     session.receive([("c", data("c", 0, Roll({"c": 8}, 0, 0)))], 0.0)
     session.receive([("b", msgspec.msgpack.encode(["data", "r", "b", (), 0, None]))], 0.0)
     assert session.gone == {"b"}
-    assert any("'b' sent nothing where a message is due" in str(details) for _, details in told)
+    assert any("'b' sent nothing where a message is due" in str(event) for event in told)
 
 
 def test_large_frames_ahead_are_kept_up_to_a_limit(monkeypatch):
-    monkeypatch.setattr(sessions, "BUFFER_BYTES", 64_000)
-    monkeypatch.setattr(sessions, "SMALL_FRAME", 1_000)
+    monkeypatch.setattr(peers, "BUFFER_BYTES", 64_000)
+    monkeypatch.setattr(peers, "SMALL_FRAME", 1_000)
     session, _ = lonely()
     session.receive([("b", hello("b"))], 0.0)
     for exchange in range(1, 6):
@@ -530,7 +539,7 @@ def test_what_a_power_cut_left_is_dropped(tmp_path):
 
 def test_a_checkpoint_is_synchronised_and_a_failure_of_it_is_told(tmp_path, monkeypatch):
     synchronised = []
-    monkeypatch.setattr(journals.os, "fsync", lambda descriptor: synchronised.append(os.fstat(descriptor).st_ino))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synchronised.append(os.fstat(descriptor).st_ino))
     path = tmp_path / "checkpoint"
     journal = FileJournal(path)
     journal.append(RECORDS[0])
@@ -541,7 +550,7 @@ def test_a_checkpoint_is_synchronised_and_a_failure_of_it_is_told(tmp_path, monk
         raise OSError("the disk is broken")
 
     monkeypatch.setattr(journals, "_SYNCHRONISE_EVERY", 0.0)
-    monkeypatch.setattr(journals.os, "fdatasync", broken)
+    monkeypatch.setattr(os, "fdatasync", broken)
     journal.append(RECORDS[1])
     journal.flush()
     journal._wait()
@@ -616,7 +625,7 @@ def test_hellos_alone_do_not_keep_a_run_waiting(position):
     session, _ = lonely(neighbors=("b", "c", "d"))
     session.receive([(name, hello(name)) for name in "bcd"], 0.0)
     session.receive([(name, data(name, 0, Roll({name: 8}, 0, 0))) for name in "cd"], 0.0)
-    session.peer_up("b", 0.0)
+    session.learn("b", 0.0, up=True)
     limit = 10 * 10.0
     for now in range(0, int(limit), 5):
         session.receive([("b", hello("b", exchange=position))], float(now))
@@ -632,7 +641,7 @@ def test_a_neighbour_that_waits_itself_is_waited_for_as_long_as_a_chain_may_take
     session.receive([(name, hello(name)) for name in "bcd"], 0.0)
     session.receive([(name, data(name, 0, Roll({name: 8}, 0, 0))) for name in "bcd"], 0.0)
     assert session.exchange == 1
-    session.peer_up("b", 0.0)
+    session.learn("b", 0.0, up=True)
     session.receive([(name, data(name, 1, Roll({}, 0, 0))) for name in "cd"], 0.0)
     limit = 4 * 10 * 10.0
     for now in range(0, int(limit), 5):
@@ -666,14 +675,14 @@ def test_a_neighbour_that_starts_from_other_rows_is_known_by_its_hello():
         assert not each.gone
         each.receive([("b", hello("b", origin="third"))], 2.0)
         assert each.gone == {"b"}
-    assert ("refused", {"sender": "b", "reason": "site 'b' came back with other rows or features than it had"}) in told
+    assert Refused(sender="b", reason="site 'b' came back with other rows or features than it had") in told
 
 
 def test_what_is_told_of_a_bad_frame_is_short():
     session, told = lonely()
     session.receive([("b", data("b" * 10**6, 0, ROLL))], 0.0)
-    (refused,) = [details for word, details in told if word == "refused"]
-    assert len(refused["reason"]) < 400
+    (refused,) = [event for event in told if isinstance(event, Refused)]
+    assert len(refused.reason) < 400
 
 
 def test_sites_lost_while_tuning_leave_a_run_that_ends_well():
@@ -692,7 +701,7 @@ def test_sites_lost_while_tuning_leave_a_run_that_ends_well():
             return dekrr.train(site, Greedy(4), settings, grid)
 
         plan = Plan("r", name, tuple(sorted(graph[name])), frozenset(names), {}, patience=10.0)
-        return Session(plan, make, journal, observe)
+        return Session(plan, make, MessageReader(), journal, observe)
 
     crashes = (Crash("s4", at=2.0, back=None), Crash("s3", at=14.5, back=None))
     network = FaultyNetwork(graph, open_session, Faults(delay=0.05, crashes=crashes), 0)
@@ -709,3 +718,111 @@ def test_a_site_that_starts_again_while_another_is_dead_does_not_wait_for_it():
     assert {ending.gone for ending in network.endings.values()} == {frozenset({"s0"})}
     assert all(ending.outcome is not None for ending in network.endings.values())
     assert set(network.endings) == {"s1", "s2", "s3", "s4"}
+
+
+def test_the_diagram_of_the_phases_is_written_from_their_table():
+    text = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()
+    (block,) = re.findall(r"```mermaid\n(.*?)\n```", text, flags=re.S)
+    assert block == phases.diagram()
+
+
+def test_every_row_of_the_phase_table_happens_and_nothing_else(monkeypatch):
+    taken = set()
+
+    class Watched(dict):
+        def __getitem__(self, row):
+            taken.add(row)
+            return super().__getitem__(row)
+
+        def __contains__(self, row):
+            found = super().__contains__(row)
+            taken.update({row} if found else ())
+            return found
+
+    watched = Watched(phases.TABLE)
+    monkeypatch.setattr(phases, "TABLE", watched)
+    monkeypatch.setattr("dekrr.networks.session.session.TABLE", watched)
+    for seed in range(60):
+        run_seed(seed)
+    session, _ = lonely(neighbors=("b", "c"))
+    session.receive([("b", hello("b", terms={"alpha": "2"}))], 0.0)
+    with pytest.raises(AgreementError):
+        session.tick(6.0)
+    cut_off_before_the_start()
+    gone_before_the_start()
+    lost_when_closing()
+    cut_off_when_closing()
+    gone_when_closing()
+    assert taken == set(phases.TABLE)
+
+
+def cut_off_before_the_start():
+    session, _ = lonely(neighbors=("b", "c", "d"))
+    session.receive([("b", hello("b", gone=("c",)))], 0.0)
+    assert session.phase == "greeting"
+    with pytest.raises(DisconnectedError):
+        session.receive([("b", hello("b", gone=("c", "d")))], 0.0)
+
+
+def gone_before_the_start():
+    session, _ = lonely()
+    with pytest.raises(GoneError):
+        session.receive([("b", hello("b", gone=("a",)))], 0.0)
+
+
+def closing():
+    """Return a session of four that has its result, and waits for the others' word."""
+    session, _ = lonely(neighbors=("b", "c", "d"))
+
+    def procedure(neighbors, offer):
+        yield {}
+        return SimpleNamespace(roster=SimpleNamespace(n_sites=4, diameter=2))
+
+    session.course._make = procedure
+    session.receive([(name, hello(name)) for name in "bcd"], 0.0)
+    session.receive([(name, msgspec.msgpack.encode(["data", "r", name, (), 0, None])) for name in "bcd"], 0.0)
+    assert session.phase == "closing"
+    return session
+
+
+def cut_off_when_closing():
+    session = closing()
+    with pytest.raises(DisconnectedError):
+        session.receive([("b", hello("b", gone=("c", "d"), exchange=0))], 0.0)
+
+
+def lost_when_closing():
+    session = closing()
+    session.receive([("b", hello("b", gone=("c",), exchange=0))], 0.0)
+    assert (session.phase, session.exchange, session.result) == ("running", 0, None)
+
+
+def gone_when_closing():
+    with pytest.raises(GoneError):
+        closing().receive([("b", hello("b", gone=("a",)))], 0.0)
+
+
+def test_a_session_does_not_know_the_messages_of_the_application():
+    known = {"AnyMessage", "MAX_BYTES", "Message", "check", "decode", "decoder_of", "encode"}
+    for path in Path(sessions.__file__).parent.glob("*.py"):
+        for statement in ast.walk(ast.parse(path.read_text())):
+            if isinstance(statement, ast.ImportFrom):
+                assert "protocols" not in (statement.module or ""), path
+                if statement.module == "messages":
+                    assert {name.name for name in statement.names} <= known, path
+
+
+def test_a_refusal_is_named_however_short_the_patience_of_the_start_is():
+    session, _ = lonely(neighbors=("b", "c"), start_patience=1.0)
+    session.receive([("b", hello("b", terms={"alpha": "2"}))], 0.0)
+    session.tick(2.0)
+    with pytest.raises(AgreementError, match="alpha is 1"):
+        session.tick(6.0)
+
+
+def test_what_an_observer_gets_is_what_a_record_keeps():
+    assert msgspec.json.decode(msgspec.json.encode(Refused(sender="b", reason="no"))) == {
+        "event": "refused",
+        "sender": "b",
+        "reason": "no",
+    }

@@ -41,7 +41,14 @@ COMMANDS = {
     "network": ("network:network_app", "Describe a network of sites and make its keys."),
     "keys": ("network:keys_app", "Make this site's private key, which never leaves it."),
 }
-_EXTRAS = {"matplotlib": "plot", "pandas": "files", "pyarrow": "files", "jinja2": "report", "zenoh": "mesh"}
+_EXTRAS = {
+    "matplotlib": "plot",
+    "pandas": "files",
+    "pyarrow": "files",
+    "jinja2": "report",
+    "zenoh": "mesh",
+    "tomli_w": "mesh",
+}
 
 app = lazy_app(
     COMMANDS,

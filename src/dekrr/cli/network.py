@@ -7,9 +7,10 @@ import msgspec
 import typer
 from rich.console import Console
 
+from ..deploy.files import read_network, to_toml
+from ..deploy.tables import NetworkFile
 from ..disk import filling
 from ..errors import KeysError
-from ..networks.config import NetworkFile, read_network, to_toml
 
 network_app = typer.Typer(help="Describe a network of sites and make its keys.", no_args_is_help=True)
 keys_app = typer.Typer(help="Make this site's private key, which never leaves it.", no_args_is_help=True)
@@ -28,7 +29,7 @@ def example(
     import pandas as pd
 
     from ..data import make_sites
-    from ..networks.keys import write_new
+    from ..deploy.keys import write_new
 
     X, y, labels = make_sites(n_sites=n_sites, rows_per_site=200, random_state=0)
     columns = ["place", *(f"x{i}" for i in range(1, X.shape[1]))]
@@ -59,7 +60,7 @@ def init(
 
     With --no-keys no private key but the authority's is made: each site runs dekrr keys new, and you sign.
     """
-    from ..networks import keys as certificates
+    from ..deploy import keys as certificates
 
     described = read_network(network)
     folder = out or network.parent / SITES
@@ -99,7 +100,7 @@ def sign(
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificate is valid.")] = 365,
 ) -> None:
     """Sign a site's request: its name must be a site of the network, and its host the one that neighbours dial."""
-    from ..networks import keys as certificates
+    from ..deploy import keys as certificates
 
     described = read_network(network)
     folder = authority or network.parent / SITES
@@ -123,7 +124,7 @@ def new_keys(
     out: Annotated[Path, typer.Option(help="The folder for the key and the request.")] = Path(),
 ) -> None:
     """Make a private key, and a request for its certificate to send to whoever signs for the network."""
-    from ..networks import keys as certificates
+    from ..deploy import keys as certificates
 
     key, request = certificates.new_request(site, host)
     certificates.write_new(out / certificates.KEY, key, private=True)
@@ -133,7 +134,7 @@ def new_keys(
 
 def site_tables(network: NetworkFile, folder: Path) -> dict[str, dict[str, Any]]:
     """Return the site.toml of every site, as tables."""
-    from ..networks import keys as certificates
+    from ..deploy import keys as certificates
 
     endpoints = {entry.name: entry.endpoint for entry in network.site}
     graph = network.neighbors()

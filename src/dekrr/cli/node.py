@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.live import Live
@@ -20,8 +21,8 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
+from ..deploy.files import is_site_file, read_network, read_site
 from ..errors import DataError, NetworkError
-from ..networks.config import is_site_file, read_network, read_site
 from .network import SITE_FILE, SITES
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -48,8 +49,10 @@ def node(
     Started again after a crash or Ctrl-C it resumes from its checkpoint. Exit codes: 3 somebody is missing,
     4 declared gone by the others, 5 cut off, 6 no agreement, 130 and 143 stopped with a checkpoint.
     """
-    from ..networks import refusals
-    from ..networks.node import MODEL, RECORD, Log, Node, Record, serve_metrics
+    from ..deploy import refusals
+    from ..deploy.node import MODEL, Node
+    from ..deploy.record import RECORD, Log, Record, log_to
+    from ..deploy.status import serve_metrics
 
     config = read_site(site)
     folder = site.parent
@@ -58,7 +61,8 @@ def node(
         print(f"run {config.run!r} is over, and {folder / MODEL} is there", file=sys.stderr, flush=True)
         started.forget()
         return
-    started.listeners += [Log(config.site, as_json=log_json), Record(folder / RECORD, started.session)]
+    log_to(as_json=log_json)
+    started.listeners += [Log(config.site), Record(folder / RECORD)]
     if metrics is not None:
         try:
             serve_metrics(metrics, started.status)
@@ -66,7 +70,10 @@ def node(
             raise NetworkError(f"--metrics: port {metrics} of 127.0.0.1 cannot be served: {error}") from None
     _stop_on(signal.SIGTERM)
     try:
-        with _progress(started.status, as_json=log_json), refusals.told_to(started.refuse_stranger):
+        with (
+            _progress(lambda: msgspec.to_builtins(started.status()), as_json=log_json),
+            refusals.told_to(started.refuse_stranger),
+        ):
             started.run()
     except KeyboardInterrupt:
         _stop(site, INTERRUPTED)
@@ -249,8 +256,8 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a site.")] = False,
 ) -> None:
     """Ask running sites how they are; needs their keys, so each organisation can ask its own."""
+    from ..deploy.node import MODEL, link_of
     from ..networks.mesh import ask_status
-    from ..networks.node import MODEL, link_of
 
     def ask(path: Path) -> dict[str, Any]:
         config = read_site(path)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ..disk import replacing
 from ..errors import DataError
 from .fits import versions
 from .tasks import Task
@@ -165,6 +166,5 @@ def _write(path: Path, rows: list[dict[str, Any]], columns: dict[str, str]) -> N
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write beside `path` and take its place in one step."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    with replacing(path, private=False) as temporary:
+        temporary.write_bytes(data)

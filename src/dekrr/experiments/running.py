@@ -1,6 +1,5 @@
 """Fits done side by side, each kept as soon as it is done."""
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Any
 from joblib import Parallel, delayed
 from joblib.parallel import get_active_backend
 
+from ..disk import lock
 from ..errors import SettingsError
 from .fits import run
 from .results import Results
@@ -57,7 +57,7 @@ def _alone(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file.fileno())
         except BlockingIOError:
             raise SettingsError(f"another run is writing to {folder}: wait for it, or give another folder") from None
         yield

@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 try:
     import zenoh
 except ImportError:
     raise ImportError("sites as processes need Eclipse Zenoh: pip install 'dekrr[mesh]'", name="zenoh") from None
 
 from ..errors import NetworkError, SettingsError
-from ..protocols.outcome import Outcome
-from .config import RESERVED
-from .session import MAX_FRAME, Session
+from .session import Phase, Session
+from .session.frames import MAX_FRAME, RESERVED
+from .session.interpreter import Result
 
 _TICK = 0.25
 _LAST_WORDS = 0.3  # seconds for the last frames to leave
@@ -176,7 +178,7 @@ class MeshNetwork:
     ----------
     link : Link
     status : callable, optional
-        Returns what `dekrr status` shows, as a mapping that JSON can hold.
+        Returns what `dekrr status` shows, as msgspec can write it in JSON.
 
     Attributes
     ----------
@@ -184,26 +186,31 @@ class MeshNetwork:
         Bytes of frames handed to Zenoh: messages, framing, hellos and repeats.
     """
 
-    def __init__(self, link: Link, status: Callable[[], Mapping[str, Any]] | None = None) -> None:
+    def __init__(self, link: Link, status: Callable[[], Any] | None = None) -> None:
         self.link = link
         self.wire_bytes = 0
         self._status = status
         self._seen: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
 
-    def run(self, session: Session, after: Callable[[float], None] | None = None) -> Outcome:
-        """Drive a session to its end and return the outcome.
+    def run(
+        self,
+        session: Session[Result],
+        keep: Callable[[Result], None] | None = None,
+        after: Callable[[float], None] | None = None,
+    ) -> Result:
+        """Drive a session to its end and return the result.
 
         Parameters
         ----------
         session : Session
+        keep : callable, optional
+            Called once with the result, as soon as it stands and before the neighbours hear that it does.
         after : callable, optional
             Called after every batch of work with the seconds spent waiting for it.
         """
         with self.open(session.plan.run) as (arrivals, speak):
             try:
-                session.start(time.monotonic())
-                self._flush(session, speak)
-                self._loop(session, arrivals, speak, after)
+                self._drive(session, arrivals, speak, keep, after)
             except Exception:
                 self._flush(session, speak)
                 time.sleep(_LAST_WORDS)
@@ -212,32 +219,48 @@ class MeshNetwork:
         assert session.result is not None
         return session.result
 
-    def _loop(
-        self, session: Session, arrivals: Any, speak: Mapping[str, Any], after: Callable[[float], None] | None
+    def _drive(
+        self,
+        session: Session[Result],
+        arrivals: Any,
+        speak: Mapping[str, Any],
+        keep: Callable[[Result], None] | None,
+        after: Callable[[float], None] | None,
     ) -> None:
-        next_tick = 0.0
+        next_tick, kept = 0.0, keep is None
+
+        def send() -> None:
+            nonlocal kept
+            if not kept and session.phase is Phase.FINISHED:
+                assert keep is not None
+                assert session.result is not None
+                kept = True
+                keep(session.result)
+            self._flush(session, speak)
+
+        session.start(time.monotonic())
+        send()
         while not session.done(now := time.monotonic()):
-            frames = _take(arrivals, session.n_awaited)
+            frames = _take(arrivals, _n_awaited(session))
             waited = time.monotonic() - now
             now += waited
             session.receive(frames, now)
-            self._flush(session, speak)
+            send()
             if now >= next_tick:
                 self._take_seen(session, now)
                 session.tick(now)
-                self._flush(session, speak)
+                send()
                 next_tick = now + _TICK
             if after is not None:
                 after(waited)
 
-    def _take_seen(self, session: Session, now: float) -> None:
+    def _take_seen(self, session: Session[Any], now: float) -> None:
         with suppress(queue.Empty):
             while True:
                 name, up = self._seen.get_nowait()
-                learn = session.peer_up if up else session.peer_down
-                learn(name, now)
+                session.learn(name, now, up=up)
 
-    def _flush(self, session: Session, speak: Mapping[str, Any]) -> None:
+    def _flush(self, session: Session[Any], speak: Mapping[str, Any]) -> None:
         for receiver, data in session.out:
             self.wire_bytes += len(data)
             speak[receiver].put(data)
@@ -288,7 +311,12 @@ class MeshNetwork:
 
     def _answer(self, query: Any) -> None:
         assert self._status is not None
-        query.reply(query.key_expr, json.dumps(self._status()))
+        query.reply(query.key_expr, msgspec.json.encode(self._status()))
+
+
+def _n_awaited(session: Session[Any]) -> int:
+    """Return how many frames must come before there is anything to do: those that are missing while it runs, or one."""
+    return len(session.course.missing) if session.phase is Phase.RUNNING else 1
 
 
 def _take(arrivals: Any, count: int) -> list[tuple[str, bytes]]:

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ..disk import replacing, synchronise
+from ..disk import replacing
 from ..errors import DataError
 from ..features import FeatureMap
 from ..rows import ArrayRows
@@ -69,13 +69,11 @@ class Admission:
             "whitening": self.whitening,
             "max_leverage": np.array([self.max_leverage]),
         }
-        with replacing(Path(path)) as temporary:
+        with replacing(Path(path), durable=True) as temporary:
             try:
                 save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, temporary)
             except SafetensorError as error:
                 raise DataError(f"{path} cannot be written, and nothing is sent without it: {error}") from None
-            synchronise(temporary)
-        synchronise(Path(path))
 
 
 def learn(rows: ArrayRows, max_leverage: float) -> Admission:

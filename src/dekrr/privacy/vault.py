@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ..disk import replacing, synchronise
+from ..disk import replacing
 from ..errors import DataError, SettingsError
 from ..statistics import OwnSums
 
@@ -56,13 +56,11 @@ class Vault:
 
 def _write(path: Path, key: str, sums: OwnSums) -> None:
     tensors = {"gram": np.ascontiguousarray(sums.gram), "moment": np.ascontiguousarray(sums.moment)}
-    with replacing(path) as temporary:
+    with replacing(path, durable=True) as temporary:
         try:
             save_file(tensors, temporary, metadata={"key": key})
         except SafetensorError as error:
             raise DataError(f"{path} cannot be written, and nothing is released without it: {error}") from None
-        synchronise(temporary)
-    synchronise(path)
 
 
 def _read(path: Path) -> tuple[str, OwnSums]:

@@ -7,7 +7,6 @@ written for their owner's eyes alone (mode 0600), and no function here replaces 
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,9 @@ try:
 except ImportError:
     raise ImportError("keys need the package cryptography: pip install 'dekrr[mesh]'", name="cryptography") from None
 
+from ..disk import create, is_private
 from ..errors import KeysError
-from .config import NAME
+from .tables import NAME
 
 AUTHORITY_CERTIFICATE, AUTHORITY_KEY = "authority.pem", "authority-key.pem"
 CERTIFICATE, KEY, REQUEST = "certificate.pem", "key.pem", "request.pem"
@@ -169,7 +169,7 @@ def check(authority_certificate: Path, certificate: Path, key: Path, site: str) 
     private = _read(key, lambda data: serialization.load_pem_private_key(data, None))
     if private.public_key() != own.public_key():
         raise KeysError(f"{key} is not the key of {certificate}")
-    if key.stat().st_mode & 0o077:
+    if not is_private(key):
         raise KeysError(f"{key} can be read by others on this machine; run: chmod 600 {key}")
     try:
         own.verify_directly_issued_by(authority)
@@ -181,11 +181,9 @@ def write_new(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a file that must not exist yet; a private one for the owner alone, in a folder for the owner alone."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o755)
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
+        create(path, data, private=private)
     except FileExistsError:
         raise KeysError(f"{path} is already there; nothing is overwritten: move it away first") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
 
 
 def _builder(

@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import DekrrError
+from ..networks.session import Phase, Session
+from ..networks.session.events import Event, Listener, Unconfirmed
+from ..networks.session.frames import Data, frame_decoder
+from ..networks.session.journal import MemoryJournal
 from ..protocols.outcome import Outcome
-from .journal import MemoryJournal
-from .session import Data, Observer, Offer, Session, frame_decoder
+from ..protocols.reading import MessageReader, Offer
 
 TICK = 0.5
 
@@ -123,7 +126,7 @@ class FaultyNetwork:
     def __init__(
         self,
         neighbors: Mapping[str, Any],
-        open_session: Callable[[str, MemoryJournal, Observer], Session],
+        open_session: Callable[[str, MemoryJournal, Listener], Session[Outcome]],
         faults: Faults,
         seed: int,
     ) -> None:
@@ -139,7 +142,7 @@ class FaultyNetwork:
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, Session[Outcome]] = {}
         self._journals = {name: MemoryJournal() for name in self.neighbors}
         self._out: set[frozenset[str]] = set()
         self._lives: Counter[str] = Counter()
@@ -176,8 +179,8 @@ class FaultyNetwork:
         self._tell_neighbors(name)
         self._at(self._now + TICK * float(self._rng.uniform()), self._tick, name, self._lives[name])
 
-    def _observe(self, name: str, word: str, details: Mapping[str, Any]) -> None:
-        if word == "unconfirmed":
+    def _observe(self, name: str, event: Event) -> None:
+        if isinstance(event, Unconfirmed):
             self.unconfirmed.add(name)
 
     def _tick(self, name: str, life: int) -> None:
@@ -191,7 +194,7 @@ class FaultyNetwork:
             return
         self.injected["crash"] += 1
         session = self._sessions.pop(crash.site)
-        if session.finished:  # its model is written, and it only stayed for the others
+        if session.phase is Phase.FINISHED:  # its model is written, and it only stayed for the others
             self.endings[crash.site] = Ending(session.result, session.gone)
         self._journals[crash.site].tear(crash.torn)
         if crash.forgets:
@@ -221,8 +224,7 @@ class FaultyNetwork:
             return
         reachable = other in self._sessions and frozenset((name, other)) not in self._out
         with self._ending(name):
-            learn = self._sessions[name].peer_up if reachable else self._sessions[name].peer_down
-            learn(other, self._now)
+            self._sessions[name].learn(other, self._now, up=reachable)
 
     def _ending(self, name: str) -> "_Ending":
         return _Ending(self, name)
@@ -243,7 +245,7 @@ class FaultyNetwork:
         self._tell_neighbors(name)
         return True
 
-    def _post(self, name: str, session: Session) -> None:
+    def _post(self, name: str, session: Session[Outcome]) -> None:
         for receiver, data in session.out:
             self._note_offer(name, data)
             for _ in range(self._copies()):
@@ -270,7 +272,7 @@ class FaultyNetwork:
 
     def _note_offer(self, name: str, data: bytes) -> None:
         frame = frame_decoder.decode(data)
-        if isinstance(frame, Data) and isinstance(frame.message, Offer) and frame.message.n_neighbors:
+        if isinstance(frame, Data) and isinstance(frame.message, Offer) and MessageReader().is_choice(frame.message):
             self.offers.setdefault((frozenset(frame.gone), name), frame.message)
 
 

@@ -5,9 +5,7 @@ ever appended; a record that a crash cut short is dropped, and any beginning of 
 """
 
 import contextlib
-import os
 import struct
-import sys
 import threading
 import time
 import zlib
@@ -17,11 +15,10 @@ from typing import Protocol
 
 import msgspec
 
-if sys.platform != "win32":
-    import fcntl
-
-from ..disk import synchronise
-from ..errors import DataError
+from ...disk import LockedFile, synchronise
+from ...errors import AgreementError, DataError
+from .events import CheckpointLost, Listener
+from .plan import Plan
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
@@ -151,19 +148,20 @@ class FileJournal:
         self._synchronised = float("-inf")
         self._in_folder = False
         self._failure: OSError | None = None
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        _lock(self._descriptor, path)
+        try:
+            self._file = LockedFile(path)
+        except BlockingIOError:
+            raise DataError(f"{path} is in use: is this site running already?") from None
         if fresh:
-            os.ftruncate(self._descriptor, 0)
-        beginning = os.pread(self._descriptor, len(_MAGIC), 0)
+            self._file.truncate(0)
+        beginning = self._file.read(len(_MAGIC), at=0)
         if not _MAGIC.startswith(beginning):
-            os.close(self._descriptor)
+            self._file.close()
             raise DataError(f"{path} is no checkpoint of this version; move it away to start afresh")
         self._end = 0
         if beginning == _MAGIC:
             self._end = len(_MAGIC) + sum(_HEAD.size + len(data) for data in self._frames())
-        os.ftruncate(self._descriptor, self._end)
+        self._file.truncate(self._end)
 
     def append(self, record: Record) -> None:
         """Take a record; the beginning of an epoch is written at once."""
@@ -179,16 +177,14 @@ class FileJournal:
             return
         if self._failure is not None:
             raise self._failure
-        written = 0
+        data = self._pending if self._end else _MAGIC + self._pending
         try:
-            with memoryview(self._pending if self._end else _MAGIC + self._pending) as data:
-                while written < len(data):
-                    written += os.pwrite(self._descriptor, data[written:], self._end + written)
+            self._file.write(data, at=self._end)
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._end)
+                self._file.truncate(self._end)
             raise
-        self._pending, self._end = bytearray(), self._end + written  # no signal comes between the two
+        self._pending, self._end = bytearray(), self._end + len(data)  # no signal comes between the two
         if not self._synchroniser.is_alive() and time.monotonic() - self._synchronised > _SYNCHRONISE_EVERY:
             self._synchronised = time.monotonic()
             self._synchroniser = threading.Thread(target=self._synchronise, daemon=True)
@@ -207,7 +203,7 @@ class FileJournal:
         if not self._off:
             self._off = True
             self._wait()
-            os.close(self._descriptor)
+            self._file.close()
             self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -217,13 +213,13 @@ class FileJournal:
                 self.flush()
             self._wait()
             with contextlib.suppress(OSError):
-                os.fdatasync(self._descriptor)
+                self._file.synchronise()
             self._off = True
-            os.close(self._descriptor)
+            self._file.close()
 
     def _synchronise(self) -> None:
         try:
-            os.fdatasync(self._descriptor)
+            self._file.synchronise()
             if not self._in_folder:
                 synchronise(self._path)
                 self._in_folder = True
@@ -236,27 +232,68 @@ class FileJournal:
 
     def _frames(self) -> Iterator[bytes]:
         """Yield records' bytes as far as they are whole."""
-        position, end = len(_MAGIC), os.fstat(self._descriptor).st_size
+        position, end = len(_MAGIC), self._file.size
         while position + _HEAD.size <= end:
-            size, checksum = _HEAD.unpack(os.pread(self._descriptor, _HEAD.size, position))
+            size, checksum = _HEAD.unpack(self._file.read(_HEAD.size, position))
             position += _HEAD.size
             if position + size > end:
                 return
-            data = os.pread(self._descriptor, size, position)
+            data = self._file.read(size, position)
             if not data or zlib.crc32(data) != checksum:
                 return
             yield data
             position += size
 
 
-def _lock(descriptor: int, path: Path) -> None:
-    """Keep other processes from the file as long as the descriptor is open, where the system can."""
-    if sys.platform == "win32":
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise DataError(f"{path} is in use: is this site running already?") from None
-    except OSError:  # a file system without locks
-        pass
+class Checkpoint:
+    """A journal that a run can do without: the first failure is told, and then nothing is kept.
+
+    Parameters
+    ----------
+    journal : Journal
+    listen : callable
+        Gets a `CheckpointLost`.
+    """
+
+    def __init__(self, journal: Journal, listen: Listener) -> None:
+        self._journal = journal
+        self._listen = listen
+
+    def keep(self, record: Record) -> None:
+        """Add a record."""
+        try:
+            self._journal.append(record)
+        except OSError as error:
+            self._give_up(error)
+
+    def flush(self) -> None:
+        """Write out what was added."""
+        try:
+            self._journal.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def last_epoch(self, plan: Plan) -> tuple[Opening, list[Received]] | None:
+        """Return the last epoch that was kept, if any was; refuse one of another run, site or set of rows."""
+        records = list(self._journal.records())
+        openings = [i for i, record in enumerate(records) if isinstance(record, Opening)]
+        if not openings:
+            return None
+        opening = records[openings[-1]]
+        assert isinstance(opening, Opening)
+        if (opening.run, opening.site) != (plan.run, plan.name):
+            raise AgreementError(
+                f"the checkpoint is of run {opening.run!r} at site {opening.site!r}, not of run {plan.run!r} at "
+                f"site {plan.name!r}; move it away, or start afresh (--fresh)"
+            )
+        if opening.digest != plan.digest:
+            raise AgreementError(
+                f"the checkpoint of site {plan.name!r} is of other rows, settings or neighbours than it has now; "
+                "put them back, or start afresh (--fresh): others that are under way go on without it"
+            )
+        return opening, [record for record in records[openings[-1] + 1 :] if isinstance(record, Received)]
+
+    def _give_up(self, error: OSError) -> None:
+        self._listen(CheckpointLost(reason=str(error)))
+        self._journal.discard()
+        self._journal = NoJournal()

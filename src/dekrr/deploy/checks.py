@@ -1,0 +1,216 @@
+"""What is wrong with a network.toml or a site.toml: every mistake is found, and all are told at once."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..errors import SettingsError, TopologyError
+from ..kernels import KERNELS
+from ..networks.session.frames import RESERVED
+from ..privacy.mechanism import DifferentialPrivacy
+from ..protocols import dekrr
+from ..protocols.tuning import GRIDS, grid_of
+from ..protocols.wire import Wire
+from ..selection import CHOOSERS, MAPPINGS
+from .tables import (
+    METHODS,
+    NAME,
+    DataTable,
+    FeatureSettings,
+    KeysTable,
+    NetworkFile,
+    SiteEntry,
+    SiteFile,
+    TuningSettings,
+    part_of,
+)
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+def convert(table: Mapping[str, Any], kind: type[Struct], where: str, mistakes: list[str]) -> Struct | None:
+    """Make a struct of a table, field by field, so that every mistake is found."""
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    unknown = sorted(set(table) - set(fields))
+    mistakes += [f"{where}{key} is not known{_suggestion(key, fields)}" for key in unknown]
+    values: dict[str, Any] = {}
+    before = len(mistakes)
+    for name, field in fields.items():
+        if name not in table:
+            if field.required:
+                mistakes.append(f"{where}{name} is missing")
+            continue
+        nested = _nested(field.type)
+        if nested is not None and isinstance(table[name], dict):
+            values[name] = convert(table[name], nested, f"{where}{name}.", mistakes)
+        elif name == "site" and isinstance(table[name], list):
+            entries = [entry if isinstance(entry, dict) else {} for entry in table[name]]
+            values[name] = tuple(
+                convert(entry, SiteEntry, f"site {i + 1}: ", mistakes) for i, entry in enumerate(entries)
+            )
+        else:
+            try:
+                values[name] = msgspec.convert(table[name], field.type)
+            except msgspec.ValidationError as error:
+                mistakes.append(f"{where}{name}: {error}")
+    if len(mistakes) > before:
+        return None
+    try:
+        return kind(**values)
+    except SettingsError as error:
+        mistakes.append(f"{where.rstrip('.')}: {error}")
+        return None
+
+
+def _nested(kind: Any) -> type[msgspec.Struct] | None:
+    for candidate in (DataTable, KeysTable, DifferentialPrivacy, Wire):
+        if kind == candidate or kind == candidate | None:
+            return candidate
+    return None
+
+
+def _suggestion(key: str, known: Any) -> str:
+    close = difflib.get_close_matches(key, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+
+
+def check_network(network: NetworkFile, mistakes: list[str]) -> None:
+    """Add to `mistakes` what is wrong with a network file whose types are right."""
+    names = [entry.name for entry in network.site]
+    _check_names([network.run], "run", mistakes)
+    _check_names(names, "site", mistakes)
+    _check_endpoints({entry.name: entry.endpoint for entry in network.site}, mistakes)
+    _check_twice(names, "site", mistakes)
+    _check_twice([entry.endpoint for entry in network.site], "endpoint", mistakes)
+    _check_data(network.data, mistakes)
+    _check_settings(network.method, network.settings, mistakes)
+    _check_bounds(network.settings.get("bounds"), network.data, mistakes)
+    if not names:
+        mistakes.append("there is no site: add [[site]] tables")
+        return
+    try:
+        network.neighbors()
+    except TopologyError as error:
+        mistakes.append(f"edges or topology: {error}")
+
+
+def check_site(site: SiteFile, mistakes: list[str]) -> None:
+    """Add to `mistakes` what is wrong with a site file whose types are right."""
+    _check_names([site.run], "run", mistakes)
+    _check_names(site.sites, "site", mistakes)
+    _check_endpoints({site.site: site.listen, **site.neighbors}, mistakes)
+    _check_twice(site.sites, "site", mistakes)
+    _check_data(site.data, mistakes)
+    _check_settings(site.method, site.settings, mistakes)
+    _check_bounds(site.settings.get("bounds"), site.data, mistakes)
+    if site.site not in site.sites:
+        mistakes.append(f"site {site.site!r} is not one of sites")
+    if not site.data.file:
+        mistakes.append("data.file is missing")
+    mistakes += [f"neighbors.{name} is not one of sites" for name in site.neighbors if name not in site.sites]
+    if site.site in site.neighbors:
+        mistakes.append(f"neighbors.{site.site} is this site itself")
+
+
+def _check_names(names: Any, what: str, mistakes: list[str]) -> None:
+    bad = [name for name in names if not NAME.fullmatch(name) or name in RESERVED]
+    mistakes += [
+        f"{what} {name!r}: use up to 63 letters, digits, dots, dashes, underscores, and none of {', '.join(RESERVED)}"
+        for name in bad
+    ]
+
+
+def _check_bounds(bounds: Any, data: DataTable, mistakes: list[str]) -> None:
+    if not isinstance(bounds, list) or [type(bound) for bound in bounds] != [list, list]:
+        return  # left out, or told as a mistake of type
+    try:
+        dekrr.public_scaling((tuple(bounds[0]), tuple(bounds[1])), len(data.columns))
+    except (SettingsError, ValueError) as error:
+        mistakes.append(f"settings.{error}")
+
+
+def _check_endpoints(endpoints: Mapping[str, str], mistakes: list[str]) -> None:
+    for name, endpoint in endpoints.items():
+        host, colon, port = endpoint.rpartition(":")
+        if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+            mistakes.append(f"endpoint {endpoint!r} of {name}: write host:port")
+
+
+def _check_twice(values: Any, what: str, mistakes: list[str]) -> None:
+    twice = sorted({value for value in values if list(values).count(value) > 1})
+    mistakes += [f"{what} {value!r} is there more than once" for value in twice]
+
+
+def _check_data(data: DataTable, mistakes: list[str]) -> None:
+    if not data.columns:
+        mistakes.append("data.columns is empty")
+    if data.target in data.columns:
+        mistakes.append(f"data.columns has the target {data.target!r}")
+    _check_twice(data.columns, "column", mistakes)
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "features": tuple(CHOOSERS),
+    "kernel": tuple(KERNELS),
+    "mapping": MAPPINGS,
+    "solver": ("jacobi", "chebyshev"),
+    "exchange": ("sums",),
+    "allocation": ("equal", "sqrt"),
+    "scale": ("minmax",),
+}
+_POSITIVE = ("alpha", "rho")
+
+
+def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:
+    own = METHODS[method].Settings
+    kinds = (FeatureSettings, own, TuningSettings) if method == "dekrr" else (FeatureSettings, own)
+    known = list(dict.fromkeys(field.name for kind in kinds for field in msgspec.structs.fields(kind)))
+    unknown = sorted(set(settings) - set(known))
+    if "privacy" in settings:
+        _check_privacy(method, settings, mistakes)
+        unknown = [key for key in unknown if key != "privacy"]
+    mistakes += [f"settings.{key} is not known to {method}{_suggestion(key, known)}" for key in unknown]
+    if method == "dekrr":
+        settings = _check_grids(settings, mistakes)
+    convert(part_of(settings, FeatureSettings), FeatureSettings, "settings.", mistakes)
+    convert(part_of(settings, own), own, "settings.", mistakes)
+    for key, choices in _CHOICES.items():
+        if key in settings and settings[key] not in choices:
+            mistakes.append(f"settings.{key} is {settings[key]!r}; choose one of {', '.join(choices)}")
+    low = [key for key in _POSITIVE if isinstance(settings.get(key), int | float) and not settings[key] > 0]
+    mistakes += [f"settings.{key} is {settings[key]!r}; it must be above 0" for key in low]
+
+
+def _check_grids(settings: Mapping[str, Any], mistakes: list[str]) -> dict[str, Any]:
+    """Check what is tuned; return the settings with one good number for each of them."""
+    convert(part_of(settings, TuningSettings), TuningSettings, "settings.", mistakes)
+    checked = dict(settings)
+    tuned = []
+    for name, automatic in GRIDS.items():
+        try:
+            grid = grid_of(name, settings.get(name, "auto"))
+        except SettingsError as error:
+            mistakes.append(f"settings.{error}")
+            grid = automatic[:1]
+        tuned += [name] if len(grid) > 1 else []
+        checked[name] = grid[0]
+    if tuned and settings.get("privacy") is not None:
+        mistakes.append(f"settings.privacy: give {', '.join(tuned)} as one number each; the budget pays for no tuning")
+    return checked
+
+
+def _check_privacy(method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:
+    """Find what `protocols.private.require_private` would refuse when the run starts."""
+    if method != "dekrr":
+        mistakes.append(f'settings.privacy: only method = "dekrr" offers differential privacy, not {method}')
+        return
+    features = settings.get("features", FeatureSettings().features)
+    if features != "plain":
+        given = f"{features!r}" if "features" in settings else f"{features!r}, the default,"
+        mistakes.append(f'settings.features is {given} and looks at rows; with privacy write features = "plain"')
+    if "bounds" not in settings:
+        mistakes.append("settings.bounds is missing: with privacy give public bounds of the columns and the target")
+    if settings.get("allocation", "equal") != "equal":
+        mistakes.append('settings.allocation: with privacy all sites share their features; write "equal"')

@@ -1,0 +1,80 @@
+"""What happens to a site as a process, beside what happens in its session."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from ..networks.session.events import Event
+from ..protocols.outcome import Outcome
+from .status import Status
+
+
+class Started(Event, frozen=True, tag="started"):
+    """The process has its rows, and begins to greet."""
+
+    run: str
+    site: str
+    rows: int
+    neighbors: list[str]
+    terms: dict[str, str]
+
+
+class ModelNotWritten(Event, frozen=True, tag="model not written"):
+    """The model could not be written; the node tries again for a patience."""
+
+    path: str
+    reason: str
+
+
+class Finished(Status, Event, frozen=True, tag="finished"):
+    """The result stands and the model is written: the status, and a summary of the outcome."""
+
+    rounds: int
+    settled: bool
+    relative_residual: float = msgspec.field(name="relative residual")
+    objective_share: float = msgspec.field(name="objective share")
+    sites: int
+    rows_of_all_sites: int = msgspec.field(name="rows of all sites")
+    sigma: float | UnsetType = UNSET
+    alpha: float | UnsetType = UNSET
+    consensus: float | UnsetType = UNSET
+    own_weight: float | UnsetType = msgspec.field(name="own weight", default=UNSET)
+    held_out_error: float | UnsetType = msgspec.field(name="held-out error", default=UNSET)
+
+
+class Stopped(Status, Event, frozen=True, tag="stopped"):
+    """The process ends without a result: the reason, and the status."""
+
+    reason: str
+
+
+class Ended(Status, Event, frozen=True, tag="ended"):
+    """The process ends, and nobody needs it any more."""
+
+
+def finished(status: Status, outcome: Outcome) -> Finished:
+    """Return that an outcome stands."""
+    tuned = outcome.tuned
+    chosen: dict[str, Any] = (
+        {}
+        if tuned is None
+        else {
+            "sigma": tuned.sigma,
+            "alpha": tuned.alpha,
+            "consensus": tuned.consensus,
+            "own_weight": tuned.own_weight,
+            "held_out_error": float(np.min(tuned.errors)),
+        }
+    )
+    return Finished(
+        **msgspec.structs.asdict(status),
+        rounds=outcome.rounds,
+        settled=outcome.settled,
+        relative_residual=outcome.relative_residual,
+        objective_share=outcome.objective_shares[-1],
+        sites=outcome.roster.n_sites,
+        rows_of_all_sites=outcome.roster.n_rows,
+        **chosen,
+    )

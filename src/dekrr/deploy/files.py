@@ -1,0 +1,78 @@
+"""Reading and writing network.toml and site.toml."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import SettingsError
+from .checks import Struct, check_network, check_site, convert
+from .tables import NetworkFile, SiteFile
+
+
+def read_network(path: Path) -> NetworkFile:
+    """Read and check a network.toml."""
+    mistakes: list[str] = []
+    network = _read(path, NetworkFile, mistakes)
+    if network is not None:
+        check_network(network, mistakes)
+    if mistakes or network is None:
+        raise _complaint(path, mistakes)
+    return network
+
+
+def is_site_file(path: Path) -> bool:
+    """Return whether a file is one site's, not a network's."""
+    try:
+        return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get("site"), str)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return False
+
+
+def read_site(path: Path) -> SiteFile:
+    """Read and check a site.toml."""
+    mistakes: list[str] = []
+    site = _read(path, SiteFile, mistakes)
+    if site is not None:
+        check_site(site, mistakes)
+    if mistakes or site is None:
+        raise _complaint(path, mistakes)
+    return site
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Return a table as TOML; an entry that is None is left out, since TOML has no word for it.
+
+    Examples
+    --------
+    >>> print(to_toml({"run": "trial", "keys": {"key": "key.pem"}}))
+    run = "trial"
+    <BLANKLINE>
+    [keys]
+    key = "key.pem"
+    <BLANKLINE>
+    """
+    import tomli_w  # of the extra `mesh`, which the rest of the command line does without
+
+    return tomli_w.dumps(_without_none(table))
+
+
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
+def _complaint(path: Path, mistakes: list[str]) -> SettingsError:
+    listed = "\n".join(f"  - {mistake}" for mistake in mistakes)
+    return SettingsError(f"{path} has {len(mistakes)} mistake{'s' * (len(mistakes) != 1)}:\n{listed}")
+
+
+def _read(path: Path, kind: type[Struct], mistakes: list[str]) -> Struct | None:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not TOML: {error}") from None
+    return convert(table, kind, "", mistakes)

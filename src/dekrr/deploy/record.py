@@ -1,0 +1,125 @@
+"""Where events go: to run.jsonl, and to Python's `logging` under the name dekrr."""
+
+import io
+import json
+import logging
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from ..networks.session.events import CheckpointLost, Event, Exchanged, Gone, Refused, Refusing, Unconfirmed
+from .events import ModelNotWritten, Stopped
+
+RECORD = "run.jsonl"
+logger = logging.getLogger("dekrr")
+_EXCHANGES_AT_A_TIME = 128  # lines of a record that are written together
+_LEFT_OUT = ("event", "neighbors", "terms", "site")  # of a line of words
+_WARNINGS = (CheckpointLost, Gone, ModelNotWritten, Refused, Refusing, Stopped, Unconfirmed)
+
+
+def _line(event: Event, **before: Any) -> dict[str, Any]:
+    """Return an event as an object of JSON."""
+    return {**before, **msgspec.to_builtins(event)}
+
+
+class Record:
+    """A listener that appends every event to a file of JSON lines, which `dekrr report` reads.
+
+    Parameters
+    ----------
+    path : Path
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: io.FileIO | None = io.FileIO(path, "ab")
+        self._whole = path.read_bytes().rfind(b"\n") + 1
+        self._file.truncate(self._whole)  # what a crash left of a line
+        self._waiting: list[tuple[float, Event]] = []
+
+    def __call__(self, event: Event) -> None:
+        """Write an event; exchanges are written many at a time."""
+        self._waiting.append((time.time(), event))
+        if isinstance(event, Exchanged) and len(self._waiting) < _EXCHANGES_AT_A_TIME:
+            return
+        lines, self._waiting = self._waiting, []
+        self._write(b"".join(msgspec.json.encode(_line(event, time=when)) + b"\n" for when, event in lines))
+
+    def _write(self, data: bytes) -> None:
+        """Append whole lines, or give up for good: a run does not end because its record cannot be kept."""
+        if self._file is None:
+            return
+        written = 0
+        try:
+            while written < len(data):
+                written += self._file.write(data[written:])
+            self._whole += written
+        except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(self._whole)
+            with suppress(OSError):
+                self._file.close()
+            with suppress(OSError):
+                print(f"{self._path} is kept no longer, the run goes on: {error}", file=sys.stderr, flush=True)
+            self._file = None
+
+
+class Log:
+    """A listener that gives every event to Python's `logging`, under the name dekrr.
+
+    An exchange is logged as a debug message; what may need somebody's attention as a warning; the rest as information.
+
+    Parameters
+    ----------
+    site : str
+    """
+
+    def __init__(self, site: str) -> None:
+        self._site = site
+
+    def __call__(self, event: Event) -> None:
+        """Log an event; handlers find it in the log record's attributes `site` and `event`."""
+        level = logging.WARNING if isinstance(event, _WARNINGS) else logging.INFO
+        level = logging.DEBUG if isinstance(event, Exchanged) else level
+        if logger.isEnabledFor(level):
+            details = _line(event)
+            words = [f"{key}={_plain(value)}" for key, value in details.items() if key not in _LEFT_OUT]
+            text = " ".join([self._site, details["event"], *words])
+            logger.log(level, "%s", text, extra={"site": self._site, "event": event})
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats what `Log` logs as one JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a line of JSON; the text of a log record that is of no event is its `message`."""
+        event = getattr(record, "event", None)
+        if not isinstance(event, Event):
+            return json.dumps({"time": record.created, "event": "log", "message": record.getMessage()})
+        return json.dumps(_line(event, time=record.created, site=getattr(record, "site", "")))
+
+
+def log_to(stream: IO[str] | None = None, *, as_json: bool = False) -> None:
+    """Have all that is logged under the name dekrr written to a stream, by default standard error.
+
+    Parameters
+    ----------
+    stream : text stream, optional
+    as_json : bool, default=False
+        JSON objects instead of lines of words.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,232 @@
+"""What the two files of a mesh hold: network.toml describes a run, site.toml is one site's part of it."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ..protocols import allreduce, dekrr, dkla
+from ..protocols.tuning import GRIDS, Tuning, grid_of
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+METHODS: dict[str, Any] = {"dekrr": dekrr, "dkla": dkla, "allreduce": allreduce}
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
+class DataTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Which columns to use: [data].
+
+    Parameters
+    ----------
+    target : str
+        The column to predict.
+    columns : tuple of str
+        The columns to predict from.
+    file : str
+        A site's CSV or Parquet file, or a folder of Parquet files; in network.toml each site has its own.
+    """
+
+    target: str
+    columns: tuple[str, ...]
+    file: str = ""
+
+
+class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of [settings] that all methods share; the rest is the method's own `Settings`.
+
+    Parameters
+    ----------
+    n_features : int
+    features : str
+        How they are chosen; see `dekrr.selection.CHOOSERS`.
+    kernel : str
+    sigma : float
+        In scaled columns. DeKRR tunes it where it is "auto", or a list; see `TuningSettings`.
+    mapping : {"cos", "cossin"}
+    seed : int
+    prediction : {"own", "neighborhood"}
+    """
+
+    n_features: Annotated[int, msgspec.Meta(ge=1)] = 100
+    features: str = "greedy"
+    kernel: str = "gaussian"
+    sigma: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    mapping: str = "cos"
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    prediction: Literal["own", "neighborhood"] = "neighborhood"
+
+
+class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of [settings] that says what DeKRR tunes before it trains, as in `DeKRRRegressor`.
+
+    Parameters
+    ----------
+    sigma, alpha, consensus : float, "auto" or list of float
+        A number is not tuned.
+    folds : int
+    objective : {"mean", "own", "union"}
+    """
+
+    sigma: Any = "auto"
+    alpha: Any = "auto"
+    consensus: Any = "auto"
+    folds: Annotated[int, msgspec.Meta(ge=2)] = 5
+    objective: Literal["mean", "own", "union"] = "mean"
+
+    def grids(self) -> dict[str, tuple[float, ...]]:
+        """Return the values to choose from."""
+        return {name: grid_of(name, getattr(self, name)) for name in GRIDS}
+
+
+class SiteEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One [[site]] of network.toml: its name, where its neighbours reach it, and its rows."""
+
+    name: str
+    endpoint: str
+    data: str
+
+
+class NetworkFile(msgspec.Struct, frozen=True, kw_only=True):
+    """All of network.toml.
+
+    Parameters
+    ----------
+    run : str
+        The run's id; give every run its own.
+    method : {"dekrr", "dkla", "allreduce"}
+    site : tuple of SiteEntry
+    data : DataTable
+    settings : dict
+    topology : str
+        One of `dekrr.topology.TOPOLOGIES`, laid out over the sites in their order.
+    n_neighbors : int
+    edges : tuple of pairs
+        Instead of a topology.
+    patience : float
+        Seconds after which a neighbour that cannot be reached is declared gone.
+    start_patience : float
+        Seconds to wait for all sites before the start.
+    """
+
+    run: str
+    method: Literal["dekrr", "dkla", "allreduce"]
+    site: tuple[SiteEntry, ...]
+    data: DataTable
+    settings: dict[str, Any] = {}
+    topology: str = "ring"
+    n_neighbors: int = 4
+    edges: tuple[tuple[str, str], ...] = ()
+    patience: Seconds = 60.0
+    start_patience: Seconds = 600.0
+
+    def neighbors(self) -> dict[str, list[str]]:
+        """Return the graph."""
+        from .. import topology  # networkx, which a node does without
+
+        names = [entry.name for entry in self.site]
+        graph = topology.build(self.edges or self.topology, names, self.n_neighbors, seed=0)
+        return {name: sorted(graph[name]) for name in names}
+
+
+class KeysTable(msgspec.Struct, frozen=True, kw_only=True):
+    """[keys] of site.toml: the authority's certificate, the site's own, and its private key."""
+
+    authority: str
+    certificate: str
+    key: str
+
+
+class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
+    """All of site.toml; paths are relative to the file.
+
+    Parameters
+    ----------
+    run, site, method, settings, data, patience, start_patience
+        As in network.toml.
+    listen : str
+        host:port that this site listens on.
+    sites : tuple of str
+        All sites of the run.
+    neighbors : dict of site to host:port
+    keys : KeysTable or None
+    """
+
+    run: str
+    site: str
+    method: Literal["dekrr", "dkla", "allreduce"]
+    listen: str
+    sites: tuple[str, ...]
+    neighbors: dict[str, str]
+    data: DataTable
+    settings: dict[str, Any] = {}
+    keys: KeysTable | None = None
+    patience: Seconds = 60.0
+    start_patience: Seconds = 600.0
+
+    def features(self) -> FeatureSettings:
+        """Return the shared part of the settings; a sigma to be tuned is the first of its grid."""
+        return msgspec.convert(part_of(_untuned(self.method, self.settings), FeatureSettings), FeatureSettings)
+
+    def method_settings(self, n_gone: int = 0) -> Any:
+        """Return the method's own settings; those to be tuned are the first of their grids.
+
+        A run that tunes begins anew when a site is lost, and asks for as many maps again.
+        """
+        kind = METHODS[self.method].Settings
+        settings = msgspec.convert(part_of(_untuned(self.method, self.settings), kind), kind)
+        if self.method == "dekrr" and settings.allocation == "equal" and not settings.max_features:
+            settings = msgspec.structs.replace(settings, max_features=self.features().n_features)
+        tuning = self.tuning()
+        if tuning is None:
+            return settings
+        return msgspec.structs.replace(settings, max_maps=max(settings.max_maps, (1 + n_gone) * tuning.n_maps))
+
+    def tuning(self) -> Tuning | None:
+        """Return what DeKRR tunes, if it does."""
+        if self.method != "dekrr":
+            return None
+        settings = msgspec.convert(part_of(self.settings, TuningSettings), TuningSettings)
+        grids = settings.grids()
+        if max(map(len, grids.values())) == 1:
+            return None
+        return Tuning(
+            sigmas=grids["sigma"],
+            alphas=grids["alpha"],
+            consensuses=grids["consensus"],
+            folds=settings.folds,
+            objective=settings.objective,
+            prediction=self.features().prediction,
+        )
+
+    def terms(self, version: str) -> dict[str, str]:
+        """Return what all sites must agree on before anything that depends on rows is sent."""
+        every = {**msgspec.to_builtins(self.features()), **msgspec.to_builtins(self.method_settings())}
+        tuning = self.tuning()
+        if tuning is not None:
+            every |= {"sigma": tuning.sigmas, "alpha": tuning.alphas, "consensus": tuning.consensuses}
+            every |= {"folds": tuning.folds, "objective": tuning.objective}
+        return {
+            "version of dekrr": version,
+            "method": self.method,
+            "sites": ", ".join(sorted(self.sites)),
+            "target": self.data.target,
+            "columns": ", ".join(self.data.columns),
+            "patience": f"{self.patience:g}",
+            **{key: json.dumps(value) for key, value in every.items()},
+        }
+
+
+def _untuned(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with one number for each that DeKRR may tune."""
+    if method != "dekrr":
+        return dict(settings)
+    first = {name: grid[0] for name, grid in TuningSettings(**part_of(settings, TuningSettings)).grids().items()}
+    return {**settings, **first}
+
+
+def part_of(settings: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the settings that are fields of a struct."""
+    names = {field.name for field in msgspec.structs.fields(kind)}
+    return {key: value for key, value in settings.items() if key in names}

@@ -1,0 +1,158 @@
+"""One epoch of a run: the node procedure among the sites that are left, exchange by exchange.
+
+The set of sites that are gone names an epoch. A larger set begins a new one, with a procedure of its own.
+"""
+
+import math
+from collections.abc import Generator, Mapping
+from typing import Any, Generic
+
+from ...errors import MessageError
+from ...messages import AnyMessage, Message, encode
+from ..traffic import Traffic
+from .events import Exchanged
+from .frames import encode_data
+from .interpreter import Interpreter, Procedure, Result
+from .phases import Cause, Phase, error_after
+from .plan import Plan
+
+
+class Progress:
+    """What a site has sent, for its status and for a later epoch.
+
+    Parameters
+    ----------
+    interpreter : Interpreter
+
+    Attributes
+    ----------
+    traffic : Traffic
+        Of all epochs.
+    rounds : int
+        Rounds of the solver in this epoch.
+    residual : float
+        The largest relative residual heard of; NaN if none was.
+    choice : message or None
+        What announced the site's features.
+    """
+
+    def __init__(self, interpreter: Interpreter[Any]) -> None:
+        self.traffic = Traffic()
+        self.rounds = 0
+        self.residual = float("nan")
+        self.choice: Message | None = None
+        self._interpreter = interpreter
+
+    def watch(self, message: Message) -> None:
+        """Learn from a message that is sent, once however many neighbours get it."""
+        residual = self._interpreter.residual(message)
+        if residual is not None:
+            self.rounds += 1
+            self.residual = residual
+        elif self._interpreter.is_choice(message):
+            self.choice = message
+
+    def event(self, exchange: int) -> Exchanged:
+        """Return that all frames before those of `exchange` came."""
+        residual = self.residual if math.isfinite(self.residual) else None
+        return Exchanged(exchange=exchange, round=self.rounds, residual=residual)
+
+
+class Epoch(Generic[Result]):
+    """One epoch: who is gone, how far the procedure is, and what was sent in it.
+
+    Parameters
+    ----------
+    plan : Plan
+    gone : frozenset of str
+    exchange : int, default=-1
+        The exchange that an earlier epoch came to: what the site tells until this one starts.
+
+    Attributes
+    ----------
+    label : tuple of str
+        The sites that are gone, sorted: the epoch's name in frames.
+    present : tuple of str
+        The neighbours that are not gone, sorted.
+    exchange : int
+        The exchange that is waited for; -1 before the start.
+    sent : list of dict of neighbour to bytes
+        The frames of every exchange so far.
+    result : object or None
+        What the procedure returned.
+    is_over : bool
+        Whether the procedure has ended, and the closing exchanges too.
+    stands : bool
+        Whether the result stands: all sites have theirs, or did not object in time.
+    """
+
+    def __init__(self, plan: Plan, gone: frozenset[str] = frozenset(), exchange: int = -1) -> None:
+        self.gone = gone
+        self.label = tuple(sorted(gone))
+        self.present = tuple(sorted(name for name in plan.neighbors if name not in gone))
+        self.exchange = exchange
+        self.sent: list[dict[str, bytes]] = []
+        self.result: Result | None = None
+        self.is_over = self.stands = False
+        self._plan = plan
+        self._procedure: Generator[Mapping[str, Message], Mapping[str, AnyMessage], None] | None = None
+
+    def start(self, procedure: Procedure[Result], interpreter: Interpreter[Result]) -> None:
+        """Take on the procedure; the first `step` starts it."""
+        self.exchange = -1
+        self._procedure = self._until_all_have_theirs(procedure, interpreter)
+
+    def close(self) -> None:
+        """End the procedure."""
+        if self._procedure is not None:
+            self._procedure.close()
+
+    def step(self, inbox: Mapping[str, AnyMessage] | None, progress: Progress) -> None:
+        """Let the procedure take one inbox and give the next outbox, or end."""
+        assert self._procedure is not None
+        try:
+            outbox = next(self._procedure) if inbox is None else self._procedure.send(inbox)
+        except StopIteration:
+            self.is_over = True
+            return
+        self.exchange += 1
+        self.sent.append(self._frames(outbox, progress))
+
+    def _frames(self, outbox: Mapping[str, Message], progress: Progress) -> dict[str, bytes]:
+        frames: dict[str, bytes] = {}
+        encoded: dict[int, tuple[bytes, int]] = {}  # what is the same for all is encoded once
+        me, present, count = self._plan.name, self.present, progress.traffic.count
+        for name, message in outbox.items():
+            if name not in present:
+                raise MessageError(f"site {me!r} wants to send to {name!r}, which is not its neighbour")
+            known = encoded.get(id(message))
+            if known is None:
+                body = encode(message)
+                known = encoded[id(message)] = self._frame(body), len(body)
+                progress.watch(message)
+            frames[name], size = known
+            count(me, name, type(message).__name__, size)
+        if len(frames) < len(present):
+            frames = {**dict.fromkeys(present, self._frame(None)), **frames}
+        return frames
+
+    def _frame(self, body: bytes | None) -> bytes:
+        return encode_data(self._plan, self.label, self.exchange, body)
+
+    def _until_all_have_theirs(
+        self, procedure: Procedure[Result], interpreter: Interpreter[Result]
+    ) -> Generator[Mapping[str, Message], Mapping[str, AnyMessage], None]:
+        """Follow the procedure by as many empty exchanges as the diameter.
+
+        Whoever is through them knows that every site was through with the procedure.
+        """
+        result = yield from procedure
+        absent = interpreter.absent(result, self._plan.sites - self.gone)
+        if absent:
+            without = f"without {', '.join(self.label)} " if self.gone else ""
+            raise error_after(Phase.RUNNING, Cause.CUT_OFF)(
+                f"{without}{absent} cannot be reached from site {self._plan.name!r}: the graph has fallen apart"
+            )
+        self.result = result
+        for _ in range(interpreter.diameter(result)):
+            yield {}

@@ -1,0 +1,124 @@
+"""What travels between two sites: hellos and data, and what is wrong with a frame that came.
+
+- A *hello* says who the sender is, the terms it runs on, who is gone to its knowledge, and the exchange it waits in.
+- A *data* frame is one neighbour's message in one exchange, or that it has none.
+"""
+
+from typing import Any
+
+import msgspec
+
+from ...errors import MessageError
+from ...messages import MAX_BYTES, AnyMessage, check, decoder_of
+from .interpreter import Interpreter
+from .plan import Plan
+
+MAX_FRAME = MAX_BYTES + (1 << 16)  # bytes of a message and of what is around it
+RESERVED = ("alive", "status", "ticker")  # no site's name: each stands where a key has the sender's name
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_unknown_fields=True):
+    """What a site says about itself.
+
+    Parameters
+    ----------
+    run, sender : str
+    gone : tuple of str
+        The epoch: sites that have been declared gone, sorted.
+    exchange : int
+        The exchange whose frames the sender waits for; -1 before the start.
+    terms : dict of str to str
+        What all sites must agree on.
+    agreed : tuple of str
+        Sites known to have the same terms, and to have heard so from all their neighbours.
+    asks : bool
+        Whether the sender wants a hello back.
+    finished : bool
+        Whether the sender knows that all sites have their models.
+    refusal : str
+        Why the run cannot start, if it cannot.
+    origin : str
+        A code for the rows and settings that the sender starts from. Another code means other rows or settings.
+    """
+
+    run: str
+    sender: str
+    gone: tuple[str, ...]
+    exchange: int
+    terms: dict[str, str]
+    agreed: tuple[str, ...]
+    asks: bool
+    finished: bool
+    refusal: str
+    origin: str
+
+
+class Data(msgspec.Struct, frozen=True, array_like=True, tag="data", forbid_unknown_fields=True):
+    """One neighbour's message in one exchange; None means that it has none."""
+
+    run: str
+    sender: str
+    gone: tuple[str, ...]
+    exchange: int
+    message: AnyMessage | None
+
+
+Frame = Hello | Data
+_encoder = msgspec.msgpack.Encoder()
+frame_decoder: msgspec.msgpack.Decoder[Frame] = decoder_of(Frame)
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """Return a hello's bytes."""
+    return _encoder.encode(hello)
+
+
+def encode_data(plan: Plan, gone: tuple[str, ...], exchange: int, body: bytes | None) -> bytes:
+    """Return the bytes of a data frame around a message that is encoded already."""
+    message = None if body is None else msgspec.Raw(body)
+    return _encoder.encode(("data", plan.run, plan.name, gone, exchange, message))
+
+
+class FrameReader:
+    """Reads what came from a neighbour, and refuses what cannot be.
+
+    Parameters
+    ----------
+    plan : Plan
+    interpreter : Interpreter
+        Checks messages against the sites of the run.
+    """
+
+    def __init__(self, plan: Plan, interpreter: Interpreter[Any]) -> None:
+        self._plan = plan
+        self._interpreter = interpreter
+
+    def read(self, sender: str, data: bytes) -> Frame:
+        """Return the frame in `data`, or raise `MessageError`."""
+        if sender not in self._plan.neighbors:
+            raise MessageError(f"site {sender!r} is not a neighbour")
+        if len(data) > MAX_FRAME:
+            raise MessageError(f"a frame of {len(data)} bytes; the most is {MAX_FRAME}")
+        try:
+            frame = frame_decoder.decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise MessageError(f"not a frame: {error}") from None
+        self._check(sender, frame)
+        return frame
+
+    def _check(self, sender: str, frame: Frame) -> None:
+        plan = self._plan
+        if frame.sender != sender:
+            raise MessageError(f"a frame in the name of {frame.sender!r}")
+        if frame.run != plan.run:
+            raise MessageError(f"a frame of run {frame.run!r}; this is run {plan.run!r}")
+        if frame.gone and (not plan.sites.issuperset(frame.gone) or sender in frame.gone):
+            raise MessageError(f"a frame that declares {sorted(frame.gone)} gone")
+        if isinstance(frame, Hello):
+            return
+        if frame.exchange < 0:
+            raise MessageError(f"a frame of exchange {frame.exchange}")
+        if frame.message is not None:
+            check(frame.message, sender)
+            there = plan.sites.difference(frame.gone) if frame.gone else plan.sites
+            self._interpreter.check(frame.message, sender, frame.exchange, there)

@@ -1,0 +1,108 @@
+"""Agreement before the start: whether all sites have the same terms, and have heard so from all their neighbours."""
+
+from collections.abc import Iterable, Mapping
+
+from .frames import Frame, Hello
+from .peers import Peer
+from .plan import Plan
+
+REFUSING = 5.0  # seconds for which a site that refuses the run tells its neighbours why
+
+
+class Greeting:
+    """What a site knows about the others' agreement.
+
+    Parameters
+    ----------
+    plan : Plan
+    peers : mapping of neighbour to Peer
+
+    Attributes
+    ----------
+    agreed : set of str
+        Sites known to have the same terms, and to have heard so from all their neighbours.
+    refusal : str
+        Why the run cannot start, if it cannot.
+    since : float
+        When the site began to greet, or to refuse.
+    """
+
+    def __init__(self, plan: Plan, peers: Mapping[str, Peer]) -> None:
+        self.agreed: set[str] = set()
+        self.refusal = ""
+        self.since = 0.0
+        self._plan = plan
+        self._peers = peers
+
+    def disagreement(self, hello: Hello) -> str:
+        """Return why the run cannot start after a neighbour's hello: its terms, or a refusal that it passes on."""
+        return hello.refusal or disagreement(self._plan.name, self._plan.terms, hello.sender, hello.terms)
+
+    def refuse(self, reason: str, now: float) -> None:
+        """Refuse the run."""
+        self.refusal, self.since = reason, now
+
+    def hear_refusal(self, frame: Frame, present: Iterable[str]) -> bool:
+        """Learn from a frame whether its sender knows of the refusal; return whether all neighbours do."""
+        if isinstance(frame, Hello):
+            self._peers[frame.sender].refused |= bool(frame.refusal)
+        return all(self._peers[name].refused for name in present)
+
+    def hear(self, hello: Hello, present: Iterable[str]) -> bool:
+        """Learn who agrees from a hello with the same terms; return whether that is news."""
+        known = len(self.agreed)
+        # A run that is under way has started after all sites heard from all their neighbours.
+        for peer in self._peers.values() if hello.exchange >= 0 else [self._peers[hello.sender]]:
+            peer.met = True
+        self.agreed |= self._plan.sites.intersection(hello.agreed)
+        self._count_own(present)
+        return len(self.agreed) > known
+
+    def is_complete(self, present: Iterable[str], gone: frozenset[str]) -> bool:
+        """Return whether all sites that are not gone agree."""
+        return self._count_own(present) and self.agreed | gone >= self._plan.sites
+
+    def has_refused_long_enough(self, now: float) -> bool:
+        """Return whether the neighbours had time to hear of the refusal."""
+        return now - self.since > REFUSING
+
+    def absence(self, present: Iterable[str], gone: frozenset[str], now: float) -> str:
+        """Return who is missing once the patience of the start is over, else nothing."""
+        if now - self.since <= self._plan.start_patience:
+            return ""
+        away = sorted(self._plan.sites - self.agreed - gone)
+        missing = f"not in touch with all neighbours: {', '.join(away)}"
+        strangers = self._strangers(present)
+        if strangers:
+            missing = f"not heard of: {', '.join(strangers)}"
+        return (
+            f"site {self._plan.name!r} waited {self._plan.start_patience:g} s for the run to start; {missing}. "
+            "Are they started, and do their files name the same run, and each other as neighbours?"
+        )
+
+    def _strangers(self, present: Iterable[str]) -> list[str]:
+        """Return the neighbours that have not said hello."""
+        return [name for name in present if not self._peers[name].met]
+
+    def _count_own(self, present: Iterable[str]) -> bool:
+        """Count this site among those that agree if all its neighbours have said hello; return whether they have."""
+        if self._strangers(present):
+            return False
+        self.agreed.add(self._plan.name)
+        return True
+
+
+def disagreement(name: str, terms: Mapping[str, str], other: str, their_terms: Mapping[str, str]) -> str:
+    """Return what two sites do not agree on, or nothing.
+
+    Examples
+    --------
+    >>> disagreement("a", {"alpha": "0.1", "seed": "0"}, "b", {"alpha": "0.2", "seed": "0"})
+    "sites 'a' and 'b' do not agree: alpha is 0.1 at 'a' and 0.2 at 'b'"
+    """
+    differences = [
+        f"{key} is {terms.get(key, 'not there')} at {name!r} and {their_terms.get(key, 'not there')} at {other!r}"
+        for key in sorted({*terms, *their_terms})
+        if terms.get(key) != their_terms.get(key)
+    ]
+    return f"sites {name!r} and {other!r} do not agree: {'; '.join(differences)}" if differences else ""

@@ -1,0 +1,312 @@
+"""One site's side of a run, without I/O: who agreed, who is late, who is gone, and what to send again.
+
+A session drives the site's node procedure. Its driver tells it what arrived and what time it is, and takes away what
+it wants sent. It does not know the messages of the procedure: an `Interpreter` reads them for it. docs/protocol.md has
+the diagram of its phases and the reasons.
+
+The sites that are gone name the epoch: every frame carries them, sets that meet are united, and a larger set starts the
+procedure again without those sites, with the features that were already chosen.
+"""
+
+from collections.abc import Iterable
+from typing import Generic
+
+from ...errors import MessageError
+from .course import Course
+from .events import Agreed, Down, Gone, Listener, Refusing, Resumed, TellOnce, Unconfirmed, Up
+from .frames import Frame, FrameReader, Hello
+from .greeting import Greeting
+from .interpreter import Interpreter, Maker, Result
+from .journal import Checkpoint, Journal, NoJournal
+from .peers import Peer
+from .phases import TABLE, Cause, Phase, after, error_after
+from .plan import Plan
+from .speaking import Speaker
+
+_UNDER_WAY = (Phase.RUNNING, Phase.CLOSING)
+RETRY = 1.0  # seconds after which a site asks for what it lacks
+_OTHER_ROWS = "site {!r} came back with other rows or features than it had"
+
+
+class Session(Generic[Result]):
+    """One site's side of a run.
+
+    Parameters
+    ----------
+    plan : Plan
+    make : callable
+        Makes the node procedure for given neighbours and, in a later epoch, the message that announced the features.
+    interpreter : Interpreter
+        Reads the procedure's messages.
+    journal : Journal, optional
+        The checkpoint to resume from and to write.
+    observe : callable, optional
+        Gets every event; it must not wait for anything.
+
+    Attributes
+    ----------
+    phase : Phase
+    out : list of (receiver, bytes)
+        What to send; the driver takes it away.
+    peers : dict of neighbour to Peer
+    course : Course
+        The procedure's way: the present epoch, which frames are missing, traffic, rounds and residual.
+    refuse : callable
+        Tells once that something from a sender was refused, and why.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        make: Maker[Result],
+        interpreter: Interpreter[Result],
+        journal: Journal | None = None,
+        observe: Listener | None = None,
+    ) -> None:
+        self.plan = plan
+        self.phase = Phase.GREETING
+        self.peers = {name: Peer() for name in plan.neighbors}
+        self._interpreter = interpreter
+        self._observe: Listener = observe or (lambda event: None)
+        self.refuse = TellOnce(self._observe)
+        self._checkpoint = Checkpoint(journal or NoJournal(), self._observe)
+        self._reader = FrameReader(plan, interpreter)
+        self.course = Course(plan, make, interpreter, self._checkpoint, self.peers)
+        self._greeting = Greeting(plan, self.peers)
+        self._speaker = Speaker(plan, self.peers, self._greeting)
+        self.out = self._speaker.out
+        self._started = self._finished_at = 0.0
+
+    @property
+    def exchange(self) -> int:
+        """The exchange that is waited for; -1 before the start."""
+        return self.course.epoch.exchange
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """The sites that have been declared gone."""
+        return self.course.epoch.gone
+
+    @property
+    def result(self) -> Result | None:
+        """What the procedure returned, if it has; it stands in the phase `finished`."""
+        return self.course.epoch.result
+
+    def start(self, now: float) -> None:
+        """Resume from the journal, if it has anything, and greet the neighbours."""
+        self._greeting.since = self.course.waiting_since = now
+        for peer in self.peers.values():
+            peer.changed = peer.heard = now
+        self._resume(now)
+        self._speaker.greet(self.course.epoch.present, self.course.epoch, now, asks=True)
+        self._start_if_agreed(now)
+        self._advance(now)
+
+    def _resume(self, now: float) -> None:
+        kept = self._checkpoint.last_epoch(self.plan)
+        if kept is None:
+            return
+        self._greeting.agreed = set(self.plan.sites)
+        self.phase = after(self.phase, Cause.RESUMED)
+        try:
+            self.course.repeat(*kept, self._reader, now)
+        except MessageError as error:
+            if error.sender not in self.course.epoch.present:
+                raise
+            self._give_up(str(error.sender), str(error), now)
+        self._observe(Resumed(exchange=self.exchange))
+
+    def done(self, now: float) -> bool:
+        """Return whether nobody needs this site any more, or has had a patience of time to say so."""
+        if (self.phase, Cause.RELEASED) not in TABLE:
+            return False
+        if now - self._finished_at > self.plan.patience:
+            return True
+        return all(self.peers[name].finished for name in self.course.epoch.present)
+
+    def learn(self, name: str, now: float, *, up: bool) -> None:
+        """Learn that a neighbour is alive and can be reached, or that it died or cannot be reached."""
+        if name in self.peers and self.peers[name].mark(up, now):
+            self._observe(Up(neighbor=name) if up else Down(neighbor=name))
+        if up and name in self.course.epoch.present:
+            self._speaker.greet([name], self.course.epoch, now, asks=True)
+
+    def receive(self, frames: Iterable[tuple[str, bytes]], now: float) -> None:
+        """Take in frames, each with who it came from; what is wrong with one is told once, and changes nothing."""
+        for sender, data in frames:
+            try:
+                frame = self._reader.read(sender, data)
+            except MessageError as error:
+                self.refuse(sender, str(error))
+                if sender in self.peers:
+                    self.peers[sender].garbled = True
+                continue
+            self.peers[sender].heard = now
+            self._take(frame, data, now)
+        self._advance(now)
+
+    def tick(self, now: float) -> None:
+        """Write the checkpoint, ask again for what is missing, and give up on who is away for too long."""
+        if self.phase is Phase.FINISHED:
+            return
+        self._checkpoint.flush()
+        if self.phase not in _UNDER_WAY:
+            self._tick_greeting(now)
+            return
+        overdue = [
+            name
+            for name in self.course.missing
+            if self.peers[name].is_overdue(self.plan, self.exchange, self.course.waiting_since, self._started, now)
+        ]
+        if overdue and self.phase is Phase.CLOSING:
+            self._observe(Unconfirmed(missing=overdue))
+            self._finish(Cause.UNCONFIRMED, now)
+            return
+        if overdue:
+            self._lose(frozenset(overdue), f"{', '.join(overdue)} missing at exchange {self.exchange}", now)
+        for name in self.course.missing:
+            if now - max(self.peers[name].asked, self.course.waiting_since) >= RETRY:
+                self._speaker.greet([name], self.course.epoch, now, asks=True)
+        self._advance(now)
+
+    def _tick_greeting(self, now: float) -> None:
+        greeting, epoch = self._greeting, self.course.epoch
+        if self.phase is Phase.REFUSING:
+            if greeting.has_refused_long_enough(now):
+                raise error_after(self.phase, Cause.REFUSAL_KNOWN)(greeting.refusal)
+        elif absence := greeting.absence(epoch.present, epoch.gone, now):
+            raise error_after(self.phase, Cause.ABSENT)(absence)
+        for name in epoch.present:
+            if now - self.peers[name].asked >= RETRY:
+                self._speaker.greet([name], epoch, now, asks=True)
+
+    def _take(self, frame: Frame, data: bytes, now: float) -> None:
+        """Take in a frame that may be true."""
+        if self.phase is Phase.REFUSING:
+            self._tell_refusal(frame, now)
+        elif frame.sender in self.gone or self.phase is Phase.FINISHED:
+            if isinstance(frame, Hello):
+                self._speaker.answer(frame, self.course.epoch, now)
+        else:
+            if frame.gone != self.course.epoch.label:
+                self._unite(frame, now)
+            if isinstance(frame, Hello):
+                self._take_hello(frame, now)
+            elif frame.gone == self.course.epoch.label:
+                exact = frame.message is not None and self._interpreter.is_exact(frame.message)
+                if not self.peers[frame.sender].take(frame, data, self.exchange, is_exact=exact):
+                    self._give_up(frame.sender, _OTHER_ROWS.format(frame.sender), now)
+
+    def _unite(self, frame: Frame, now: float) -> None:
+        """Unite what the sender and this site know of who is gone."""
+        news = self.gone.union(frame.gone) - self.gone
+        if self.plan.name in news:
+            raise error_after(self.phase, Cause.DECLARED_GONE)(
+                f"site {frame.sender!r} says that this site, {self.plan.name!r}, was away for too long, or came back "
+                "with other rows or features than it had, and has been declared gone; the others go on without it"
+            )
+        if news:
+            self._lose(news, f"told by {frame.sender}", now)
+
+    def _take_hello(self, hello: Hello, now: float) -> None:
+        peer = self.peers[hello.sender]
+        if self.phase is Phase.GREETING or not peer.origin:
+            peer.origin = hello.origin
+        elif hello.origin != peer.origin:
+            self._give_up(hello.sender, _OTHER_ROWS.format(hello.sender), now)
+            return
+        if self.phase is Phase.GREETING:
+            reason = self._greeting.disagreement(hello)
+            if reason:
+                self._greeting.refuse(reason, now)
+                self.phase = after(self.phase, Cause.DISAGREED)
+                self._observe(Refusing(reason=reason))
+                self._speaker.greet(self.course.epoch.present, self.course.epoch, now, asks=True)
+                self._tell_refusal(hello, now)
+                return
+            if self._greeting.hear(hello, self.course.epoch.present):
+                self._speaker.greet(self.course.epoch.present, self.course.epoch, now, asks=False)
+            self._start_if_agreed(now)
+        if hello.gone == self.course.epoch.label:
+            peer.position = max(peer.position, hello.exchange)
+            peer.finished |= hello.finished
+        self._speaker.answer(hello, self.course.epoch, now)
+
+    def _tell_refusal(self, frame: Frame, now: float) -> None:
+        all_know = self._greeting.hear_refusal(frame, self.course.epoch.present)
+        if isinstance(frame, Hello) and frame.asks:
+            self._speaker.greet([frame.sender], self.course.epoch, now, asks=False)
+        if all_know:
+            raise error_after(self.phase, Cause.REFUSAL_KNOWN)(self._greeting.refusal)
+
+    def _start_if_agreed(self, now: float) -> None:
+        if self.phase is Phase.GREETING and self._greeting.is_complete(self.course.epoch.present, self.gone):
+            self._started = now
+            self._observe(Agreed(sites=sorted(self.plan.sites - self.gone)))
+            self.phase = after(self.phase, Cause.AGREED)
+            self.course.open(now)
+            self._speaker.send(self.course.epoch)
+
+    def _give_up(self, name: str, reason: str, now: float) -> None:
+        """Go on without a neighbour that would not do better if it were asked again, and tell it; a result stays."""
+        self.refuse(name, reason)
+        if self.course.epoch.result is None:
+            self._lose(frozenset({name}), reason, now)
+            self._speaker.greet([name], self.course.epoch, now, asks=False)
+
+    def _lose(self, names: frozenset[str], reason: str, now: float) -> None:
+        """Begin an epoch without further sites."""
+        self._observe(Gone(sites=sorted(names - self.gone), reason=reason, exchange=self.exchange))
+        self.course.leave(self.gone | names)
+        for peer in self.peers.values():
+            peer.begin_epoch()
+        left = self.plan.sites - self.gone
+        if not self.course.epoch.present or 2 * len(left) <= len(self.plan.sites):
+            self._speaker.greet(self.plan.neighbors, self.course.epoch, now, asks=False)
+            raise error_after(self.phase, Cause.CUT_OFF)(
+                f"site {self.plan.name!r} is left with {', '.join(sorted(left))} ({reason}): it has no neighbour any "
+                "more, or not more than half of the sites, and the others may go on without it"
+            )
+        self.phase = after(self.phase, Cause.LOST)
+        if self.phase is Phase.RUNNING:
+            self.course.open(now)
+            self._speaker.send(self.course.epoch)
+        else:
+            self._start_if_agreed(now)
+        self._speaker.greet(self.course.epoch.present, self.course.epoch, now, asks=True)
+
+    def _advance(self, now: float) -> None:
+        """Take as many exchanges as are complete."""
+        while self.phase in _UNDER_WAY:
+            epoch = self.course.epoch
+            if self.phase is Phase.RUNNING and epoch.result is not None:
+                self.phase = after(self.phase, Cause.RETURNED)
+            if epoch.is_over:
+                self._finish(Cause.CLOSED, now)
+                return
+            if self.phase is Phase.CLOSING and any(self.peers[name].finished for name in epoch.present):
+                self._finish(Cause.CONFIRMED, now)
+                return
+            missing = self.course.missing
+            if missing:
+                for name in missing:  # whoever is known to have sent its frame is asked at once
+                    if self.peers[name].position > epoch.exchange and now > self.peers[name].asked:
+                        self._speaker.greet([name], epoch, now, asks=True)
+                return
+            self.phase = after(self.phase, Cause.COMPLETE)
+            try:
+                self.course.go_on(now)
+            except MessageError as error:
+                if error.sender not in epoch.present:
+                    raise
+                self._give_up(str(error.sender), str(error), now)
+                continue
+            self._observe(self.course.progress.event(epoch.exchange))
+            if not epoch.is_over:
+                self._speaker.send(epoch)
+
+    def _finish(self, cause: Cause, now: float) -> None:
+        self.phase = after(self.phase, cause)
+        self._finished_at = now
+        self.course.epoch.stands = True
+        self._speaker.greet(self.course.epoch.present, self.course.epoch, now, asks=False)
