@@ -28,6 +28,7 @@ from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import Energy
+from dekrr.settings import DeKRRSettings
 from dekrr.solvers import lower_end
 from dekrr.topology import build
 
@@ -143,7 +144,7 @@ def rounds_to(gap, method, consensus, name, directory):
         y = 2 * (y - y.min()) / np.ptp(y) - 1
     names = [str(j) for j in range(sites.max() + 1)]
     graph = build("ring", names)
-    settings = dekrr.Settings(
+    settings = DeKRRSettings(
         alpha=alpha,
         consensus=consensus,
         scale=None,

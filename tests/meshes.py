@@ -130,7 +130,7 @@ class Mesh:
             rows = ArrayRows(*self.rows[name])
             site = Site(name, neighbors, rows, seed=features.seed, feature_map=(maps or {}).get(name))
             tuning = [config.tuning()] if self.method == "dekrr" else []
-            procedures[name] = METHODS[self.method].train(site, selector, config.method_settings(), *tuning)
+            procedures[name] = METHODS[self.method][0](site, selector, config.method_settings(), *tuning)
         return network.run(procedures), network.traffic
 
     def check_models(self, names):

@@ -23,18 +23,19 @@ from dekrr.networks.session import Plan, Session
 from dekrr.protocols import allreduce, dekrr, dkla
 from dekrr.protocols.reading import MessageReader
 from dekrr.protocols.site import Site
-from dekrr.protocols.wire import PRECISIONS, Wire
 from dekrr.rows import ArrayRows
 from dekrr.selection import Energy, Greedy, Plain
+from dekrr.settings import WIRE_PRECISIONS as PRECISIONS
+from dekrr.settings import AllReduceSettings, DeKRRSettings, DKLASettings, Wire
 from dekrr.testing.faulty import FaultyNetwork, draw_faults
 
 PATIENCE = 10.0
-SETTINGS = dekrr.Settings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1)
+SETTINGS = DeKRRSettings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1)
 METHODS = {
     "dkla": partial(
-        dkla.train, settings=dkla.Settings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1)
+        dkla.train, settings=DKLASettings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1)
     ),
-    "allreduce": partial(allreduce.train, settings=allreduce.Settings(min_rows=1, rows_per_feature=0, max_leverage=1)),
+    "allreduce": partial(allreduce.train, settings=AllReduceSettings(min_rows=1, rows_per_feature=0, max_leverage=1)),
 }
 
 
@@ -66,7 +67,7 @@ class Problem:
         guarded = draw([True, False], p=[0.25, 0.75])
         if guarded:
             wire = Wire(precision=str(draw(PRECISIONS)), censor_start=float(draw([0.0, 0.01])))
-            self.settings = dekrr.Settings(tol=1e-3, max_rounds=12, allocation=self.settings.allocation, wire=wire)
+            self.settings = DeKRRSettings(tol=1e-3, max_rounds=12, allocation=self.settings.allocation, wire=wire)
         self.rows = {}
         for name in self.names:
             n_rows = int(rng.integers(60, 120) if guarded else rng.integers(5, 12))

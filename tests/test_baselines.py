@@ -25,6 +25,7 @@ from dekrr.protocols import allreduce
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import Plain
+from dekrr.settings import AllReduceSettings
 
 X, y, SITES = make_sites(n_sites=6, random_state=0)
 X_NEW, Y_NEW, SITES_NEW = make_sites(n_sites=6, random_state=1)
@@ -127,7 +128,7 @@ def test_sums_that_cannot_be_solved_are_told():
     procedures = {}
     for name in graph:
         site = Site(name, graph[name], ArrayRows(rng.uniform(size=(20, 2)), rng.uniform(size=20)))
-        procedures[name] = allreduce.train(site, Plain(4), allreduce.Settings())
+        procedures[name] = allreduce.train(site, Plain(4), AllReduceSettings())
     procedures["b"] = tampered(procedures["b"], absurd)
     with pytest.raises(SettingsError, match="not positive definite"):
         LocalNetwork(graph).run(procedures)

@@ -16,12 +16,12 @@ from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.messages import Coefficients
 from dekrr.networks.local import LocalNetwork
-from dekrr.privacy.mechanism import DifferentialPrivacy
 from dekrr.protocols import allreduce, dekrr, dkla
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
 from dekrr.selection import Energy, Greedy, Plain
+from dekrr.settings import AllReduceSettings, DeKRRSettings, DifferentialPrivacy, DKLASettings
 from dekrr.solvers import Chebyshev, Jacobi, SiteSystem, inverse, make_solver
 from dekrr.statistics import accumulate
 from dekrr.system import Weights, penalty
@@ -39,7 +39,7 @@ def run(problem, **changes):
         "max_leverage": problem.max_leverage,
         "verify_features": False,
     }
-    chosen = dekrr.Settings(**{**common, **changes})
+    chosen = DeKRRSettings(**{**common, **changes})
     network = LocalNetwork(problem.graph)
     procedures = {
         name: dekrr.train(site, Plain(sigma=0.5), chosen, keep_path=keep_path) for name, site in problem.sites.items()
@@ -170,7 +170,7 @@ def sites_of_sizes(sizes, n_columns=3):
 def test_features_in_proportion_to_the_root_of_the_rows():
     sizes = [25, 100, 400, 900]
     graph, sites = sites_of_sizes(sizes)
-    chosen = dekrr.Settings(allocation="sqrt", rows_per_feature=0, max_leverage=1)
+    chosen = DeKRRSettings(allocation="sqrt", rows_per_feature=0, max_leverage=1)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, Energy(26), chosen) for n, s in sites.items()})
     n_features = [outcomes[str(j)].feature_map.n_features for j in range(4)]
     assert n_features == [8, 16, 32, 48]
@@ -180,7 +180,7 @@ def test_features_in_proportion_to_the_root_of_the_rows():
 @pytest.mark.parametrize("allocation", ["sqrt", "gain"])
 def test_pairs_of_features_are_shared_out_whole(allocation):
     graph, sites = sites_of_sizes([60, 70, 80, 90])
-    chosen = dekrr.Settings(allocation=allocation, rows_per_feature=0, max_leverage=1)
+    chosen = DeKRRSettings(allocation=allocation, rows_per_feature=0, max_leverage=1)
     selector = Greedy(10, mapping="cossin", sigma=0.5)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, selector, chosen) for n, s in sites.items()})
     n_features = [outcomes[n].feature_map.n_features for n in sorted(sites)]
@@ -194,7 +194,7 @@ def test_features_go_where_they_lower_the_error_most():
     hard = {n: np.sin(9 * s.X[:, 0]) * np.cos(7 * s.X[:, 1]) for n, s in sites.items()}
     responses = {n: hard[n] if n in "01" else s.X[:, 0] + 1e-3 * rng.normal(size=120) for n, s in sites.items()}
     sites = {n: Site(n, s.neighbors, ArrayRows(s.X, responses[n])) for n, s in sites.items()}
-    chosen = dekrr.Settings(allocation="gain", scale=None)
+    chosen = DeKRRSettings(allocation="gain", scale=None)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, Greedy(12, sigma=0.5), chosen) for n, s in sites.items()})
     n_features = [outcomes[n].feature_map.n_features for n in sorted(sites)]
     assert min(n_features[:2]) > 1.5 * max(n_features[2:])
@@ -207,7 +207,7 @@ def test_pairs_go_where_they_lower_the_error_most():
     pitch = dict(zip(sites, (1, 1, 9, 9), strict=True))
     responses = {n: np.sin(pitch[n] * s.X[:, 0]) * np.cos(pitch[n] * s.X[:, 1]) for n, s in sites.items()}
     sites = {n: Site(n, s.neighbors, ArrayRows(s.X, responses[n])) for n, s in sites.items()}
-    chosen = dekrr.Settings(allocation="gain", scale=None, rows_per_feature=0, max_leverage=1)
+    chosen = DeKRRSettings(allocation="gain", scale=None, rows_per_feature=0, max_leverage=1)
     selector = Greedy(16, mapping="cossin", sigma=0.5)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, selector, chosen) for n, s in sites.items()})
     gains = {n: selector.gains(s.X, s.y, 24, s.rng()) for n, s in sites.items()}
@@ -221,7 +221,7 @@ def test_pairs_go_where_they_lower_the_error_most():
 @pytest.mark.parametrize(("mapping", "expected"), [("cos", [15, 20, 20]), ("cossin", [14, 20, 20])])
 def test_no_more_greedy_features_than_rows(mapping, expected):
     graph, sites = sites_of_sizes([15, 40, 60])
-    chosen = dekrr.Settings(rows_per_feature=0, max_leverage=1)
+    chosen = DeKRRSettings(rows_per_feature=0, max_leverage=1)
     selector = Greedy(20, sigma=0.5, mapping=mapping)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, selector, chosen) for n, s in sites.items()})
     assert [outcomes[n].feature_map.n_features for n in sorted(sites)] == expected
@@ -229,7 +229,7 @@ def test_no_more_greedy_features_than_rows(mapping, expected):
 
 def test_gain_needs_greedy_features():
     graph, sites = sites_of_sizes([40] * 3)
-    chosen = dekrr.Settings(allocation="gain")
+    chosen = DeKRRSettings(allocation="gain")
     with pytest.raises(SettingsError, match="for greedy features"):
         LocalNetwork(graph).run({n: dekrr.train(s, Energy(5), chosen) for n, s in sites.items()})
 
@@ -237,13 +237,13 @@ def test_gain_needs_greedy_features():
 def test_too_few_rows_are_not_summed():
     graph, sites = sites_of_sizes([40, 40, 1])
     with pytest.raises(DataError, match=r"site '2' has 1 row, fewer than min_rows=10.*lower min_rows"):
-        LocalNetwork(graph).run({n: dekrr.train(s, Plain(5), dekrr.Settings()) for n, s in sites.items()})
+        LocalNetwork(graph).run({n: dekrr.train(s, Plain(5), DeKRRSettings()) for n, s in sites.items()})
 
 
 def test_sites_with_different_columns_are_named():
     graph, sites = sites_of_sizes([40, 40, 40])
     sites["1"] = Site("1", sites["1"].neighbors, ArrayRows(np.zeros((40, 2)), np.zeros(40)))
-    chosen = dekrr.Settings()
+    chosen = DeKRRSettings()
     with pytest.raises(MessageError, match=r"site '.' sent Bounds.lower of shape \(.,\), expected \(.,\)"):
         LocalNetwork(graph).run({n: dekrr.train(s, Plain(5), chosen) for n, s in sites.items()})
 
@@ -256,7 +256,7 @@ def test_sites_that_do_not_depend_on_each_other_stop_where_they_should(tol):
         for name, waves in (("a", [1.0, 3]), ("b", [2.0, 4]))
     }
     y = X[:, 0] * (6 - X[:, 0])
-    chosen = dekrr.Settings(
+    chosen = DeKRRSettings(
         alpha=1e-6, scale=None, min_rows=1, rows_per_feature=0, max_leverage=1.0, verify_features=False, tol=tol
     )
     sites = [Site(name, (other,), ArrayRows(X, y), feature_map=maps[name]) for name, other in ("ab", "ba")]
@@ -296,7 +296,7 @@ def test_who_sends_coefficients_that_overflow_is_named(size):
         return message
 
     problem = make_problem(3, n_sites=4)
-    settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
+    settings = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
     procedures = {name: dekrr.train(site, Plain(), settings) for name, site in problem.sites.items()}
     liar = sorted(procedures)[1]
     procedures[liar] = tampered(procedures[liar], huge)
@@ -347,7 +347,8 @@ def test_two_outputs_are_two_runs(changes):
 def test_two_outputs_are_two_runs_of_the_baselines(module):
     both, single = outputs_of(make_problem(4, n_sites=4))
     rounds = {"max_rounds": 20, "tol": 0.0} if module is dkla else {}
-    chosen = module.Settings(rows_per_feature=0, max_leverage=1, **rounds)
+    kind = DKLASettings if module is dkla else AllReduceSettings
+    chosen = kind(rows_per_feature=0, max_leverage=1, **rounds)
     results = []
     for problem in (both, *single):
         procedures = {n: module.train(s, Plain(6, sigma=0.5), chosen) for n, s in problem.sites.items()}
@@ -363,7 +364,7 @@ def test_two_outputs_are_two_runs_of_the_baselines(module):
 def test_tuning_two_outputs_adds_up_their_errors():
     both, single = outputs_of(make_problem(6, n_sites=3, rows=(40, 60)))
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3, 1e-2), consensuses=(0.5, 1.0), folds=3)
-    chosen = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1.0, verify_features=False)
+    chosen = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1.0, verify_features=False)
     errors = []
     for problem in (both, *single):
         sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
@@ -463,7 +464,7 @@ def test_solvers_that_are_not_there():
 def test_the_privacy_budget_is_for_rows_that_count_once():
     problem = make_problem(0, n_sites=1)
     site = problem.sites["0"]
-    chosen = dekrr.Settings(scale=None, min_rows=1, privacy=DifferentialPrivacy(1.0))
+    chosen = DeKRRSettings(scale=None, min_rows=1, privacy=DifferentialPrivacy(1.0))
     heavy = ArrayRows(site.X, site.y, np.full(site.n_rows, 2.0))
     for rows in (heavy, ArrayRows(site.X, np.column_stack([site.y, site.y]))):
         train = dekrr.train(replace(site, rows=rows, feature_map=None), Plain(4), chosen)

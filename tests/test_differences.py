@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from dekrr.attacks.overhearing import Record
 from dekrr.errors import DataError
 from dekrr.messages import Features, Moments, Sums, Total
 from dekrr.networks.local import LocalNetwork
-from dekrr.privacy.overhearing import Record
 from dekrr.protocols import allreduce, dekrr, dkla
 from dekrr.protocols.dekrr import read_features
 from dekrr.protocols.online import go_on
@@ -21,10 +21,11 @@ from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
 from dekrr.selection import Energy, Greedy, Plain
+from dekrr.settings import AllReduceSettings, DeKRRSettings, DKLASettings
 from dekrr.statistics import unpack_symmetric
 
 GRAPH = {"a": ("b", "c", "d"), "b": ("a", "c"), "c": ("a", "b", "d"), "d": ("a", "c")}
-SETTINGS = dekrr.Settings(scale=None, verify_features=False, tol=0.0, max_rounds=2)
+SETTINGS = DeKRRSettings(scale=None, verify_features=False, tol=0.0, max_rounds=2)
 TUNING = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=3)
 
 
@@ -132,7 +133,7 @@ def test_no_difference_tells_a_row(selector, tuning):
 def test_shared_features_have_sums_over_admitted_rows_and_over_enough_of_them(method):
     graph = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}
     sites = sites_of(graph)
-    settings = method.Settings(scale=None)
+    settings = (AllReduceSettings if method is allreduce else DKLASettings)(scale=None)
     outcomes, record = recorded(graph, {n: method.train(s, Plain(6), settings) for n, s in sites.items()})
     shared = outcomes["c"].feature_map
     admitted = sites["c"].withholding(settings.max_leverage).rows.admitted()

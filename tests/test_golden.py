@@ -11,6 +11,7 @@ from dekrr.protocols import dekrr, dkla
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import Energy, Plain, Pool
+from dekrr.settings import DeKRRSettings, DKLASettings
 from dekrr.statistics import accumulate
 from dekrr.system import Weights, assemble, penalty
 
@@ -70,7 +71,7 @@ def test_system_matrices():
 
 @pytest.fixture(scope="module")
 def outcomes():
-    settings = dekrr.Settings(
+    settings = DeKRRSettings(
         alpha=ALPHA,
         consensus=CONSENSUS,
         solver="jacobi",
@@ -113,7 +114,7 @@ def test_energy_scores_and_choice():
 def dkla_outcomes():
     shared = FeatureMap.unweighted(GOLDEN["dkla_frequencies"], GOLDEN["dkla_phases"])
     guards = {"rows_per_feature": 0, "max_leverage": 1}
-    settings = dkla.Settings(alpha=ALPHA, rho=1e-4, rho_period=200, tol=0.0, max_rounds=1000, scale=None, **guards)
+    settings = DKLASettings(alpha=ALPHA, rho=1e-4, rho_period=200, tol=0.0, max_rounds=1000, scale=None, **guards)
     return shared, LocalNetwork(NEIGHBORS).run(
         {
             site.name: dkla.train(site, Plain(), settings, shared=shared, keep_path=True)

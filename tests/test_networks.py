@@ -14,6 +14,7 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.networks.traffic import Traffic
 from dekrr.protocols import dekrr
 from dekrr.selection import Plain
+from dekrr.settings import DeKRRSettings
 
 PATH = {"a": ["b"], "b": ["a", "c"], "c": ["b"]}
 MESSAGE = Total(np.arange(3.0))
@@ -122,7 +123,7 @@ def test_an_error_says_at_which_site(connect):
 
 def test_a_made_up_network_trains_the_same_models():
     problem = make_problem(0)
-    settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
+    settings = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
 
     def trained(connect):
         network = connect(problem.graph)

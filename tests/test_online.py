@@ -11,6 +11,7 @@ from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import Greedy
+from dekrr.settings import DeKRRSettings
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
 X_MORE, Y_MORE, SITES_MORE = make_sites(n_sites=5, random_state=1)
@@ -24,7 +25,7 @@ def fitted():
 
 def trained_again(regressor, X, y, sites):
     """Train from nothing on all rows, with the features and scaling that a regressor has."""
-    settings = dekrr.Settings(
+    settings = DeKRRSettings(
         alpha=1e-2, consensus=1.0, tol=1e-13, max_rounds=5000, scale=None, max_leverage=1, verify_features=False
     )
     scaling = regressor.models_[regressor.sites_[0]].scaling

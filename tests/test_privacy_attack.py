@@ -11,15 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dekrr.errors import DataError, SettingsError
-from dekrr.features import FeatureMap
-from dekrr.messages import Coefficients, RowFeatures, Sums
-from dekrr.privacy import attack, guards
-from dekrr.privacy.admission import learn
-from dekrr.privacy.lattice import Lattice
-from dekrr.privacy.overhearing import overhear
-from dekrr.privacy.rows import recover_rows
-from dekrr.privacy.sums import (
+from dekrr.attacks import campaign as attack
+from dekrr.attacks.features import recover_rows
+from dekrr.attacks.lattice import Lattice
+from dekrr.attacks.overhearing import overhear
+from dekrr.attacks.sums import (
     Membership,
     NullSpace,
     advantage,
@@ -27,11 +23,14 @@ from dekrr.privacy.sums import (
     rows_by_matching,
     rows_in_null_space,
 )
-from dekrr.privacy.views import View, fold_blocks, of_rows, summed
-from dekrr.protocols import dekrr
-from dekrr.protocols.tuning import GRIDS
+from dekrr.attacks.views import View, fold_blocks, of_rows, summed
+from dekrr.errors import DataError, SettingsError
+from dekrr.features import FeatureMap
+from dekrr.messages import Coefficients, RowFeatures, Sums
+from dekrr.privacy.admission import learn
 from dekrr.rows import ArrayRows
 from dekrr.selection import Energy
+from dekrr.settings import GRIDS, DeKRRSettings
 
 ONE_FOLD = np.ones(1, dtype=bool)
 DATA = os.environ.get("DEKRR_DATA")
@@ -76,7 +75,7 @@ def test_a_neighbour_gets_all_rows_with_or_without_rows_of_its_own(coast, own_ro
 def test_the_attacker_uses_messages_alone(coast):
     """The rows' features that the attack starts from are those that the receiver decoded."""
     selector = Energy(coast.n_features, sigma=coast.sigma)
-    record, outcomes = overhear(coast.sites, selector, dekrr.Settings(exchange="features", scale=None, max_rounds=1))
+    record, outcomes = overhear(coast.sites, selector, DeKRRSettings(exchange="features", scale=None, max_rounds=1))
     victim, attacker = coast.pair()
     (rows,) = record.between(victim.name, attacker.name, RowFeatures)
     np.testing.assert_allclose(rows.own, outcomes[victim.name].feature_map(victim.X), atol=1e-12)
@@ -154,7 +153,7 @@ def test_a_row_that_stands_alone_shows_unless_it_is_left_out():
     smooth = FeatureMap.unweighted(rng.normal(size=(3, 60)), rng.uniform(0, 7, 60))
     X = np.vstack([0.3 * rng.uniform(size=(800, 3)), [[0.8, 0.9, 0.7]]])
     every = ArrayRows(X, X[:, 0])
-    typical = every.withholding(learn(every, guards.MAX_LEVERAGE)).admitted().X
+    typical = every.withholding(learn(every, DeKRRSettings().max_leverage)).admitted().X
     assert not (typical == X[-1]).all(axis=1).any()
     assert len(typical) > 0.95 * len(X)
     starts = rng.uniform(size=(300, 3))

@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dekrr.privacy.audit import _upper, audit, everything_sent, gaussian_epsilon
-from dekrr.privacy.mechanism import SENSITIVITY, DifferentialPrivacy, GaussianSums, clip_responses, pack
+from dekrr.attacks.audit import _upper, audit, everything_sent, gaussian_epsilon
+from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, clip_responses, pack
 from dekrr.protocols import dekrr
 from dekrr.protocols.private import shared_features
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import Plain
+from dekrr.settings import DifferentialPrivacy
 from dekrr.statistics import OwnSums, accumulate
 
 PRIVACY = DifferentialPrivacy(1.0, 1e-3)

@@ -11,15 +11,14 @@ from scipy import stats
 
 from conftest import tampered
 from dekrr import DeKRRRegressor
+from dekrr.attacks.overhearing import Record
 from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
-from dekrr.estimators import GRIDS
 from dekrr.features import FeatureMap
 from dekrr.messages import Chosen, Features, Moments, Sums, Tally, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import admission, guards
 from dekrr.privacy.admission import learn
-from dekrr.privacy.overhearing import Record
 from dekrr.protocols import dekrr
 from dekrr.protocols.consensus import Roster
 from dekrr.protocols.shared import share_features
@@ -27,6 +26,7 @@ from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows, ChainedRows
 from dekrr.selection import CHOOSERS, Energy, Greedy
+from dekrr.settings import GRIDS, DeKRRSettings
 from dekrr.statistics import accumulate, unpack_symmetric
 
 RING = {"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")}
@@ -44,7 +44,7 @@ def run(all_sites, selector, **changes):
     record = Record()
     network = LocalNetwork(RING, observers=[record])
     changes = {"scale": None, "tol": 0.0, "max_rounds": 5, **changes}
-    outcomes = network.run({site.name: dekrr.train(site, selector, dekrr.Settings(**changes)) for site in all_sites})
+    outcomes = network.run({site.name: dekrr.train(site, selector, DeKRRSettings(**changes)) for site in all_sites})
     return outcomes, record
 
 
@@ -163,7 +163,7 @@ class Malicious:
 
 
 def attack_with(feature_map, selector=None, **changes):
-    run_settings = dekrr.Settings(scale=None, **{"verify_features": False, **changes})
+    run_settings = DeKRRSettings(scale=None, **{"verify_features": False, **changes})
     selector = selector or Greedy(6, sigma=0.5)
     first, *others = sites()
     procedures = {site.name: dekrr.train(site, selector, run_settings) for site in others}
@@ -190,8 +190,8 @@ def test_by_default_frequencies_have_to_be_proved():
 
     first, *others = sites()
     selector = Greedy(6, sigma=0.5)
-    procedures = {site.name: dekrr.train(site, selector, dekrr.Settings(scale=None)) for site in others}
-    procedures["a"] = Unproved(short).train(first, selector, dekrr.Settings(scale=None))
+    procedures = {site.name: dekrr.train(site, selector, DeKRRSettings(scale=None)) for site in others}
+    procedures["a"] = Unproved(short).train(first, selector, DeKRRSettings(scale=None))
     with pytest.raises(MessageError, match="'a' sent Features where Chosen is due"):
         LocalNetwork(RING).run(procedures)
 
@@ -218,7 +218,7 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
     few, *others = sites(n_rows=90)
     few = replace(few, rows=few.rows.take(slice(n_rows)))
     selector = Greedy(6, sigma=0.5, mapping=mapping, shortlist=8.0)
-    run_settings = dekrr.Settings(
+    run_settings = DeKRRSettings(
         scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature, max_leverage=1, verify_features=False
     )
     record = Record()
@@ -238,7 +238,7 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
 def test_rows_of_a_fold_count_where_folds_are_tuned():
     """Sums over all rows but a fold's, with the same features, differ by sums over one fold."""
     tuning = Tuning(sigmas=(0.5,), alphas=(1e-3, 1e-2), consensuses=(1.0,), folds=5)
-    run_settings = dekrr.Settings(scale=None, rows_per_feature=1.5)
+    run_settings = DeKRRSettings(scale=None, rows_per_feature=1.5)
     for n_rows, refused in ((90, False), (89, True)):
         procedures = {s.name: dekrr.train(s, Energy(6), run_settings, tuning) for s in sites(n_rows=n_rows)}
         if refused:
@@ -252,7 +252,7 @@ def test_rows_of_a_fold_count_where_folds_are_tuned():
 def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
     """With the guards on there are as many folds as have min_rows rows at the smallest site, and two at least."""
     tuning = Tuning(sigmas=(0.5,), alphas=(1e-3, 1e-2), consensuses=(1.0,), folds=5)
-    run_settings = dekrr.Settings(scale=None, rows_per_feature=0.1, max_leverage=1, max_rounds=2, tol=0.0)
+    run_settings = DeKRRSettings(scale=None, rows_per_feature=0.1, max_leverage=1, max_rounds=2, tol=0.0)
     few, *others = sites(n_rows=60)
     few = replace(few, rows=few.rows.take(slice(n_rows)))
     record = Record()
@@ -274,14 +274,14 @@ def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
 
 def test_maps_of_tuning_are_counted_and_allowed():
     tuning = Tuning(sigmas=GRIDS["sigma"], alphas=GRIDS["alpha"], consensuses=GRIDS["consensus"])
-    assert tuning.n_maps == 42 <= guards.MAX_MAPS
+    assert tuning.n_maps == 42 <= DeKRRSettings().max_maps
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=3)
     all_sites = sites(n_rows=90)
-    run_settings = dekrr.Settings(scale=None, max_maps=tuning.n_maps)
+    run_settings = DeKRRSettings(scale=None, max_maps=tuning.n_maps)
     selector = Greedy(6)
     LocalNetwork(RING).run({s.name: dekrr.train(s, selector, run_settings, tuning) for s in all_sites})
     assert 8 < len(all_sites[0].ledger.maps["b"]) <= tuning.n_maps
-    again = {s.name: dekrr.train(s, selector, dekrr.Settings(scale=None, max_maps=5), tuning) for s in sites(90)}
+    again = {s.name: dekrr.train(s, selector, DeKRRSettings(scale=None, max_maps=5), tuning) for s in sites(90)}
     with pytest.raises(MessageError, match="max_maps=5"):
         LocalNetwork(RING).run(again)
 
@@ -321,7 +321,7 @@ def test_maps_are_counted_over_a_run():
 
 def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
     site = sites()[0]
-    run_settings = dekrr.Settings(max_maps=1)
+    run_settings = DeKRRSettings(max_maps=1)
     for seed, refused in ((0, False), (1, True)):
         rng = np.random.default_rng(seed)
         maps = {p: FeatureMap.unweighted(rng.normal(size=(2, 3)), np.zeros(3)) for p in site.neighbors}
@@ -442,7 +442,7 @@ def test_amplitudes_that_no_feature_has_are_refused(verify):
             return msgspec.structs.replace(message, amplitudes=np.full(8, 1e200))
         return message
 
-    settings = dekrr.Settings(scale=None, verify_features=verify)
+    settings = DeKRRSettings(scale=None, verify_features=verify)
     procedures = {site.name: dekrr.train(site, Energy(8), settings) for site in sites()}
     procedures["b"] = tampered(procedures["b"], larger)
     with pytest.raises(MessageError, match="'b' sent an amplitude of 1e\\+200, which no feature has"):
@@ -456,7 +456,7 @@ def test_a_neighbour_has_at_least_this_one(n_neighbors):
             return msgspec.structs.replace(message, n_neighbors=n_neighbors)
         return message
 
-    settings = dekrr.Settings(scale=None)
+    settings = DeKRRSettings(scale=None)
     procedures = {site.name: dekrr.train(site, Energy(8), settings) for site in sites()}
     procedures["b"] = tampered(procedures["b"], alone)
     with pytest.raises(MessageError, match=f"'b' says that it has {n_neighbors} neighbours"):
@@ -473,7 +473,7 @@ def test_a_pool_that_is_too_large_to_draw_is_refused():
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("make_selector", [Energy, Greedy])
 def test_more_features_than_agreed_are_refused(make_selector, verify):
-    settings = dekrr.Settings(scale=None, verify_features=verify, max_features=8)
+    settings = DeKRRSettings(scale=None, verify_features=verify, max_features=8)
     agreed = {site.name: dekrr.train(site, make_selector(8), settings) for site in sites(n_rows=90)}
     assert LocalNetwork(RING).run(agreed)["a"].feature_map.n_features == 8
     procedures = {site.name: dekrr.train(site, make_selector(8), settings) for site in sites(n_rows=90)}

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy, disk, load
+from dekrr.attacks.audit import gaussian_epsilon
+from dekrr.attacks.overhearing import Record
 from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.messages import Bounds, Coefficients, Features, RowFeatures, Sums
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import mechanism
-from dekrr.privacy.audit import gaussian_epsilon
 from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, nearest_positive, pack, unpack
-from dekrr.privacy.overhearing import Record
 from dekrr.privacy.vault import Vault
 from dekrr.protocols import dekrr
 from dekrr.protocols.private import shared_features
@@ -26,6 +26,7 @@ from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
 from dekrr.selection import Energy, Plain
+from dekrr.settings import DeKRRSettings
 from dekrr.statistics import OwnSums, accumulate
 
 pytest.importorskip("opendp", reason="the extra dp is not installed")
@@ -124,10 +125,10 @@ def test_budgets_that_make_no_sense(values):
 
 
 def test_settings_with_a_budget_survive_a_configuration_file():
-    settings_ = dekrr.Settings(privacy=DifferentialPrivacy(2.0, 1e-6), bounds=((0.0, 0.0), (1.0, 1.0)))
-    assert msgspec.json.decode(msgspec.json.encode(settings_), type=dekrr.Settings) == settings_
+    settings_ = DeKRRSettings(privacy=DifferentialPrivacy(2.0, 1e-6), bounds=((0.0, 0.0), (1.0, 1.0)))
+    assert msgspec.json.decode(msgspec.json.encode(settings_), type=DeKRRSettings) == settings_
     with pytest.raises(msgspec.ValidationError, match="epsilon"):
-        msgspec.json.decode(b'{"privacy": {"epsilon": -1.0}}', type=dekrr.Settings)
+        msgspec.json.decode(b'{"privacy": {"epsilon": -1.0}}', type=DeKRRSettings)
 
 
 def sites(seed=0, n_rows=150):
@@ -143,7 +144,7 @@ def run(all_sites, privacy, selector=None, **changes):
     network = LocalNetwork(PATH, observers=[record])
     changes = {"scale": None, "tol": 0.0, "max_rounds": 8, "alpha": 1e-4, "privacy": privacy, **changes}
     selector = selector or Plain(8, sigma=0.5)
-    procedures = {site.name: dekrr.train(site, selector, dekrr.Settings(**changes)) for site in all_sites}
+    procedures = {site.name: dekrr.train(site, selector, DeKRRSettings(**changes)) for site in all_sites}
     return network.run(procedures), record
 
 
@@ -202,7 +203,7 @@ def test_a_neighbour_with_other_features_is_refused():
 def test_a_run_that_cannot_keep_its_budget_does_not_start(selector, changes, words):
     record = Record()
     network = LocalNetwork(PATH, observers=[record])
-    settings_ = dekrr.Settings(**({"scale": None, "privacy": DifferentialPrivacy(1.0)} | changes))
+    settings_ = DeKRRSettings(**({"scale": None, "privacy": DifferentialPrivacy(1.0)} | changes))
     procedures = {s.name: dekrr.train(s, selector or Plain(8), settings_) for s in sites()}
     with pytest.raises(SettingsError, match=words):
         network.run(procedures)
@@ -315,7 +316,7 @@ def test_a_budget_does_not_pay_for_tuning(coast):
         with pytest.raises(SettingsError, match=f"with privacy give {name} as one number"):
             regressor.fit(X, y, sites=labels)
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-4,), consensuses=(1.0,))
-    settings_ = dekrr.Settings(scale=None, privacy=DifferentialPrivacy(1.0))
+    settings_ = DeKRRSettings(scale=None, privacy=DifferentialPrivacy(1.0))
     record = Record()
     network = LocalNetwork(PATH, observers=[record])
     with pytest.raises(SettingsError, match="tuning would look at rows"):

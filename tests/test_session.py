@@ -47,6 +47,7 @@ from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
 from dekrr.selection import Greedy, Plain
+from dekrr.settings import DeKRRSettings
 from dekrr.testing.faulty import Crash, Faults, FaultyNetwork, Outage
 from soak import PATIENCE, SETTINGS, Problem, run_seed
 
@@ -696,7 +697,7 @@ def test_sites_lost_while_tuning_leave_a_run_that_ends_well():
     def open_session(name, journal, observe):
         def make(present, offer):
             n_gone = len(names) - 1 - len(present)
-            settings = dekrr.Settings(max_maps=(1 + n_gone) * grid.n_maps, rows_per_feature=0, max_rounds=20)
+            settings = DeKRRSettings(max_maps=(1 + n_gone) * grid.n_maps, rows_per_feature=0, max_rounds=20)
             site = Site(name, tuple(present), rows[name], ledger=ledgers[name])
             return dekrr.train(site, Greedy(4), settings, grid)
 

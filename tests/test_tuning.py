@@ -15,6 +15,7 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.tuning import OWN_WEIGHTS, Tuning
 from dekrr.selection import Greedy, Plain
+from dekrr.settings import DeKRRSettings
 
 FOLDS = 2
 
@@ -26,7 +27,7 @@ def tuning(**changes):
 
 def run(problem, chosen):
     network = LocalNetwork(problem.graph)
-    settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
+    settings = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
     outcomes = network.run({name: dekrr.train(site, Plain(), settings, chosen) for name, site in problem.sites.items()})
     return outcomes, network.traffic
 
@@ -136,7 +137,7 @@ def test_bad_grids(bad):
 def test_neighbours_sums_take_part_in_the_choice():
     problem = make_problem(2, n_sites=4, rows=(60, 61))
     sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
-    settings = dekrr.Settings(scale=None, min_rows=1, consensus=1.0, max_leverage=1, verify_features=False)
+    settings = DeKRRSettings(scale=None, min_rows=1, consensus=1.0, max_leverage=1, verify_features=False)
     selector = Greedy(5, sigma=0.5, shortlist=2.0)
     network = LocalNetwork(problem.graph)
     outcomes = network.run({n: dekrr.train(s, selector, settings) for n, s in sites.items()})
@@ -177,7 +178,7 @@ class Growing(Plain):
 def test_maps_of_another_size_for_another_fold_are_refused():
     problem = make_problem(3, n_sites=3)
     sites = {name: replace(site, feature_map=None) for name, site in problem.sites.items()}
-    settings = dekrr.Settings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
+    settings = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
     liar = sorted(problem.graph[min(sites)])[0]
     selectors = {name: Growing(4) if name == liar else Plain(4) for name in sites}
     procedures = {name: dekrr.train(sites[name], selectors[name], settings, tuning()) for name in sorted(sites)}

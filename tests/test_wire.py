@@ -13,8 +13,10 @@ from dekrr.data import make_sites
 from dekrr.messages import Unchanged, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
-from dekrr.protocols.wire import PRECISIONS, Listener, Sender, Wire
+from dekrr.protocols.wire import Listener, Sender
 from dekrr.selection import Plain
+from dekrr.settings import WIRE_PRECISIONS as PRECISIONS
+from dekrr.settings import DeKRRSettings, Wire
 
 vectors = arrays(np.float64, 5, elements=st.floats(-100, 100))
 
@@ -42,7 +44,7 @@ def test_rounding_is_made_up_for(coefficients):
 @pytest.mark.parametrize(("precision", "tolerance"), [("double", 1e-9), ("single", 1e-5), ("int8", 1e-8)])
 def test_solution_survives_the_wire(precision, tolerance):
     problem = make_problem(3, n_sites=6)
-    settings = dekrr.Settings(
+    settings = DeKRRSettings(
         alpha=problem.alpha,
         scale=None,
         min_rows=1,
@@ -83,7 +85,7 @@ def test_censoring_saves_messages_and_ends_at_the_same_place():
 
 
 def test_unknown_precision():
-    with pytest.raises(SettingsError, match="unknown precision 'half'"):
+    with pytest.raises(SettingsError, match="precision is 'half'; it must be one of"):
         Wire(precision="half")
 
 

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from .metrics import rse as rse
     from .model import SiteModel as SiteModel
     from .model import load as load
-    from .privacy.mechanism import DifferentialPrivacy as DifferentialPrivacy
     from .selection import Chooser as Chooser
     from .selection.transformers import EnergySelector as EnergySelector
     from .selection.transformers import GreedySelector as GreedySelector
     from .selection.transformers import LeverageSelector as LeverageSelector
     from .selection.transformers import PlainSelector as PlainSelector
     from .selection.transformers import SurrogateSelector as SurrogateSelector
+    from .settings import DifferentialPrivacy as DifferentialPrivacy
     from .solvers import Chebyshev as Chebyshev
     from .solvers import Jacobi as Jacobi
     from .solvers import Solver as Solver
@@ -51,7 +51,6 @@ _HOMES = {
     "kernels": ["Kernel"],
     "metrics": ["rse"],
     "model": ["SiteModel", "load"],
-    "privacy.mechanism": ["DifferentialPrivacy"],
     "selection": ["Chooser"],
     "selection.transformers": [
         "EnergySelector",
@@ -60,6 +59,7 @@ _HOMES = {
         "PlainSelector",
         "SurrogateSelector",
     ],
+    "settings": ["DifferentialPrivacy"],
     "solvers": ["Chebyshev", "Jacobi", "Solver"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

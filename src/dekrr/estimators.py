@@ -27,26 +27,33 @@ from .errors import DataError, SettingsError, warn
 from .kernels import KERNELS, Kernel, make_kernel, name_of
 from .labels import factorise, names_of, names_with, places_of
 from .metrics import relative, rse
-from .model import Header, KernelModel, SiteModel
+from .model import Header, KernelModel, SiteModel, members_of
 from .networks.local import LocalNetwork
 from .networks.traffic import Traffic
-from .privacy.guards import MAX_LEVERAGE
-from .privacy.mechanism import DifferentialPrivacy
 from .protocols import allreduce, dekrr, dkla
 from .protocols.online import go_on
-from .protocols.outcome import Outcome, members_of
+from .protocols.outcome import Outcome
 from .protocols.site import Procedure, Site
-from .protocols.tuning import GRIDS, Tuning, grid_of
-from .protocols.wire import PRECISIONS as WIRE_PRECISIONS
-from .protocols.wire import Wire
+from .protocols.tuning import Tuning
 from .rows import ArrayRows, ChainedRows, Rows, StreamedRows, split_by_site
 from .rows.batches import block_of, column_names, inputs_of, labels_of
 from .rows.sources import Source, is_mapping, is_source, open_source
 from .scaling import UNSCALED
 from .selection import CHOOSERS, MAPPINGS, Chooser
 from .selection.transformers import Selector, parameters
+from .settings import (
+    GRIDS,
+    PRECISIONS,
+    WIRE_PRECISIONS,
+    AllReduceSettings,
+    DeKRRSettings,
+    DifferentialPrivacy,
+    DKLASettings,
+    Wire,
+    entries,
+    grid_of,
+)
 from .solvers import SOLVERS
-from .statistics import PRECISIONS
 from .types import Array
 
 Training = Callable[[Site, Chooser], Procedure[Outcome]]
@@ -662,8 +669,8 @@ class DeKRRRegressor(_NetworkRegressor):
             settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
         return partial(dekrr.train, settings=settings, tuning=tuning)
 
-    def _settings(self, alpha: float, consensus: float) -> dekrr.Settings:
-        return dekrr.Settings(
+    def _settings(self, alpha: float, consensus: float) -> DeKRRSettings:
+        return DeKRRSettings(
             alpha=alpha,
             consensus=consensus,
             solver=self.solver,
@@ -677,7 +684,7 @@ class DeKRRRegressor(_NetworkRegressor):
             precision=self.precision,
             wire=Wire(precision=self.wire_precision, censor_start=self.censor_start, censor_decay=self.censor_decay),
             rows_per_feature=self.rows_per_feature,
-            max_leverage=MAX_LEVERAGE if self.rows_per_feature else 1.0,
+            max_leverage=entries(DeKRRSettings)["max_leverage"].default if self.rows_per_feature else 1.0,
             verify_features=self.verify_features,
             bounds=_as_bounds(self.bounds),
             privacy=self.privacy,
@@ -846,7 +853,7 @@ class DKLARegressor(_NetworkRegressor):
     }
 
     def _training(self, names: Mapping[Hashable, str]) -> Training:
-        settings = dkla.Settings(
+        settings = DKLASettings(
             alpha=self.alpha,
             rho=self.rho,
             rho_period=self.rho_period,
@@ -934,7 +941,7 @@ class AllReduceRegressor(_NetworkRegressor):
     }
 
     def _training(self, names: Mapping[Hashable, str]) -> Training:
-        settings = allreduce.Settings(
+        settings = AllReduceSettings(
             alpha=self.alpha,
             scale=self.scale,
             min_rows=self.min_rows,
@@ -953,7 +960,7 @@ class _UnconnectedRegressor(_FeatureRegressor):
         return nx.create_empty_copy(nx.path_graph(labels))
 
     def _training(self, names: Mapping[Hashable, str]) -> Training:
-        settings = allreduce.Settings(alpha=self.alpha, scale=self.scale, rows_per_feature=0.0, max_leverage=1.0)
+        settings = AllReduceSettings(alpha=self.alpha, scale=self.scale, rows_per_feature=0.0, max_leverage=1.0)
         return partial(allreduce.train, settings=settings)
 
 

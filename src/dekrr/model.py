@@ -17,6 +17,7 @@ from .errors import DataError, ModelFileError
 from .features import FeatureMap
 from .kernels import Kernel
 from .privacy.mechanism import Spent
+from .protocols.outcome import Outcome
 from .rows.batches import inputs_of
 from .rows.sources import is_source, open_source
 from .scaling import UNSCALED, AnyScaling, Scaling
@@ -24,7 +25,6 @@ from .types import Array
 
 FORMAT = "dekrr-model"
 FORMAT_VERSION = 1
-OWN_WEIGHT = 1 / 2
 _ROWS_PER_BLOCK = 4096
 
 
@@ -81,7 +81,7 @@ def as_rows(X: Any, columns: Sequence[str] | None, n_columns: int) -> Array:
     return rows
 
 
-def neighborhood_weights(n_neighbors: int, own_weight: float = OWN_WEIGHT) -> list[float]:
+def neighborhood_weights(n_neighbors: int, own_weight: float = 0.5) -> list[float]:
     """Return how a site's own model and its neighbours' count when it predicts with its neighbourhood.
 
     Its own has `own_weight`, the mean of its neighbours' the rest. Alone it has all the weight.
@@ -114,11 +114,19 @@ class Member:
         return self.feature_map.apply(X, self.coefficients)
 
 
-def neighborhood(own: Member, around: Sequence[Member], own_weight: float = OWN_WEIGHT) -> tuple[Member, ...]:
+def neighborhood(own: Member, around: Sequence[Member], own_weight: float = 0.5) -> tuple[Member, ...]:
     """Return a site's own model and its neighbours' with the weights of `neighborhood_weights`."""
     weights = neighborhood_weights(len(around), own_weight)
     members = zip([own, *around], weights, strict=True)
     return tuple(Member(member.feature_map, member.coefficients, weight) for member, weight in members)
+
+
+def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
+    """Return the models that a site predicts with: its own, or with its neighbours' ("neighborhood")."""
+    own = Member(outcome.feature_map, outcome.coefficients)
+    maps = outcome.neighbor_maps if prediction == "neighborhood" else {}
+    around = [Member(feature_map, outcome.neighbor_coefficients[p]) for p, feature_map in maps.items()]
+    return neighborhood(own, around, outcome.own_weight)
 
 
 @dataclass(frozen=True, eq=False)

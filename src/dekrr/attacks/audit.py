@@ -22,14 +22,15 @@ from scipy.optimize import brentq
 from ..errors import SettingsError
 from ..messages import Coefficients, Sums
 from ..networks.local import LocalNetwork
+from ..privacy.mechanism import GaussianSums
 from ..protocols import dekrr
 from ..protocols.site import Site
 from ..rows import ArrayRows
 from ..selection import Plain
+from ..settings import DeKRRSettings, DifferentialPrivacy
 from ..statistics import pack_symmetric, unpack_symmetric
 from ..system import penalty
 from ..types import Array
-from .mechanism import DifferentialPrivacy, GaussianSums
 from .overhearing import Record
 
 Data = TypeVar("Data")
@@ -172,7 +173,7 @@ def everything_sent(
         Even.
     sigma : float
     """
-    settings = dekrr.Settings(
+    settings = DeKRRSettings(
         privacy=privacy, scale=None, tol=0.0, max_rounds=2, solver="jacobi", self_penalty=0.0, alpha=1e-3, min_rows=1
     )
     selector = Plain(n_features, sigma=sigma)

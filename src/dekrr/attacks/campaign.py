@@ -13,18 +13,18 @@ from .. import topology
 from ..data import by_response, halves, load, make_sites
 from ..errors import DataError
 from ..messages import Moments, RowFeatures, Sums
-from ..protocols import dekrr
+from ..privacy.guards import Ledger, frequency_limit, longest_shortlist
 from ..protocols.site import Site
-from ..protocols.tuning import GRIDS, Tuning
+from ..protocols.tuning import Tuning
 from ..rows import ArrayRows
 from ..scaling import Scaling
 from ..selection import Chooser, Energy, Greedy
+from ..settings import GRIDS, DeKRRSettings
 from ..statistics import unpack_symmetric
 from ..types import Array
-from .guards import Ledger, frequency_limit, longest_shortlist
+from .features import Recovery, recover_rows, stack
 from .lattice import Lattice
 from .overhearing import Forger, overhear
-from .rows import Recovery, recover_rows, stack
 from .sums import (
     Advantage,
     Membership,
@@ -41,9 +41,9 @@ TOLERANCES = (1e-3, 1e-6)
 _MOST_SPACES = 16
 _RANDOM_STARTS = 0.3
 RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-UNGUARDED = dekrr.Settings(scale=None, rows_per_feature=0, max_leverage=1, min_rows=1, verify_features=False)
+UNGUARDED = DeKRRSettings(scale=None, rows_per_feature=0, max_leverage=1, min_rows=1, verify_features=False)
 # What a deployment starts from. One round is enough: what further rounds show of a site's own sums is granted.
-GUARDED = dekrr.Settings(scale=None)
+GUARDED = DeKRRSettings(scale=None)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def attack_features(
     """
     victim, attacker = problem.pair(target)
     selector = Energy(problem.n_features, sigma=problem.sigma)
-    settings = dekrr.Settings(exchange="features", scale=None, max_rounds=1)
+    settings = DeKRRSettings(exchange="features", scale=None, max_rounds=1)
     record, outcomes = overhear(problem.sites, selector, settings)
     (rows,) = record.between(victim.name, attacker.name, RowFeatures)
     maps = stack(outcomes[victim.name].feature_map, outcomes[attacker.name].feature_map)
@@ -180,7 +180,7 @@ def hear(
     problem: Problem,
     target: str | None = None,
     *,
-    settings: dekrr.Settings = GUARDED,
+    settings: DeKRRSettings = GUARDED,
     tuned: bool = False,
     colluders: int = 1,
     granted: bool = True,
@@ -427,7 +427,7 @@ def attack_by_lattice(
     fine: int,
     coarse: int,
     n_lattice_columns: int = 3,
-    settings: dekrr.Settings | None = None,
+    settings: DeKRRSettings | None = None,
 ) -> RowsFromSums:
     """Recover rows by frequencies of a neighbour's own choice; see `lattice`.
 

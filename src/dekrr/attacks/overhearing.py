@@ -10,12 +10,13 @@ from ..features import FeatureMap
 from ..messages import AnyMessage, Chosen, Coefficients, Features, Message, Moments, Sums
 from ..networks.base import Delivery
 from ..networks.local import LocalNetwork
+from ..privacy.guards import prove
 from ..protocols import dekrr
 from ..protocols.outcome import Outcome
 from ..protocols.site import Procedure, Site
 from ..protocols.tuning import Tuning
 from ..selection import Chooser
-from .guards import prove
+from ..settings import DeKRRSettings
 
 
 @dataclass
@@ -53,7 +54,7 @@ Forger = Callable[[int], FeatureMap]
 def overhear(
     sites: Sequence[Site],
     selector: Chooser,
-    settings: dekrr.Settings,
+    settings: DeKRRSettings,
     tuning: Tuning | None = None,
     *,
     only: Collection[str] | None = None,

@@ -3,7 +3,7 @@
 `views` has what a neighbour, or several, hear in a whole run. From that:
 
 - `rows_in_null_space`: where the rows are fewer than the features, only the rows' features (and little else)
-  lie in the range of the sums; solve for x as `rows.recover_rows` does. `views.fold_blocks` has the sums over
+  lie in the range of the sums; solve for x as `features.recover_rows` does. `views.fold_blocks` has the sums over
   single folds that differences give.
 - `rows_by_matching`: least squares over all rows at once, so that all their sums match.
 - `Membership`: was a known row among them? The likelihood ratio of a normal model for all sums.
@@ -23,7 +23,7 @@ from scipy.special import logsumexp
 
 from ..features import FeatureMap
 from ..types import Array
-from .rows import stack
+from .features import stack
 from .views import Block, View, of_rows
 
 

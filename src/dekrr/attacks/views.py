@@ -17,15 +17,15 @@ import numpy as np
 
 from ..features import FeatureMap
 from ..messages import Chosen, Features, Moments, Sums
+from ..privacy.guards import redraw
 from ..protocols.dekrr import read_features
 from ..protocols.site import Site
 from ..protocols.tuning import Tuning
 from ..selection import Chooser
 from ..statistics import unpack_symmetric
 from ..types import Array
-from .guards import redraw
+from .features import stack
 from .overhearing import Record
-from .rows import stack
 
 
 @dataclass(frozen=True, eq=False)

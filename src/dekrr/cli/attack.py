@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..attacks import campaign as attacks
+from ..attacks.views import View
 from ..errors import DataError
-from ..privacy import attack as attacks
-from ..privacy.views import View
 from ..types import Array
 
 

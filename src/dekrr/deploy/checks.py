@@ -2,28 +2,22 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
 
 from ..errors import SettingsError, TopologyError
-from ..kernels import KERNELS
 from ..networks.session.frames import RESERVED
-from ..privacy.mechanism import DifferentialPrivacy
 from ..protocols import dekrr
-from ..protocols.tuning import GRIDS, grid_of
-from ..protocols.wire import Wire
-from ..selection import CHOOSERS, MAPPINGS
+from ..settings import GRIDS, DifferentialPrivacy, FeatureSettings, TuningSettings, Wire, entries, grid_of
 from .tables import (
     METHODS,
     NAME,
     DataTable,
-    FeatureSettings,
     KeysTable,
     NetworkFile,
     SiteEntry,
     SiteFile,
-    TuningSettings,
     part_of,
 )
 
@@ -32,7 +26,7 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 def convert(table: Mapping[str, Any], kind: type[Struct], where: str, mistakes: list[str]) -> Struct | None:
     """Make a struct of a table, field by field, so that every mistake is found."""
-    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    fields, settings = {field.name: field for field in msgspec.structs.fields(kind)}, entries(kind)
     unknown = sorted(set(table) - set(fields))
     mistakes += [f"{where}{key} is not known{_suggestion(key, fields)}" for key in unknown]
     values: dict[str, Any] = {}
@@ -46,15 +40,18 @@ def convert(table: Mapping[str, Any], kind: type[Struct], where: str, mistakes: 
         if nested is not None and isinstance(table[name], dict):
             values[name] = convert(table[name], nested, f"{where}{name}.", mistakes)
         elif name == "site" and isinstance(table[name], list):
-            entries = [entry if isinstance(entry, dict) else {} for entry in table[name]]
+            given = [entry if isinstance(entry, dict) else {} for entry in table[name]]
             values[name] = tuple(
-                convert(entry, SiteEntry, f"site {i + 1}: ", mistakes) for i, entry in enumerate(entries)
+                convert(entry, SiteEntry, f"site {i + 1}: ", mistakes) for i, entry in enumerate(given)
             )
         else:
             try:
                 values[name] = msgspec.convert(table[name], field.type)
             except msgspec.ValidationError as error:
                 mistakes.append(f"{where}{name}: {error}")
+            else:
+                mistake = settings[name].mistake(values[name])
+                mistakes += [f"{where}{mistake}"] if mistake else []
     if len(mistakes) > before:
         return None
     try:
@@ -65,6 +62,7 @@ def convert(table: Mapping[str, Any], kind: type[Struct], where: str, mistakes: 
 
 
 def _nested(kind: Any) -> type[msgspec.Struct] | None:
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     for candidate in (DataTable, KeysTable, DifferentialPrivacy, Wire):
         if kind == candidate or kind == candidate | None:
             return candidate
@@ -151,20 +149,11 @@ def _check_data(data: DataTable, mistakes: list[str]) -> None:
     _check_twice(data.columns, "column", mistakes)
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "features": tuple(CHOOSERS),
-    "kernel": tuple(KERNELS),
-    "mapping": MAPPINGS,
-    "solver": ("jacobi", "chebyshev"),
-    "exchange": ("sums",),
-    "allocation": ("equal", "sqrt"),
-    "scale": ("minmax",),
-}
-_POSITIVE = ("alpha", "rho")
+_DEPLOYED = {"exchange": ("sums",), "allocation": ("equal", "sqrt")}  # of what the estimators offer
 
 
 def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:
-    own = METHODS[method].Settings
+    own = METHODS[method][1]
     kinds = (FeatureSettings, own, TuningSettings) if method == "dekrr" else (FeatureSettings, own)
     known = list(dict.fromkeys(field.name for kind in kinds for field in msgspec.structs.fields(kind)))
     unknown = sorted(set(settings) - set(known))
@@ -176,11 +165,9 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
         settings = _check_grids(settings, mistakes)
     convert(part_of(settings, FeatureSettings), FeatureSettings, "settings.", mistakes)
     convert(part_of(settings, own), own, "settings.", mistakes)
-    for key, choices in _CHOICES.items():
+    for key, choices in _DEPLOYED.items():
         if key in settings and settings[key] not in choices:
-            mistakes.append(f"settings.{key} is {settings[key]!r}; choose one of {', '.join(choices)}")
-    low = [key for key in _POSITIVE if isinstance(settings.get(key), int | float) and not settings[key] > 0]
-    mistakes += [f"settings.{key} is {settings[key]!r}; it must be above 0" for key in low]
+            mistakes.append(f"settings.{key} is {settings[key]!r}; between organisations it is {' or '.join(choices)}")
 
 
 def _check_grids(settings: Mapping[str, Any], mistakes: list[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import msgspec
 
 from ..disk import replacing, synchronise
 from ..errors import DataError, ModelFileError, SettingsError
-from ..model import Header, SiteModel
+from ..model import Header, SiteModel, members_of
 from ..networks.mesh import Keys, Link, MeshNetwork
 from ..networks.session import Plan, Session
 from ..networks.session.events import Event, Listener
@@ -29,7 +29,7 @@ from ..privacy import admission
 from ..privacy.guards import Ledger
 from ..privacy.vault import Vault
 from ..protocols import dekrr
-from ..protocols.outcome import Outcome, members_of
+from ..protocols.outcome import Outcome
 from ..protocols.reading import MessageReader, Offer
 from ..protocols.site import Procedure, Site
 from ..rows import Rows, StreamedRows
@@ -192,8 +192,8 @@ class Node:
             if offer is not None and tuning is None:
                 site = dekrr.with_features(site, offer, selector, settings)
             return dekrr.train(site, selector, settings, tuning)
-        procedure: Procedure[Outcome] = METHODS[self.config.method].train(site, selector, settings)
-        return procedure
+        train, _ = METHODS[self.config.method]
+        return train(site, selector, settings)
 
     def _model(self, outcome: Outcome) -> SiteModel:
         features = self.config.features()

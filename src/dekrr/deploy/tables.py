@@ -2,16 +2,23 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ..protocols import allreduce, dekrr, dkla
-from ..protocols.tuning import GRIDS, Tuning, grid_of
+from ..protocols.outcome import Outcome
+from ..protocols.site import Procedure
+from ..protocols.tuning import Tuning
+from ..settings import AllReduceSettings, DeKRRSettings, DKLASettings, FeatureSettings, TuningSettings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-METHODS: dict[str, Any] = {"dekrr": dekrr, "dkla": dkla, "allreduce": allreduce}
+METHODS: dict[str, tuple[Callable[..., Procedure[Outcome]], type[msgspec.Struct]]] = {
+    "dekrr": (dekrr.train, DeKRRSettings),
+    "dkla": (dkla.train, DKLASettings),
+    "allreduce": (allreduce.train, AllReduceSettings),
+}
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
@@ -31,53 +38,6 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     columns: tuple[str, ...]
     file: str = ""
-
-
-class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of [settings] that all methods share; the rest is the method's own `Settings`.
-
-    Parameters
-    ----------
-    n_features : int
-    features : str
-        How they are chosen; see `dekrr.selection.CHOOSERS`.
-    kernel : str
-    sigma : float
-        In scaled columns. DeKRR tunes it where it is "auto", or a list; see `TuningSettings`.
-    mapping : {"cos", "cossin"}
-    seed : int
-    prediction : {"own", "neighborhood"}
-    """
-
-    n_features: Annotated[int, msgspec.Meta(ge=1)] = 100
-    features: str = "greedy"
-    kernel: str = "gaussian"
-    sigma: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    mapping: str = "cos"
-    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
-    prediction: Literal["own", "neighborhood"] = "neighborhood"
-
-
-class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of [settings] that says what DeKRR tunes before it trains, as in `DeKRRRegressor`.
-
-    Parameters
-    ----------
-    sigma, alpha, consensus : float, "auto" or list of float
-        A number is not tuned.
-    folds : int
-    objective : {"mean", "own", "union"}
-    """
-
-    sigma: Any = "auto"
-    alpha: Any = "auto"
-    consensus: Any = "auto"
-    folds: Annotated[int, msgspec.Meta(ge=2)] = 5
-    objective: Literal["mean", "own", "union"] = "mean"
-
-    def grids(self) -> dict[str, tuple[float, ...]]:
-        """Return the values to choose from."""
-        return {name: grid_of(name, getattr(self, name)) for name in GRIDS}
 
 
 class SiteEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +134,7 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
 
         A run that tunes begins anew when a site is lost, and asks for as many maps again.
         """
-        kind = METHODS[self.method].Settings
+        kind: Any = METHODS[self.method][1]
         settings = msgspec.convert(part_of(_untuned(self.method, self.settings), kind), kind)
         if self.method == "dekrr" and settings.allocation == "equal" and not settings.max_features:
             settings = msgspec.structs.replace(settings, max_features=self.features().n_features)

@@ -20,6 +20,7 @@ from ..protocols import dekrr, dkla
 from ..protocols.outcome import Outcome
 from ..protocols.site import Site
 from ..rows import ArrayRows
+from ..settings import DKLASettings
 from ..types import Array
 from .methods import METHODS, make_estimator, selectors_of
 from .problems import Problem
@@ -120,7 +121,7 @@ def _run(task: Task, problem: Problem, regressor: Any) -> tuple[Meter, list[Outc
             }
             chooser = None if regressor.selecting_site is None else names[regressor.selecting_site]
             guards = {"rows_per_feature": 0.0, "max_leverage": 1.0}
-            settings = dkla.Settings(**common, **censoring, **guards, selecting_site=chooser)  # type: ignore[arg-type]
+            settings = DKLASettings(**common, **censoring, **guards, selecting_site=chooser)  # type: ignore[arg-type]
             procedures[name] = dkla.train(site, selector, settings, keep_path=True)
         else:
             own = msgspec.structs.replace(regressor._settings(regressor.alpha, regressor.consensus), tol=0.0)

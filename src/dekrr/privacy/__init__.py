@@ -1,5 +1,5 @@
-"""What leaves a site, what it gives away, and how to bound it.
+"""What a site keeps to itself, and how what leaves it is bounded.
 
-`attack` plays the neighbour who wants the rows, `guards` refuses what an honest neighbour never asks for,
-`mechanism` is differential privacy for the sums, `vault` keeps what was released, and `audit` checks the guarantee.
+`admission` decides which rows are in sums at all, `guards` refuses what an honest neighbour never asks for, `mechanism`
+is differential privacy for the sums, and `vault` keeps what was released.
 """

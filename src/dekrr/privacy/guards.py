@@ -20,9 +20,6 @@ from ..statistics import weighted_features
 from ..types import Array
 from .admission import leverages, whiten
 
-MAX_MAPS = 64
-ROWS_PER_FEATURE = 1.5
-MAX_LEVERAGE = 0.95
 _ALONE = 0.8  # leverage among a map's features from which a row does not count as hidden
 _LEVERAGE_PASSES = 3
 _LARGEST_POOL = 1 << 30  # bytes of frequencies that a neighbour may have this site draw

@@ -28,43 +28,12 @@ import msgspec
 import numpy as np
 
 from ..errors import DataError, SettingsError
+from ..settings import DifferentialPrivacy
 from ..statistics import OwnSums, pack_symmetric, unpack_symmetric
 from ..types import Array
 
 SENSITIVITY = float(np.sqrt(4.5)) * (1 + 1e-6)  # the margin is for rounding in features and sums
 RIDGE = 0.05
-
-
-class DifferentialPrivacy(msgspec.Struct, frozen=True):
-    """The promise: (epsilon, delta) for one row of one site, against everyone outside it, over a whole run.
-
-    Neighbouring data sets differ in one row of one site, replaced by any other; row counts are public.
-
-    Parameters
-    ----------
-    epsilon : float
-        Positive.
-    delta : float, optional
-        In (0, 1). None is N_j^-1.1 at a site with N_j rows.
-
-    Examples
-    --------
-    >>> round(DifferentialPrivacy(epsilon=4.0).delta_for(n_rows=1000), 6)
-    0.000501
-    """
-
-    epsilon: float
-    delta: float | None = None
-
-    def __post_init__(self) -> None:
-        if not (np.isfinite(self.epsilon) and self.epsilon > 0):
-            raise SettingsError(f"epsilon must be a positive number, got {self.epsilon!r}")
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise SettingsError(f"delta must lie between 0 and 1, got {self.delta!r}")
-
-    def delta_for(self, n_rows: int) -> float:
-        """Return delta at a site with `n_rows` rows."""
-        return self.delta if self.delta is not None else float(max(n_rows, 2)) ** -1.1
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,13 +4,12 @@ All sites sum Z_j'Z_j and Z_j'y_j over a spanning tree and solve the ridge regre
 (1/N sum_j Z_j'Z_j + alpha I) theta = 1/N sum_j Z_j'y_j. This is where DKLA converges to.
 """
 
-import msgspec
 import numpy as np
 from scipy.linalg import cho_solve
 
 from ..features import FeatureMap
-from ..privacy import guards
 from ..selection import Chooser
+from ..settings import AllReduceSettings
 from ..solvers import cholesky
 from ..statistics import pack_symmetric, unpack_symmetric
 from .consensus import tree_sum
@@ -19,18 +18,9 @@ from .shared import prepare
 from .site import Procedure, Site
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all sites of an AllReduce run must agree on, beside the selector; see `dkla.Settings`."""
-
-    alpha: float = 1e-6
-    scale: str | None = "minmax"
-    min_rows: int = 10
-    rows_per_feature: float = guards.ROWS_PER_FEATURE
-    max_leverage: float = guards.MAX_LEVERAGE
-    selecting_site: str | None = None
-
-
-def train(site: Site, selector: Chooser, settings: Settings, *, shared: FeatureMap | None = None) -> Procedure[Outcome]:
+def train(
+    site: Site, selector: Chooser, settings: AllReduceSettings, *, shared: FeatureMap | None = None
+) -> Procedure[Outcome]:
     """Train one model, the same at all sites, from sums over all rows."""
     prepared = yield from prepare(
         site,

@@ -24,14 +24,14 @@ from ..messages import (
     expect,
     expect_senders,
 )
-from ..model import OWN_WEIGHT
 from ..privacy import guards
-from ..privacy.mechanism import DifferentialPrivacy, GaussianSums
+from ..privacy.mechanism import GaussianSums
 from ..rows import Rows
 from ..rows.survey import sampled
 from ..scaling import UNSCALED, AnyScaling, Scaling
 from ..selection import Chooser, Pool
-from ..solvers import SelfPenalty, SiteSystem, Solver, make_solver
+from ..settings import DeKRRSettings
+from ..solvers import SiteSystem, Solver, make_solver
 from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric
 from ..system import Weights, penalty
 from ..types import Array
@@ -40,81 +40,13 @@ from .outcome import Outcome
 from .private import exchange_private_sums, require_private, shared_features, sum_and_digest
 from .site import Inbox, Procedure, Site
 from .tuning import Tuned, Tuning, tune
-from .wire import Listener, Sender, Wire
+from .wire import Listener, Sender
 
 # Squared error per row of the whole network, in scaled units, from high to low; and how far from the mean a site's
 # number of features may be.
 _THRESHOLDS = np.logspace(-2, -12, 121)
 _MOST_OF_MEAN = 3
 _SUDDEN = 0.01  # of the last round's residual: less may be an accident of this round
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all sites of a DeKRR run must agree on, beside the selector.
-
-    Parameters
-    ----------
-    alpha : float
-        Regularisation (the paper's lambda).
-    consensus : float
-        Weight of the agreement with neighbours (c of the authors' code).
-    solver : {"jacobi", "chebyshev"} or Solver
-    self_penalty : float or "bound"
-        For "jacobi" alone.
-    tol : float
-        Relative residual to stop at; 0 runs `max_rounds`.
-    max_rounds : int
-    exchange : {"sums", "features"}
-        "features" is the paper's own: it gives the rows away, and is here for comparison.
-    scale : {"minmax"} or None
-    allocation : {"equal", "sqrt", "gain"}
-        Features per site, at the same total: see `allocate`.
-    min_rows : int
-        The fewest rows that a site sends sums over; while tuning, the fewest in a fold, of which there are then fewer.
-    own_weight : float
-        Of a site's own model when it predicts with its neighbourhood, unless tuning chooses it.
-    precision : {"double", "mixed"}
-        Of sums over rows; see `accumulate`.
-    wire : Wire
-        How coefficients travel.
-    rows_per_feature : float
-        The fewest rows that a site must have to send a neighbour sums: for each feature of its own and of the
-        neighbour, and twice as many for each of a neighbour's shortlist. Sites shorten their shortlists to what
-        neighbours allow.
-    max_leverage : float
-        Rows of a higher leverage among reference features are in no sum that leaves their site; 1 admits all. See
-        `dekrr.privacy.admission`.
-    max_maps : int
-        The most feature maps, shortlists among them, that a neighbour may ask sums for in a run.
-    max_features : int
-        The most features that a neighbour may choose; a shortlist may have more by its factor. 0 is no limit.
-    verify_features : bool
-        Sites send which candidates of their pool they chose, and receivers draw the pool again.
-    bounds : pair of tuples, optional
-        Public lower and upper bounds of the columns and, last, of the response, instead of agreed ones.
-    privacy : DifferentialPrivacy, optional
-    """
-
-    alpha: float = 1e-6
-    consensus: float = 1.0
-    solver: Any = "chebyshev"
-    self_penalty: SelfPenalty = 5.0
-    tol: float = 1e-6
-    max_rounds: int = 1500
-    exchange: str = "sums"
-    scale: str | None = "minmax"
-    allocation: str = "equal"
-    min_rows: int = 10
-    own_weight: float = OWN_WEIGHT
-    precision: str = "double"
-    wire: Wire = Wire()
-    rows_per_feature: float = guards.ROWS_PER_FEATURE
-    max_leverage: float = guards.MAX_LEVERAGE
-    max_maps: int = guards.MAX_MAPS
-    max_features: int = 0
-    verify_features: bool = True
-    bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    privacy: DifferentialPrivacy | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +93,7 @@ class SetUp:
 def train(
     site: Site,
     selector: Chooser,
-    settings: Settings,
+    settings: DeKRRSettings,
     tuning: Tuning | None = None,
     *,
     keep_path: bool = False,
@@ -173,7 +105,7 @@ def train(
     site : Site
     selector : Chooser
         How to choose features; its `n_features` is the mean over sites where the allocation is not equal.
-    settings : Settings
+    settings : DeKRRSettings
     tuning : Tuning, optional
         Bandwidths, alphas and consensuses to choose from by cross-validation first.
     keep_path : bool, default=False
@@ -240,7 +172,7 @@ def set_up(
     rows: Rows,
     selector: Chooser,
     roster: Roster,
-    settings: Settings,
+    settings: DeKRRSettings,
     shortlist: Pool | None = None,
 ) -> Procedure[SetUp]:
     """Choose features from scaled rows, or from a shortlist, and exchange maps and sums (lines 3 to 6)."""
@@ -254,7 +186,7 @@ def set_up(
     return SetUp(own_map, maps, degrees, own, received, sent)
 
 
-def asks_for_sums_alone(selector: Chooser, settings: Settings, tuning: Tuning | None) -> bool:
+def asks_for_sums_alone(selector: Chooser, settings: DeKRRSettings, tuning: Tuning | None) -> bool:
     """Return whether a run wants nothing of its rows but their sums; all sites of a run answer alike."""
     return not (
         selector.uses_rows
@@ -267,7 +199,7 @@ def asks_for_sums_alone(selector: Chooser, settings: Settings, tuning: Tuning | 
 
 
 def set_up_in_one_pass(
-    site: Site, rows: Rows, selector: Chooser, settings: Settings
+    site: Site, rows: Rows, selector: Chooser, settings: DeKRRSettings
 ) -> Procedure[tuple[Roster, SetUp, GaussianSums | None]]:
     """Exchange maps, sum over the scaled rows, which counts them too, and only then call the roll and exchange sums.
 
@@ -315,7 +247,7 @@ Offers = tuple[dict[str, FeatureMap], dict[str, int]]
 
 
 def exchange_maps(
-    site: Site, feature_map: FeatureMap, selector: Chooser, settings: Settings, *, chosen: bool = True
+    site: Site, feature_map: FeatureMap, selector: Chooser, settings: DeKRRSettings, *, chosen: bool = True
 ) -> Procedure[Offers]:
     """Exchange maps with all neighbours; return theirs and how many neighbours each of them has."""
     inbox = yield site.to_all(offer_of(site, feature_map, selector, settings, chosen=chosen))
@@ -334,7 +266,7 @@ def check_degrees(degrees: Mapping[str, int]) -> None:
 
 
 def offer_of(
-    site: Site, feature_map: FeatureMap, selector: Chooser, settings: Settings, *, chosen: bool = True
+    site: Site, feature_map: FeatureMap, selector: Chooser, settings: DeKRRSettings, *, chosen: bool = True
 ) -> Features | Chosen:
     """Return the message that tells a neighbour the map: as it is, or as a proof of where it is from."""
     n_neighbors = len(site.neighbors) if chosen else 0
@@ -343,7 +275,7 @@ def offer_of(
     return Features(feature_map.frequencies, feature_map.phases, feature_map.amplitudes, n_neighbors)
 
 
-def read_offers(site: Site, inbox: Inbox, n_columns: int, selector: Chooser, settings: Settings) -> Offers:
+def read_offers(site: Site, inbox: Inbox, n_columns: int, selector: Chooser, settings: DeKRRSettings) -> Offers:
     """Return maps and numbers of neighbours from messages of `offer_of`.
 
     Maps are checked: lengths of frequencies or, with `verify_features`, that each comes from the pool that the
@@ -361,7 +293,7 @@ def read_offers(site: Site, inbox: Inbox, n_columns: int, selector: Chooser, set
     return maps, {p: message.n_neighbors for p, message in offers.items()}
 
 
-def check_sizes(offers: Mapping[str, Features | Chosen], selector: Chooser, settings: Settings) -> None:
+def check_sizes(offers: Mapping[str, Features | Chosen], selector: Chooser, settings: DeKRRSettings) -> None:
     """Refuse a choice, or a shortlist, of more features than have been agreed on."""
     for sender, offer in offers.items():
         most = float(settings.max_features)
@@ -375,13 +307,13 @@ def check_sizes(offers: Mapping[str, Features | Chosen], selector: Chooser, sett
             raise MessageError(f"site {sender!r} sent {size} features where {most:g} are the most", sender)
 
 
-def with_features(site: Site, offer: Features | Chosen, selector: Chooser, settings: Settings) -> Site:
+def with_features(site: Site, offer: Features | Chosen, selector: Chooser, settings: DeKRRSettings) -> Site:
     """Return the site with the features that it once offered its neighbours."""
     maps, _ = read_offers(site, {site.name: offer}, site.rows.n_columns, selector, settings)
     return replace(site, feature_map=maps[site.name])
 
 
-def _proves(settings: Settings) -> bool:
+def _proves(settings: DeKRRSettings) -> bool:
     return settings.verify_features and settings.privacy is None
 
 
@@ -400,7 +332,7 @@ def choose_features(
     rows: Rows,
     selector: Chooser,
     roster: Roster,
-    settings: Settings,
+    settings: DeKRRSettings,
     shortlist: Pool | None = None,
 ) -> Procedure[FeatureMap]:
     """Choose features from the site's own scaled rows and, for a selector that asks them, from its neighbours' sums.
@@ -490,7 +422,7 @@ def exchange_sums(
     rows: Rows,
     own_map: FeatureMap,
     maps: Mapping[str, FeatureMap],
-    settings: Settings,
+    settings: DeKRRSettings,
 ) -> Procedure[_Exchanged]:
     """Exchange B_jp and C_jp: sums over rows, D (D + 1) / 2 + D^2 numbers an edge and direction."""
     site.ledger.admit(maps, settings.max_maps)
@@ -500,7 +432,7 @@ def exchange_sums(
 
 
 def sum_up(
-    site: Site, rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap], settings: Settings
+    site: Site, rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap], settings: DeKRRSettings
 ) -> tuple[OwnSums, dict[str, CrossSums]]:
     """Return the site's sums, those for neighbours over the rows that it admits; refuse them over too few rows."""
     if settings.max_leverage < 1 and maps and rows.n_rows:
@@ -555,7 +487,7 @@ def iterate(
     site: Site,
     system: SiteSystem,
     solver: Solver[Any],
-    settings: Settings,
+    settings: DeKRRSettings,
     outcome: Outcome,
     *,
     from_zero: bool,

@@ -11,62 +11,24 @@ The authors of DeKRR double rho every 200 rounds and leave gamma as it is. COKE 
 moved by more than a threshold that falls with the rounds, and all use the values last sent.
 """
 
-import msgspec
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from ..features import FeatureMap
-from ..privacy import guards
 from ..selection import Chooser
+from ..settings import DKLASettings, Wire
 from ..types import Array
 from .consensus import Progress
 from .outcome import Outcome
 from .shared import Prepared, prepare
 from .site import Procedure, Site
-from .wire import Listener, Sender, Wire
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all sites of a DKLA or COKE run must agree on, beside the selector.
-
-    Parameters
-    ----------
-    alpha : float
-    rho : float
-        Penalty of the augmented Lagrangian.
-    rho_period : int
-        Rounds after which rho doubles.
-    censor_start, censor_decay : float
-        COKE's threshold in round k is censor_start * censor_decay**k; a start of 0 is DKLA.
-    tol : float
-        Relative change and disagreement to stop at; 0 runs `max_rounds`.
-    max_rounds : int
-    scale : {"minmax"} or None
-    min_rows : int
-    rows_per_feature, max_leverage : float
-        See `shared.prepare`.
-    selecting_site : str or None
-        Who chooses features that depend on rows; None is the site with most rows.
-    """
-
-    alpha: float = 1e-6
-    rho: float = 1e-4
-    rho_period: int = 200
-    censor_start: float = 0.0
-    censor_decay: float = 0.95
-    tol: float = 1e-4
-    max_rounds: int = 1500
-    scale: str | None = "minmax"
-    min_rows: int = 10
-    rows_per_feature: float = guards.ROWS_PER_FEATURE
-    max_leverage: float = guards.MAX_LEVERAGE
-    selecting_site: str | None = None
+from .wire import Listener, Sender
 
 
 def train(
     site: Site,
     selector: Chooser,
-    settings: Settings,
+    settings: DKLASettings,
     *,
     shared: FeatureMap | None = None,
     keep_path: bool = False,
@@ -77,7 +39,7 @@ def train(
     ----------
     site : Site
     selector : Chooser
-    settings : Settings
+    settings : DKLASettings
     shared : FeatureMap, optional
         Features that all sites already have.
     keep_path : bool, default=False
@@ -100,7 +62,7 @@ def train(
 
 
 def iterate(
-    site: Site, prepared: Prepared, settings: Settings, outcome: Outcome, *, keep_path: bool
+    site: Site, prepared: Prepared, settings: DKLASettings, outcome: Outcome, *, keep_path: bool
 ) -> Procedure[None]:
     """Run the rounds of ADMM."""
     problem = _LocalProblem(prepared, settings, len(site.neighbors))
@@ -135,7 +97,7 @@ def iterate(
 class _LocalProblem:
     """A site's own term of the objective and the linear system of its update."""
 
-    def __init__(self, prepared: Prepared, settings: Settings, n_neighbors: int) -> None:
+    def __init__(self, prepared: Prepared, settings: DKLASettings, n_neighbors: int) -> None:
         self._sums = prepared.sums
         self._n_rows = prepared.roster.n_rows
         self._ridge = settings.alpha / prepared.roster.n_sites

@@ -18,11 +18,11 @@ from ..privacy import guards
 from ..rows import Rows
 from ..scaling import UNSCALED, AnyScaling, Scaling
 from ..selection import Chooser
+from ..settings import DeKRRSettings
 from ..solvers import make_solver
 from .consensus import roll_call
 from .dekrr import (
     Offers,
-    Settings,
     SetUp,
     check_degrees,
     iterate,
@@ -36,7 +36,9 @@ from .outcome import Outcome
 from .site import Procedure, Site
 
 
-def go_on(site: Site, before: Outcome | None, new: Rows, selector: Chooser, settings: Settings) -> Procedure[Outcome]:
+def go_on(
+    site: Site, before: Outcome | None, new: Rows, selector: Chooser, settings: DeKRRSettings
+) -> Procedure[Outcome]:
     """Bring one site's model up to date together with its neighbours.
 
     Parameters
@@ -49,7 +51,7 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Chooser, sett
         Those of its rows that are new; maybe none.
     selector : Chooser
         For a site that joins, and to check the features of new neighbours.
-    settings : Settings
+    settings : DeKRRSettings
     """
     if settings.privacy is not None:
         raise SettingsError("the privacy budget is spent by the first fit: a second release of sums would exceed it")
@@ -90,7 +92,7 @@ def go_on(site: Site, before: Outcome | None, new: Rows, selector: Chooser, sett
 
 
 def _pass_on_scaling(
-    site: Site, before: Outcome | None, known: tuple[str, ...], settings: Settings
+    site: Site, before: Outcome | None, known: tuple[str, ...], settings: DeKRRSettings
 ) -> Procedure[AnyScaling]:
     """Tell new neighbours the scaling; a site that joins takes the one it is told."""
     outbox: dict[str, Message] = {}
@@ -114,7 +116,7 @@ def _exchange_maps(
     before: Outcome | None,
     known: tuple[str, ...],
     selector: Chooser,
-    settings: Settings,
+    settings: DeKRRSettings,
 ) -> Procedure[Offers]:
     """Send the map to new neighbours, and the number of neighbours to all."""
     outbox: dict[str, Message] = {p: Degree(len(site.neighbors)) for p in known}
@@ -134,7 +136,12 @@ def _exchange_maps(
 
 
 def _check_rows(
-    site: Site, own_map: FeatureMap, maps: dict[str, FeatureMap], known: tuple[str, ...], n_new: int, settings: Settings
+    site: Site,
+    own_map: FeatureMap,
+    maps: dict[str, FeatureMap],
+    known: tuple[str, ...],
+    n_new: int,
+    settings: DeKRRSettings,
 ) -> None:
     """Refuse sums over too few rows: of the new ones to old neighbours, of all to new neighbours."""
     strangers = {p: feature_map for p, feature_map in maps.items() if p not in known}
@@ -154,7 +161,7 @@ def _exchange_sums(
     own_map: FeatureMap,
     maps: dict[str, FeatureMap],
     degrees: dict[str, int],
-    settings: Settings,
+    settings: DeKRRSettings,
 ) -> Procedure[SetUp]:
     """Exchange sums over new rows with old neighbours, and over all rows with new ones; add them up."""
     strangers = {p: maps[p] for p in maps if p not in known}

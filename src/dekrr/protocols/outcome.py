@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..features import FeatureMap
-from ..model import OWN_WEIGHT, Member, neighborhood
 from ..privacy.admission import Admission
 from ..privacy.mechanism import Spent
 from ..scaling import AnyScaling
@@ -64,16 +63,8 @@ class Outcome:
     objective_shares: list[float] = field(default_factory=list)
     path: list[Array] = field(default_factory=list)
     dual_path: list[Array] = field(default_factory=list)
-    own_weight: float = OWN_WEIGHT
+    own_weight: float = 0.5
     tuned: Tuned | None = None
     ready: "SetUp | None" = None
     privacy: Spent | None = None
     admission: Admission | None = None
-
-
-def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
-    """Return the models that a site predicts with: its own, or with its neighbours' ("neighborhood")."""
-    own = Member(outcome.feature_map, outcome.coefficients)
-    maps = outcome.neighbor_maps if prediction == "neighborhood" else {}
-    around = [Member(feature_map, outcome.neighbor_coefficients[p]) for p, feature_map in maps.items()]
-    return neighborhood(own, around, outcome.own_weight)

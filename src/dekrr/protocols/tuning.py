@@ -11,7 +11,7 @@ spanning tree, so that all choose the same.
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from ..messages import Coefficients, expect
 from ..rows import ArrayRows
 from ..rows.survey import sampled
 from ..selection import Chooser, Pool
+from ..settings import DeKRRSettings
 from ..solvers import Chebyshev, ChebyshevState, inverse
 from ..statistics import weighted_responses
 from ..system import BlockRow, assemble
@@ -30,38 +31,12 @@ from .consensus import Roster, tree_sum
 from .site import Procedure, Site
 
 if TYPE_CHECKING:
-    from .dekrr import Settings, SetUp
+    from .dekrr import SetUp
 
-# What "auto" chooses from; docs/accuracy.md has the evidence.
-GRIDS = {
-    "sigma": (0.125, 0.25, 1.0, 4.0),
-    "alpha": (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3),
-    "consensus": (0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
-}
 OWN_WEIGHTS = (1 / 3, 1 / 2, 2 / 3, 1.0)
 _ACCURACY = 1e-3  # of the solutions that are scored, in the norm that Chebyshev's bound is about
 _HOPELESS = 1e100  # coefficients and squared errors of what cannot be solved; sums of them are still finite
 _DIVERGED = 1e12  # coefficients that the next consensus does not start from
-
-
-def grid_of(name: str, given: Any) -> tuple[float, ...]:
-    """Return the values of a setting to choose from: those of "auto", those given, or the only one given.
-
-    Examples
-    --------
-    >>> grid_of("alpha", 1e-3), grid_of("consensus", [0.0, 0.5]), grid_of("sigma", "auto")
-    ((0.001,), (0.0, 0.5), (0.125, 0.25, 1.0, 4.0))
-    """
-    if isinstance(given, str) and given == "auto":
-        return GRIDS[name]
-    try:
-        values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=float)))
-    except (TypeError, ValueError):
-        values = ()
-    lowest_allowed = name == "consensus"
-    if not values or not all(np.isfinite(v) and (v > 0 or (lowest_allowed and v == 0)) for v in values):
-        raise SettingsError(f'{name} is {given!r}; it must be "auto", a positive number, or a list of them')
-    return values
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +104,7 @@ def tune(
     site: Site,
     rows: ArrayRows,
     selector: Chooser,
-    settings: "Settings",
+    settings: DeKRRSettings,
     tuning: Tuning,
     roster: Roster,
 ) -> Procedure[Tuned]:
@@ -141,7 +116,7 @@ def tune(
     rows : ArrayRows
         Scaled rows: all of the site's, or a sample that stands for them.
     selector : Chooser
-    settings : Settings
+    settings : DeKRRSettings
     tuning : Tuning
     roster : Roster
     """

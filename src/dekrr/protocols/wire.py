@@ -8,34 +8,11 @@ than a threshold that falls with the rounds (Xu et al., COKE, Journal of Machine
 
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 
-from ..errors import SettingsError
 from ..messages import AnyMessage, Coefficients, Message, Unchanged, expect_kind, expect_senders, expect_shape
+from ..settings import Wire
 from ..types import Array
-
-PRECISIONS = ("double", "single", "int8")
-
-
-class Wire(msgspec.Struct, frozen=True, kw_only=True):
-    """How coefficients travel.
-
-    Parameters
-    ----------
-    precision : {"double", "single", "int8"}
-    censor_start, censor_decay : float
-        In round k, coefficients that have moved less than censor_start * censor_decay**k since they were last
-        sent are not sent again.
-    """
-
-    precision: str = "double"
-    censor_start: float = 0.0
-    censor_decay: float = 0.95
-
-    def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise SettingsError(f"unknown precision {self.precision!r}; choose one of {', '.join(PRECISIONS)}")
 
 
 class Sender:

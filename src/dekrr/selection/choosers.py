@@ -28,8 +28,8 @@ from scipy.linalg import cho_factor, cho_solve
 from ..errors import SettingsError
 from ..features import FeatureMap
 from ..kernels import KERNELS, Kernel, is_kernel, make_kernel
+from ..rules import FLAG, POSITIVE, POSITIVES, Rule, check, one_of, whole_number
 from ..types import Array
-from .checks import FLAG, POSITIVE, POSITIVES, Rule, check, one_of, whole_number
 from .pool import Pool, random_columns
 
 MAPPINGS = ("cos", "cossin")

@@ -14,9 +14,9 @@ import numpy as np
 
 from ..cosines import loops_for
 from ..features import FeatureMap
+from ..rules import FLAG, POSITIVE, Rule, number, whole_number
 from ..statistics import weigh
 from ..types import Array
-from .checks import FLAG, POSITIVE, Rule, number, whole_number
 from .choosers import Chooser, outputs
 from .pool import Pool
 

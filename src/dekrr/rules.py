@@ -1,4 +1,4 @@
-"""What the parameters of a chooser may be: a table of rules, one for each parameter."""
+"""What a parameter or a setting may be: rules that tell a value from a wrong one, in words too."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import SettingsError
+from .errors import SettingsError
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,27 @@ class Rule:
         """Return the rule that allows None too."""
         return Rule(f"{self.words}, or None", lambda value: value is None or self.allows(value))
 
+    def or_several(self) -> "Rule":
+        """Return the rule that allows "auto" and a sequence of values too: what can be tuned."""
 
-def whole_number(least: int) -> Rule:
-    """Return the rule for an integer of at least `least`."""
-    return Rule(f"an integer of at least {least}", lambda value: isinstance(value, Integral) and int(value) >= least)
+        def allows(value: Any) -> bool:
+            if isinstance(value, str):
+                return value == "auto"
+            return self.allows(value) if np.ndim(value) == 0 else len(value) > 0 and all(map(self.allows, value))
+
+        return Rule(f'{self.words}, several of them, or "auto"', allows)
 
 
-def number(least: float) -> Rule:
-    """Return the rule for a finite number of at least `least`."""
-    return Rule(f"a number of at least {least:g}", lambda value: _is_finite(value) and value >= least)
+def whole_number(least: int, most: float = math.inf) -> Rule:
+    """Return the rule for an integer of at least `least`, and of at most `most`."""
+    words = f"an integer of at least {least}" if math.isinf(most) else f"an integer from {least} to {most}"
+    return Rule(words, lambda value: _is_whole(value) and least <= int(value) <= most)
+
+
+def number(least: float, most: float = math.inf) -> Rule:
+    """Return the rule for a finite number of at least `least`, and of at most `most`."""
+    words = f"a number of at least {least:g}" if math.isinf(most) else f"a number from {least:g} to {most:g}"
+    return Rule(words, lambda value: _is_finite(value) and least <= value <= most)
 
 
 def one_of(*names: str) -> Rule:
@@ -46,8 +58,12 @@ def one_of(*names: str) -> Rule:
     return Rule("one of " + ", ".join(map(repr, names)), lambda value: isinstance(value, str) and value in names)
 
 
+def _is_whole(value: Any) -> bool:
+    return not FLAG.allows(value) and isinstance(value, Integral)
+
+
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(float(value))
+    return not FLAG.allows(value) and isinstance(value, Real) and math.isfinite(float(value))
 
 
 def _are_positive(values: Any) -> bool:

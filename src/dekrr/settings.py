@@ -1,0 +1,337 @@
+"""What a run is, said once: every setting with its type, what it may be, its default, and a line of documentation.
+
+A setting is a field of one of the structs here, and `Setting` beside its type has the rest. All front doors derive from
+that: the estimators' defaults and checks, the checks of network.toml and site.toml, the options of the command line,
+the terms that sites compare before a run, and the tables in the documentation.
+
+A deployment starts from the defaults of the fields. The estimators have all rows in one process, where there is nothing
+to keep from anybody: `Setting.in_process` is their default where it differs.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_type_hints
+
+import msgspec
+import numpy as np
+
+from .errors import SettingsError
+from .kernels import KERNELS
+from .rules import FLAG, POSITIVE, Rule, number, one_of, whole_number
+from .selection import CHOOSERS, MAPPINGS
+from .solvers import SOLVERS
+
+# What "auto" chooses from; docs/accuracy.md has the evidence.
+GRIDS = {
+    "sigma": (0.125, 0.25, 1.0, 4.0),
+    "alpha": (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3),
+    "consensus": (0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
+}
+PRECISIONS = ("double", "mixed")
+WIRE_PRECISIONS = ("double", "single", "int8")
+_ANYTHING = Rule("anything", lambda value: True)
+_NOT_NEGATIVE = number(0)
+_COUNT = whole_number(1)
+_SAME: Any = object()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of a setting beside its type and default.
+
+    Parameters
+    ----------
+    text : str
+        A line of documentation.
+    rule : Rule
+        What it may be.
+    in_process : object, optional
+        The estimators' default, where it differs from a deployment's.
+    objects : bool, default=False
+        Whether an estimator takes an object in the place of a name or number; it is checked where it is used.
+    agreed : bool, default=True
+        Whether all sites of a run must have the same value.
+    """
+
+    text: str
+    rule: Rule = _ANYTHING
+    in_process: Any = _SAME
+    objects: bool = False
+    agreed: bool = True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the table of settings.
+
+    Parameters
+    ----------
+    name : str
+    default : object
+        A deployment's; `msgspec.NODEFAULT` where it must be given.
+    setting : Setting
+    """
+
+    name: str
+    default: Any
+    setting: Setting
+
+    @property
+    def in_process(self) -> Any:
+        """The estimators' default."""
+        return self.default if self.setting.in_process is _SAME else self.setting.in_process
+
+    def mistake(self, value: Any, *, objects: bool = False) -> str | None:
+        """Return what is wrong with a value, in words.
+
+        Parameters
+        ----------
+        value : object
+        objects : bool, default=False
+            Whether an object may take the place of a name or number, where the setting allows it.
+        """
+        is_object = not isinstance(value, str | bool | int | float | None)
+        if self.setting.rule.allows(value) or (objects and self.setting.objects and is_object):
+            return None
+        return f"{self.name} is {value!r}; it must be {self.setting.rule.words}"
+
+
+def entries(kind: type[msgspec.Struct]) -> dict[str, Entry]:
+    """Return the settings in a struct, by name.
+
+    Examples
+    --------
+    >>> entries(DeKRRSettings)["alpha"].mistake(-1.0)
+    'alpha is -1.0; it must be a positive number'
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        settings = [part for part in get_args(hints[field.name]) if isinstance(part, Setting)]
+        default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory
+        default = default() if callable(default) else default
+        found[field.name] = Entry(field.name, default, settings[0] if settings else Setting(""))
+    return found
+
+
+def check(owner: str, values: msgspec.Struct) -> None:
+    """Refuse settings that are not what they may be, all of them at once."""
+    found = [entry.mistake(getattr(values, name), objects=True) for name, entry in entries(type(values)).items()]
+    mistakes = [mistake for mistake in found if mistake]
+    if mistakes:
+        raise SettingsError(f"{owner}: " + "; ".join(mistakes))
+
+
+class Wire(msgspec.Struct, frozen=True, kw_only=True):
+    """How coefficients travel; see `dekrr.protocols.wire`."""
+
+    precision: Annotated[
+        str, Setting("Of coefficients on the wire: 8 bytes each, 4, or 1.", one_of(*WIRE_PRECISIONS))
+    ] = "double"
+    censor_start: Annotated[
+        float, Setting("Coefficients that moved by less than this are not sent in the first round.", _NOT_NEGATIVE)
+    ] = 0.0
+    censor_decay: Annotated[float, Setting("Factor by which that threshold falls in every round.", number(0, 1))] = 0.8
+
+    def __post_init__(self) -> None:
+        check("the wire", self)
+
+
+class DifferentialPrivacy(msgspec.Struct, frozen=True):
+    """The promise: (epsilon, delta) for one row of one site, against everyone outside it, over a whole run.
+
+    Neighbouring data sets differ in one row of one site, replaced by any other; row counts are public.
+
+    Parameters
+    ----------
+    epsilon : float
+        Positive.
+    delta : float, optional
+        In (0, 1). None is N_j^-1.1 at a site with N_j rows.
+
+    Examples
+    --------
+    >>> round(DifferentialPrivacy(epsilon=4.0).delta_for(n_rows=1000), 6)
+    0.000501
+    """
+
+    epsilon: Annotated[float, Setting("How much a row may change what others see.", POSITIVE)]
+    delta: Annotated[float | None, Setting("The chance that the promise fails; None is N_j^-1.1.")] = None
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.epsilon) and self.epsilon > 0):
+            raise SettingsError(f"epsilon must be a positive number, got {self.epsilon!r}")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise SettingsError(f"delta must lie between 0 and 1, got {self.delta!r}")
+
+    def delta_for(self, n_rows: int) -> float:
+        """Return delta at a site with `n_rows` rows."""
+        return self.delta if self.delta is not None else float(max(n_rows, 2)) ** -1.1
+
+
+class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How features are drawn and chosen, and what all methods share besides."""
+
+    n_features: Annotated[int, Setting("Features of a site (the paper's D).", _COUNT, objects=True)] = 100
+    features: Annotated[str, Setting("How a site chooses its features.", one_of(*CHOOSERS), objects=True)] = "greedy"
+    kernel: Annotated[str, Setting("The kernel that frequencies are drawn for.", one_of(*KERNELS), objects=True)] = (
+        "gaussian"
+    )
+    sigma: Annotated[float, Setting("The kernel's bandwidth, in scaled columns.", POSITIVE)] = 1.0
+    mapping: Annotated[str, Setting("A cosine with a phase per feature, or cos/sin pairs.", one_of(*MAPPINGS))] = "cos"
+    seed: Annotated[int, Setting("Of all random numbers of a run.", whole_number(0, 2**63 - 1))] = 0
+    prediction: Annotated[
+        str,
+        Setting(
+            "Predict with the own model and the neighbours', or with the own alone.", one_of("neighborhood", "own")
+        ),
+    ] = "neighborhood"
+
+
+class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What DeKRR tunes before it trains: a number is not tuned, several are chosen from, "auto" is a grid of ours."""
+
+    sigma: Annotated[Any, Setting("The kernel's bandwidth, in scaled columns.", POSITIVE.or_several())] = "auto"
+    alpha: Annotated[Any, Setting("Regularisation (the paper's lambda).", POSITIVE.or_several())] = "auto"
+    consensus: Annotated[
+        Any, Setting("Weight of the agreement with neighbours (c of the authors' code).", _NOT_NEGATIVE.or_several())
+    ] = "auto"
+    folds: Annotated[int, Setting("Folds of each site's own rows, for tuning.", whole_number(2))] = 5
+    objective: Annotated[
+        str,
+        Setting(
+            "What tuning minimises on held-out rows: a site's own error, its neighbours' models' error, or the mean.",
+            one_of("mean", "own", "union"),
+        ),
+    ] = "mean"
+
+    def grids(self) -> dict[str, tuple[float, ...]]:
+        """Return the values to choose from."""
+        return {name: grid_of(name, getattr(self, name)) for name in GRIDS}
+
+
+class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What all methods share about rows: their regularisation, scale, and what a site refuses to send."""
+
+    alpha: Annotated[float, Setting("Regularisation (the paper's lambda).", POSITIVE)] = 1e-6
+    scale: Annotated[
+        str | None,
+        Setting("Columns to [0, 1] and the response to [-1, 1] by agreed bounds, or not.", one_of("minmax").or_none()),
+    ] = "minmax"
+    min_rows: Annotated[int, Setting("The fewest rows that a site sends sums over.", _COUNT)] = 10
+    rows_per_feature: Annotated[
+        float,
+        Setting("The fewest rows of a site for each feature that it sends sums of.", _NOT_NEGATIVE, in_process=0.0),
+    ] = 1.5
+    max_leverage: Annotated[
+        float,
+        Setting(
+            "Rows of a higher leverage among reference features are in no sum that leaves their site; 1 admits all.",
+            number(0, 1),
+            in_process=1.0,
+        ),
+    ] = 0.95
+
+
+class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
+    """What all sites of a DeKRR run must agree on, beside the features."""
+
+    consensus: Annotated[
+        float, Setting("Weight of the agreement with neighbours (c of the authors' code).", _NOT_NEGATIVE)
+    ] = 1.0
+    solver: Annotated[
+        Any,
+        Setting(
+            '"chebyshev" takes about the root of the rounds of the paper\'s "jacobi".', one_of(*SOLVERS), objects=True
+        ),
+    ] = "chebyshev"
+    self_penalty: Annotated[
+        float | str,
+        Setting(
+            'Damping of jacobi, in units of c~_j; "bound" is the smallest of the paper\'s Proposition 1.',
+            Rule('a number of at least 0, or "bound"', lambda value: value == "bound" or _NOT_NEGATIVE.allows(value)),
+        ),
+    ] = 5.0
+    tol: Annotated[float, Setting("Relative residual at which all sites stop; 0 runs max_rounds.", _NOT_NEGATIVE)] = (
+        1e-6
+    )
+    max_rounds: Annotated[int, Setting("The most rounds.", _COUNT)] = 1500
+    exchange: Annotated[
+        str,
+        Setting('"features" is the paper\'s own: it gives the rows away, for comparison.', one_of("sums", "features")),
+    ] = "sums"
+    allocation: Annotated[
+        str,
+        Setting("Features per site, at the same total.", one_of("equal", "sqrt", "gain")),
+    ] = "equal"
+    own_weight: Annotated[
+        float, Setting("Of a site's own model in its prediction, unless tuning chooses it.", number(0, 1))
+    ] = 0.5
+    precision: Annotated[str, Setting("Of sums over rows.", one_of(*PRECISIONS))] = "double"
+    wire: Annotated[Wire, Setting("How coefficients travel.")] = Wire()
+    max_maps: Annotated[int, Setting("The most feature maps that a neighbour may ask sums for in a run.", _COUNT)] = 64
+    max_features: Annotated[
+        int, Setting("The most features that a neighbour may choose; 0 is no limit.", whole_number(0))
+    ] = 0
+    verify_features: Annotated[
+        bool, Setting("Sites prove that their features come from the agreed pool.", FLAG, in_process=False)
+    ] = True
+    bounds: Annotated[
+        tuple[tuple[float, ...], tuple[float, ...]] | None,
+        Setting("Public bounds of the columns and, last, of the response, instead of agreed ones."),
+    ] = None
+    privacy: Annotated[
+        DifferentialPrivacy | None, Setting("A guarantee for every row, with public bounds and given numbers.")
+    ] = None
+
+
+class SharedSettings(GuardSettings, frozen=True, kw_only=True):
+    """What the methods that share features (AllReduce, DKLA, COKE) have besides."""
+
+    selecting_site: Annotated[
+        str | None, Setting("Who chooses features that depend on rows; None is the site with most rows.", objects=True)
+    ] = None
+
+
+class AllReduceSettings(SharedSettings, frozen=True, kw_only=True):
+    """What all sites of an AllReduce run must agree on, beside the features."""
+
+
+class DKLASettings(SharedSettings, frozen=True, kw_only=True):
+    """What all sites of a DKLA or COKE run must agree on, beside the features."""
+
+    rho: Annotated[float, Setting("Penalty of the augmented Lagrangian.", POSITIVE)] = 1e-4
+    rho_period: Annotated[int, Setting("Rounds after which rho doubles.", _COUNT)] = 200
+    censor_start: Annotated[float, Setting("COKE's threshold in the first round; 0 is DKLA.", _NOT_NEGATIVE)] = 0.0
+    censor_decay: Annotated[float, Setting("Factor by which that threshold falls in every round.", number(0, 1))] = 0.99
+    tol: Annotated[float, Setting("Relative change and disagreement to stop at; 0 runs max_rounds.", _NOT_NEGATIVE)] = (
+        1e-4
+    )
+    max_rounds: Annotated[int, Setting("The most rounds.", _COUNT)] = 1500
+
+
+def grid_of(name: str, given: Any) -> tuple[float, ...]:
+    """Return the values of a setting to choose from: those of "auto", those given, or the only one given.
+
+    Examples
+    --------
+    >>> grid_of("alpha", 1e-3), grid_of("consensus", [0.0, 0.5]), grid_of("sigma", "auto")
+    ((0.001,), (0.0, 0.5), (0.125, 0.25, 1.0, 4.0))
+    """
+    mistake = entries(TuningSettings)[name].mistake(given)
+    if mistake:
+        raise SettingsError(mistake)
+    if isinstance(given, str):
+        return GRIDS[name]
+    return tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=float)))
+
+
+def as_table(kind: type[msgspec.Struct]) -> str:
+    """Return the settings in a struct as a table in Markdown."""
+    lines = ["| setting | default | in one process | what it may be | what it is |", "|---|---|---|---|---|"]
+    for name, entry in entries(kind).items():
+        default = "" if entry.default is msgspec.NODEFAULT else f"`{entry.default!r}`"
+        same = entry.setting.in_process is _SAME
+        here = "" if same else f"`{entry.in_process!r}`"
+        words = "" if entry.setting.rule is _ANYTHING else entry.setting.rule.words
+        lines.append(f"| `{name}` | {default} | {here} | {words} | {entry.setting.text} |")
+    return "\n".join(lines)
