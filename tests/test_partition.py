@@ -51,7 +51,7 @@ def test_a_partition_of_ten_seconds_heals_and_the_result_is_right(tmp_path, halv
     processes = {
         name: subprocess.Popen(
             ["ip", "netns", "exec", place, sys.executable, "-c", program, str(mesh.home(name) / "site.toml")],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         for name, place in places.items()
     }
