@@ -15,6 +15,7 @@ from dekrr.attacks import campaign as attack
 from dekrr.attacks.features import recover_rows
 from dekrr.attacks.lattice import Lattice
 from dekrr.attacks.overhearing import overhear
+from dekrr.attacks.problems import read_problem
 from dekrr.attacks.sums import (
     Membership,
     NullSpace,
@@ -44,7 +45,7 @@ def frequencies_of(n_columns, n_features, scale, seed):
 
 @pytest.fixture(scope="module")
 def coast():
-    return attack.read_problem(None, None, 20, 0.4, 0)
+    return read_problem(None, None, 20, 0.4, 0)
 
 
 @settings(max_examples=15, deadline=None)
@@ -86,7 +87,7 @@ def test_the_attacker_uses_messages_alone(coast):
 @needs_data
 @pytest.mark.parametrize(("name", "n_features", "at_least"), [("houses", 60, 0.75), ("energy", 90, 0.99)])
 def test_the_papers_exchange_gives_rows_away(name, n_features, at_least):
-    problem = attack.read_problem(name, Path(DATA), n_features, None, 0)
+    problem = read_problem(name, Path(DATA), n_features, None, 0)
     found, truth = attack.attack_features(problem, seconds=60)
     assert found.share(truth, 1e-6) >= at_least
 
@@ -94,7 +95,7 @@ def test_the_papers_exchange_gives_rows_away(name, n_features, at_least):
 @needs_data
 @pytest.mark.slow
 def test_air_quality_too():
-    problem = attack.read_problem("airquality", Path(DATA), 70, None, 0)
+    problem = read_problem("airquality", Path(DATA), 70, None, 0)
     found, truth = attack.attack_features(problem, "4", seconds=120)
     assert found.share(truth, 1e-6) >= 0.95
 

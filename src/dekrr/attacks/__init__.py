@@ -2,5 +2,5 @@
 
 `overhearing` keeps the messages of a run, `views` makes of them what an attacker knows, `features` goes after features
 of single rows (the paper's exchange), `sums` and `lattice` after sums, `campaign` has the attacks as experiments with
-figures, and `audit` checks the promise of differential privacy.
+figures on the sites of `problems`, and `audit` checks the promise of differential privacy.
 """

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from ..attacks import campaign as attacks
+from ..attacks.problems import Problem, read_problem
 from ..attacks.views import View
 from ..errors import DataError
 from ..types import Array
@@ -56,9 +57,7 @@ def attack(
     names: list[str | None] = [*data] if data else [None]
     sizes: list[int | None] = [*n_features] if n_features else [None]
     widths: list[float | None] = [*sigma] if sigma else [None]
-    problems = [
-        attacks.read_problem(name, data_dir, size, width, seed) for name, size, width in product(names, sizes, widths)
-    ]
+    problems = [read_problem(name, data_dir, size, width, seed) for name, size, width in product(names, sizes, widths)]
     pictures = []
     from_features, from_sums, inferred = _features_table(), _rows_table(), _inference_table()
     notes: list[str] = []
@@ -110,7 +109,7 @@ def _report(progress: Progress, task: TaskID, seconds: float) -> None:
     progress.update(task, completed=seconds)
 
 
-def _hear(problem: attacks.Problem, colluders: int, tuned: bool, notes: list[str]) -> tuple[View, str]:
+def _hear(problem: Problem, colluders: int, tuned: bool, notes: list[str]) -> tuple[View, str]:
     """Return what the neighbours hear, with the tuning if that is wanted and not refused, and what that was."""
     if tuned:
         try:
@@ -120,7 +119,7 @@ def _hear(problem: attacks.Problem, colluders: int, tuned: bool, notes: list[str
     return attacks.hear(problem, colluders=colluders), "trained"
 
 
-def _named(problem: attacks.Problem) -> tuple[str, str, str, str]:
+def _named(problem: Problem) -> tuple[str, str, str, str]:
     return problem.name, str(problem.pair()[0].n_rows), str(problem.n_features), f"{problem.sigma:g}"
 
 
@@ -150,7 +149,7 @@ def _inference_table() -> Table:
 
 
 def _attack_rows(
-    problem: attacks.Problem,
+    problem: Problem,
     view: View,
     heard: str,
     colluders: int,
@@ -176,7 +175,7 @@ def _attack_rows(
     )
 
 
-def _infer(problem: attacks.Problem, view: View, heard: str, colluders: int, table: Table) -> None:
+def _infer(problem: Problem, view: View, heard: str, colluders: int, table: Table) -> None:
     lies = attacks.hear(problem, forger=attacks.fingerprinting(problem), colluders=colluders, granted=False)
     liars = attacks.infer(problem, lies, guesses=0)
     for whose, what, count in _views(problem, view, heard, colluders):
@@ -194,7 +193,7 @@ def _infer(problem: attacks.Problem, view: View, heard: str, colluders: int, tab
         )
 
 
-def _views(problem: attacks.Problem, view: View, heard: str, colluders: int) -> Iterator[tuple[View, str, int]]:
+def _views(problem: Problem, view: View, heard: str, colluders: int) -> Iterator[tuple[View, str, int]]:
     """Yield views of growing numbers of neighbours after training, then the whole one with the tuning."""
     for count in sorted({1, min(2, colluders), colluders}):
         yield attacks.hear(problem, colluders=count), "trained", count
@@ -202,7 +201,7 @@ def _views(problem: attacks.Problem, view: View, heard: str, colluders: int) -> 
         yield view, heard, colluders
 
 
-def _draw(pictures: list[tuple[attacks.Problem, Array, Array]], out: Path) -> Path:
+def _draw(pictures: list[tuple[Problem, Array, Array]], out: Path) -> Path:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -220,7 +219,7 @@ def _draw(pictures: list[tuple[attacks.Problem, Array, Array]], out: Path) -> Pa
     return path
 
 
-def _scatter(panel: Any, problem: attacks.Problem, rows: Array, truth: Array, most: int = 300) -> None:
+def _scatter(panel: Any, problem: Problem, rows: Array, truth: Array, most: int = 300) -> None:
     right = np.abs(rows - truth).max(axis=1) < attacks.TOLERANCES[0]
     for chosen, colour, label in ((~right, "C3", "missed"), (right, "C0", "recovered")):
         picked = np.flatnonzero(chosen)[:most]

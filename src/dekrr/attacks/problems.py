@@ -1,0 +1,117 @@
+"""The sites that are attacked: made up, the authors' splits, or a data set divided by its response."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .. import topology
+from ..data import by_response, halves, load, make_sites
+from ..privacy.guards import longest_shortlist
+from ..protocols.site import Site
+from ..rows import ArrayRows
+from ..scaling import Scaling
+from ..selection import Chooser, Greedy
+from ..settings import DeKRRSettings
+from ..types import Array
+
+# What a deployment starts from. One round is enough: what further rounds show of a site's own sums is granted.
+GUARDED = DeKRRSettings(scale=None)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sites in a ring, with rows of the same kind that were not trained on.
+
+    Parameters
+    ----------
+    name : str
+    sites : list of Site
+    spare : dict of site to (X, y)
+    sigma : float
+    n_features : int
+    """
+
+    name: str
+    sites: list[Site]
+    spare: dict[str, tuple[Array, Array]]
+    sigma: float
+    n_features: int
+
+    def site(self, name: str) -> Site:
+        """Return the site called `name`."""
+        return next(site for site in self.sites if site.name == name)
+
+    def pair(self, target: str | None = None) -> tuple[Site, Site]:
+        """Return a target, the first site by default, and the neighbour that attacks it."""
+        victim = self.site(target) if target is not None else self.sites[0]
+        return victim, self.site(victim.neighbors[0])
+
+    def selector(self) -> Chooser:
+        """Return the default selector, for this problem's features and bandwidth."""
+        return Greedy(self.n_features, sigma=self.sigma)
+
+    def longest_shortlist(self, site: Site) -> int:
+        """Return the most features of a shortlist that all neighbours of a site answer."""
+        fewest = min(self.site(name).n_rows for name in site.neighbors)
+        return int(longest_shortlist(fewest, GUARDED.rows_per_feature))
+
+
+def read_problem(
+    name: str | None, directory: Path | None, n_features: int | None, sigma: float | None, seed: int
+) -> Problem:
+    """Return a problem: the authors' split of a data set, one of ours, or, without a name, a made-up one.
+
+    Parameters
+    ----------
+    name : str or None
+    directory : path or None
+        Where ``<name>.parquet`` and ``splits/<name>-by-response.npz`` are.
+    n_features, sigma : optional
+        Instead of the data set's own.
+    seed : int
+    """
+    if name is None:
+        X, y, sites = make_sites(rows_per_site=400, random_state=seed)
+        return _divided("made-up coast", X, y, sites, n_features or 30, sigma or 0.3, seed)
+    split = directory / "splits" / f"{name}-by-response.npz" if directory is not None else None
+    if split is not None and split.exists():
+        return _authors(name, split, n_features, sigma)
+    X, y = load(name, directory)
+    scaling = Scaling.of(X, y)
+    sites = by_response(scaling.responses(y), random_state=seed)
+    return _divided(name, X, y, sites, n_features or 60, sigma or 0.25, seed)
+
+
+_FEATURES = {"houses": 60, "airquality": 70, "energy": 90}
+
+
+def _authors(name: str, path: Path, n_features: int | None, sigma: float | None) -> Problem:
+    with np.load(path) as file:
+        names = [str(j) for j in range(int(file["n_nodes"]))]
+        train = {j: (file[f"X_train_{j}"], file[f"y_train_{j}"]) for j in names}
+        spare = {j: (file[f"X_test_{j}"], file[f"y_test_{j}"]) for j in names}
+        return _problem(name, train, spare, n_features or _FEATURES.get(name, 60), sigma or float(file["sigma"]))
+
+
+def _divided(name: str, X: Array, y: Array, sites: np.ndarray, n_features: int, sigma: float, seed: int) -> Problem:
+    scaling = Scaling.of(X, y)
+    X, y = scaling.rows(X), scaling.responses(y)
+    trained = halves(sites, random_state=seed)
+    parts = [
+        {str(j): (X[(sites == j) & part], y[(sites == j) & part]) for j in np.unique(sites)}
+        for part in (trained, ~trained)
+    ]
+    return _problem(name, parts[0], parts[1], n_features, sigma)
+
+
+def _problem(
+    name: str,
+    train: dict[str, tuple[Array, Array]],
+    spare: dict[str, tuple[Array, Array]],
+    n_features: int,
+    sigma: float,
+) -> Problem:
+    graph = topology.build("ring", list(train), 4)
+    sites = [Site(j, tuple(graph[j]), ArrayRows(X, y)) for j, (X, y) in train.items()]
+    return Problem(name, sites, spare, sigma, n_features)
