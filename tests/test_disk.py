@@ -137,9 +137,9 @@ def test_the_rename_of_a_secret_is_on_the_disk_before_the_secret_is_used(tmp_pat
 
     monkeypatch.setattr(os, "replace", note_replace)
     monkeypatch.setattr(os, "fsync", note_sync)
-    secret = node._secret(tmp_path / "secret")
+    secret = node.kept_secret(tmp_path / "secret")
     assert len(secret) == 32
-    assert node._secret(tmp_path / "secret") == secret
+    assert node.kept_secret(tmp_path / "secret") == secret
     file, folder = (tmp_path / "secret").stat().st_ino, tmp_path.stat().st_ino
     after = calls[calls.index(("rename", "secret")) + 1 :]
     assert ("synchronise", file) in calls[: calls.index(("rename", "secret"))]

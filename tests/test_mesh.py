@@ -13,19 +13,21 @@ import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from dekrr.cli.app import app
-from dekrr.deploy.node import CHECKPOINT, MODEL, SECRET, link_of
+from dekrr.deploy.files import read_site
+from dekrr.deploy.node import CHECKPOINT, MODEL, SECRET, Node, link_of
 from dekrr.deploy.record import RECORD, JsonFormatter, Log, Record, logger
 from dekrr.deploy.status import serve_metrics
 from dekrr.disk import LockedFile
 from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, KeysError, ModelFileError, SettingsError
 from dekrr.model import SiteModel
-from dekrr.networks.mesh import MeshNetwork, _take, ask_status
+from dekrr.networks.mesh import Link, MeshNetwork, _take, ask_status, zenoh_config
 from dekrr.networks.session import journal as journals
 from dekrr.networks.session.events import Exchanged, Refused, Up
 from dekrr.networks.session.frames import Hello, frame_decoder
@@ -512,3 +514,26 @@ def test_no_frame_is_lost_where_more_wait_than_are_taken_at_a_time():
     taken = len(_take(arrivals, 1))
     assert taken < 5000
     assert taken + len(waiting) == 5000
+
+
+def test_what_a_site_writes_is_for_its_owner_alone(tmp_path):
+    Record(tmp_path / RECORD)(Up(neighbor="s01"))
+    assert (tmp_path / RECORD).stat().st_mode & 0o077 == 0
+
+
+def test_the_transport_keeps_nothing_in_shared_memory():
+    config = zenoh_config(Link("a", "127.0.0.1:7000", {"b": "127.0.0.1:7001"}, None), "run")
+    assert config["transport"]["shared_memory"] == {"enabled": False}
+
+
+def test_origins_are_the_same_within_a_run_and_differ_between_runs(tmp_path):
+    home = Mesh(tmp_path, 2).home("s00")
+
+    def origin(run):
+        node = Node(msgspec.structs.replace(read_site(home / "site.toml"), run=run), home, insecure=True)
+        node._journal.close()
+        return node.session.plan.origin
+
+    first = origin("first")
+    assert origin("first") == first
+    assert origin("second") != first

@@ -1,7 +1,11 @@
 import dataclasses
+import json
+from contextlib import suppress
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
@@ -10,8 +14,8 @@ from dekrr import CentralizedKRR, DeKRRRegressor, ModelFileError
 from dekrr import model as models
 from dekrr.data import make_sites
 from dekrr.features import FeatureMap
-from dekrr.model import Header, Member, SiteModel
-from dekrr.protocols.outcome import Outcome, members_of
+from dekrr.model import FORMAT, Header, Member, SiteModel, members_of
+from dekrr.protocols.outcome import Outcome
 from dekrr.scaling import UNSCALED, Scaling
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
@@ -168,11 +172,41 @@ def test_a_model_of_two_outputs_is_two_models(scaled, tmp_path):
     both.save(tmp_path / "both.safetensors")
     loaded = dekrr.load(tmp_path / "both.safetensors")
     expected = np.column_stack([model(k).predict(X) for k in (0, 1)])
-    for given in (X, lambda: iter([X[:7], X[7:]])):
-        np.testing.assert_allclose(loaded.predict(given), expected, rtol=1e-12)
+    for rows in (X, lambda: iter([X[:7], X[7:]])):
+        np.testing.assert_allclose(loaded.predict(rows), expected, rtol=1e-12)
     assert loaded.predict(X[:0]).shape == (0, 2)
     if scaled:
         wrong = dataclasses.replace(both, scaling=Scaling(bounds[0][:-1], bounds[1][:-1]))
         wrong.save(tmp_path / "wrong.safetensors")
         with pytest.raises(ModelFileError, match="4 bounds"):
             dekrr.load(tmp_path / "wrong.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F8_E4M3", "F8_E5M2", "F16", "I64", "BOOL", "F4", "U9"])
+@pytest.mark.parametrize("shape", [[2], [1 << 62, 1 << 62], [-1], [0, 1 << 63]])
+def test_tensors_that_no_model_has_are_damage(tmp_path, kind, shape):
+    about = json.dumps({"site": "a", "method": "m", "kernel": "gaussian", "sigma": 1.0, "n_columns": 2})
+    tensor = {"dtype": kind, "shape": shape, "data_offsets": [0, 16]}
+    header = {"__metadata__": {FORMAT: about}, "weights": tensor}
+    encoded = json.dumps(header).encode()
+    path = tmp_path / "odd.safetensors"
+    path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(16))
+    with pytest.raises(ModelFileError):
+        dekrr.load(path)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, 10_000), value=st.integers(0, 255), cut=st.booleans())
+def test_any_bytes_are_a_model_or_damage(tmp_path, place, value, cut):
+    path = tmp_path / "model.safetensors"
+    if not path.exists():
+        X, y, labels = make_sites(n_sites=3, random_state=0)
+        fitted = DeKRRRegressor(n_features=4, sigma=0.5, alpha=1e-3, consensus=1.0, random_state=0)
+        fitted.fit(X, y, sites=labels).models_["station 00"].save(path)
+    data = bytearray(path.read_bytes())
+    place %= len(data)
+    data[place] = value
+    changed = tmp_path / "changed.safetensors"
+    changed.write_bytes(data[:place] if cut else data)
+    with suppress(ModelFileError):
+        dekrr.load(changed)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy, disk, load
 from dekrr.attacks.audit import gaussian_epsilon
@@ -113,7 +114,7 @@ def test_the_noise_has_the_scale_that_it_says():
 
 
 def test_delta_by_default_and_delta_that_promises_nothing():
-    assert GaussianSums(DifferentialPrivacy(1.0), 500).spent.delta == pytest.approx(500**-1.1)
+    assert GaussianSums(DifferentialPrivacy(1.0), 500).spent.delta == pytest.approx(500**-2)
     with pytest.raises(SettingsError, match="promises nothing"):
         GaussianSums(DifferentialPrivacy(1.0, 0.01), 500)
 
@@ -219,7 +220,7 @@ def test_a_map_of_ones_own_does_not_start_either():
 
 def test_resuming_sends_the_same_sums_again(tmp_path):
     def with_vaults():
-        return [replace(site, vault=Vault(tmp_path / site.name)) for site in sites()]
+        return [replace(site, vault=Vault(tmp_path / site.name, b"secret")) for site in sites()]
 
     first, _ = run(with_vaults(), DifferentialPrivacy(1.0))
     again, _ = run(with_vaults(), DifferentialPrivacy(1.0))
@@ -234,7 +235,7 @@ def test_resuming_sends_the_same_sums_again(tmp_path):
 
 @pytest.mark.parametrize("change", ["budget", "rows"])
 def test_a_second_release_in_one_run_is_refused(change, tmp_path):
-    kept = [replace(site, vault=Vault(tmp_path / site.name)) for site in sites()]
+    kept = [replace(site, vault=Vault(tmp_path / site.name, b"secret")) for site in sites()]
     run(kept, DifferentialPrivacy(1.0))
     other = [replace(site, rows=ArrayRows(site.X, site.y / 2)) for site in kept] if change == "rows" else kept
     with pytest.raises(SettingsError, match="budget of this run is spent"):
@@ -242,7 +243,7 @@ def test_a_second_release_in_one_run_is_refused(change, tmp_path):
 
 
 def test_a_damaged_vault_is_not_replaced_by_new_noise(tmp_path):
-    kept = [replace(site, vault=Vault(tmp_path / site.name)) for site in sites()]
+    kept = [replace(site, vault=Vault(tmp_path / site.name, b"secret")) for site in sites()]
     (tmp_path / "b").write_bytes(b"damaged")
     with pytest.raises(DataError, match="cannot resume"):
         run(kept, DifferentialPrivacy(1.0))
@@ -254,7 +255,7 @@ def test_a_release_that_cannot_be_kept_is_not_made_and_leaves_nothing_behind(tmp
 
     monkeypatch.setattr(disk.os, "fsync", full)
     with pytest.raises(OSError, match="no space left"):
-        run([replace(site, vault=Vault(tmp_path / site.name)) for site in sites()], DifferentialPrivacy(1.0))
+        run([replace(site, vault=Vault(tmp_path / site.name, b"secret")) for site in sites()], DifferentialPrivacy(1.0))
     assert not list(tmp_path.iterdir())
 
 
@@ -350,3 +351,26 @@ def test_bounds_that_make_no_sense(coast, bounds, words):
     X, y, labels = coast
     with pytest.raises(SettingsError, match=words):
         DeKRRRegressor(bounds=bounds).fit(X, y, sites=labels)
+
+
+def test_a_large_epsilon_must_be_asked_for_by_name():
+    with pytest.raises(SettingsError, match="promises next to nothing"):
+        DifferentialPrivacy(1000.0)
+    assert DifferentialPrivacy(1000.0, max_epsilon=1e4).epsilon == 1000.0
+
+
+def test_delta_is_at_most_one_in_the_square_of_the_rows():
+    assert DifferentialPrivacy(1.0).delta_for(1000) <= 1e-6
+
+
+def test_a_kept_release_tells_nothing_of_rows_without_the_secret(tmp_path):
+    with pytest.raises(SettingsError, match="needs the site's secret"):
+        Vault(tmp_path / "release")
+    sums = OwnSums(np.eye(2), np.ones(2), 0.0)
+    keys = []
+    for name in ("one", "two"):
+        Vault(tmp_path / name, name.encode()).once(b"rows", lambda: sums)
+        with safe_open(tmp_path / name, framework="numpy") as file:
+            keys.append(file.metadata()["key"])
+    assert keys[0] != keys[1]
+    assert b"rows".hex() not in keys

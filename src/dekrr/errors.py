@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 
 _PACKAGE = str(Path(__file__).parent)
+_LONGEST = 300  # characters of a text from elsewhere
 
 
 class DekrrError(Exception):
@@ -81,3 +82,15 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
     warnings.warn(text, category, stacklevel=level)
+
+
+def one_line(text: str) -> str:
+    """Return a text from elsewhere as one line that is safe to print: cut, without line ends and control characters.
+
+    Examples
+    --------
+    >>> one_line("no\\n12:00 site ended\\x1b[2J")
+    'no 12:00 site ended [2J'
+    """
+    cleaned = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return cleaned if len(cleaned) <= _LONGEST else f"{cleaned[:_LONGEST]}..."

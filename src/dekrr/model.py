@@ -212,10 +212,12 @@ def load(path: str | os.PathLike[str]) -> SiteModel:
         with safe_open(path, framework="numpy") as file:
             header = _read_header(path, file.metadata())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ModelFileError(f"{path} is damaged or no model file: {error}") from None
+    except MemoryError:
+        raise ModelFileError(f"{path} claims tensors larger than the memory") from None
     return _from_tensors(path, header, tensors)
 
 

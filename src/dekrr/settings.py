@@ -146,26 +146,34 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
     epsilon : float
         Positive.
     delta : float, optional
-        In (0, 1). None is N_j^-1.1 at a site with N_j rows.
+        In (0, 1). None is N_j^-2 at a site with N_j rows.
+    max_epsilon : float, default=10
+        A larger epsilon is refused. It promises next to nothing, so that it must be asked for by name.
 
     Examples
     --------
     >>> round(DifferentialPrivacy(epsilon=4.0).delta_for(n_rows=1000), 6)
-    0.000501
+    1e-06
     """
 
     epsilon: Annotated[float, Setting("How much a row may change what others see.", POSITIVE)]
-    delta: Annotated[float | None, Setting("The chance that the promise fails; None is N_j^-1.1.")] = None
+    delta: Annotated[float | None, Setting("The chance that the promise fails; None is N_j^-2.")] = None
+    max_epsilon: Annotated[float, Setting("A larger epsilon is refused.", POSITIVE, agreed=False)] = 10.0
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.epsilon) and self.epsilon > 0):
             raise SettingsError(f"epsilon must be a positive number, got {self.epsilon!r}")
         if self.delta is not None and not 0 < self.delta < 1:
             raise SettingsError(f"delta must lie between 0 and 1, got {self.delta!r}")
+        if self.epsilon > self.max_epsilon:
+            raise SettingsError(
+                f"epsilon={self.epsilon:g} promises next to nothing: a row may change the odds of what others see by a "
+                f"factor of e^{self.epsilon:g}; the most is {self.max_epsilon:g}, unless max_epsilon allows more"
+            )
 
     def delta_for(self, n_rows: int) -> float:
         """Return delta at a site with `n_rows` rows."""
-        return self.delta if self.delta is not None else float(max(n_rows, 2)) ** -1.1
+        return self.delta if self.delta is not None else float(max(n_rows, 2)) ** -2.0
 
 
 class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):

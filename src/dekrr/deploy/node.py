@@ -112,7 +112,9 @@ class Node:
         if there and not force and not self.is_over:
             raise DataError(f"{folder / MODEL} is already there; --force replaces it")
         self._ledger = Ledger()
-        self._vault = Vault(folder / f"{config.run}.release")
+        secret = kept_secret(folder / SECRET)
+        self._nonce = folder / f"{config.run}.nonce"  # neighbours cannot compare the rows of two runs
+        self._vault = Vault(folder / f"{config.run}.release", secret)
         self._admission = self._admits()
         terms = config.terms(version("dekrr"))
         digest = _digest(terms, tuple(sorted(config.neighbors)), folder / config.data.file)
@@ -123,7 +125,7 @@ class Node:
             sites=frozenset(config.sites),
             terms=terms,
             digest=digest,
-            origin=hmac.digest(_secret(folder / SECRET), digest.encode(), "sha256").hex(),
+            origin=hmac.digest(secret + kept_secret(self._nonce), digest.encode(), "sha256").hex(),
             patience=config.patience,
             start_patience=config.start_patience,
         )
@@ -174,6 +176,7 @@ class Node:
         self._journal.close()
         synchronise(self.folder / MODEL)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        self._nonce.unlink(missing_ok=True)
 
     def status(self) -> Status:
         """Return how the site is doing."""
@@ -278,7 +281,7 @@ def _has_ended(config: SiteFile, checkpoint: Path) -> bool:
     return (openings[-1].run, openings[-1].site) == (config.run, config.site)
 
 
-def _secret(path: Path) -> bytes:
+def kept_secret(path: Path) -> bytes:
     """Return 32 random bytes that stay with the site, for its owner's eyes alone."""
     if not path.exists():
         with replacing(path, durable=True) as temporary:

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import msgspec
 
+from ..disk import create
 from ..networks.session.events import CheckpointLost, Event, Exchanged, Gone, Refused, Refusing, Unconfirmed
 from .events import ModelNotWritten, Stopped
 
@@ -36,6 +37,8 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        if not path.exists():
+            create(path, b"", private=True)
         self._file: io.FileIO | None = io.FileIO(path, "ab")
         self._whole = path.read_bytes().rfind(b"\n") + 1
         self._file.truncate(self._whole)  # what a crash left of a line

@@ -103,6 +103,7 @@ def zenoh_config(link: Link, run: str) -> dict[str, Any]:
         "open": {"return_conditions": {"connect_scouted": False, "declares": False}},
         "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
         "transport": {
+            "shared_memory": {"enabled": False},  # its pages, with sums in them, would outlive the run
             "unicast": {"max_sessions": 2 * len(link.neighbors) + 4},
             "link": {
                 "protocols": [protocol],

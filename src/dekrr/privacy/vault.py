@@ -4,6 +4,7 @@ Noise drawn twice for the same rows is two releases, and averages out. A site th
 goes through the procedure again because a neighbour is gone, must therefore send what it sent before.
 """
 
+import hmac
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +25,16 @@ class Vault:
     ----------
     path : path-like, optional
         A file of this run and site. It is written, to disk, before the release is used; where it exists already
-        its release is used again. It holds nothing that was not made to be sent.
+        its release is used again. It holds nothing that was not made to be sent, and a digest under the secret.
+    secret : bytes, optional
+        A key of the site's own. Without it, whoever reads the file and knows all rows but one could find that one by
+        trying.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, secret: bytes = b"") -> None:
+        if path is not None and not secret:
+            raise SettingsError("a release that is kept in a file needs the site's secret: nobody may test rows by it")
+        self._secret = secret
         self._path = Path(path) if path is not None else None
         self._kept: tuple[str, OwnSums] | None = None
 
@@ -39,6 +46,7 @@ class Vault:
         SettingsError
             When something else was released in this run, so that the budget is spent.
         """
+        key = hmac.digest(self._secret, key, "sha256")
         if self._kept is None and self._path is not None and self._path.exists():
             self._kept = _read(self._path)
         if self._kept is None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from ...errors import one_line
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     """Base of all events."""
@@ -99,7 +101,6 @@ class TellOnce:
         Gets a `Refused` for every new pair of sender and reason, up to a limit.
     """
 
-    _LONGEST = 300  # characters of a reason
     _MOST = 1000  # refusals
 
     def __init__(self, listen: Listener) -> None:
@@ -108,7 +109,7 @@ class TellOnce:
 
     def __call__(self, sender: str, reason: str) -> None:
         """Tell that something from `sender` was refused, and why, unless that was told before."""
-        reason = reason if len(reason) <= self._LONGEST else f"{reason[: self._LONGEST]}..."
+        reason = one_line(reason)
         if (sender, reason) not in self._told and len(self._told) < self._MOST:
             self._told.add((sender, reason))
             self._listen(Refused(sender=sender, reason=reason))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from ...errors import one_line
 from .frames import Frame, Hello
 from .peers import Peer
 from .plan import Plan
@@ -36,7 +37,7 @@ class Greeting:
 
     def disagreement(self, hello: Hello) -> str:
         """Return why the run cannot start after a neighbour's hello: its terms, or a refusal that it passes on."""
-        return hello.refusal or disagreement(self._plan.name, self._plan.terms, hello.sender, hello.terms)
+        return one_line(hello.refusal) or disagreement(self._plan.name, self._plan.terms, hello.sender, hello.terms)
 
     def refuse(self, reason: str, now: float) -> None:
         """Refuse the run."""
