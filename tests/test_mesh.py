@@ -537,3 +537,24 @@ def test_origins_are_the_same_within_a_run_and_differ_between_runs(tmp_path):
     first = origin("first")
     assert origin("first") == first
     assert origin("second") != first
+
+
+def test_training_again_after_one_new_row_is_refused_and_after_many_is_not(tmp_path):
+    mesh = Mesh(tmp_path, 2, rows=60)
+    home = mesh.home("s00")
+    config = read_site(home / "site.toml")
+    data = home / config.data.file
+    frame = pd.read_csv(data) if data.suffix == ".csv" else pd.read_parquet(data)
+
+    def node(run, n_rows):
+        kept = pd.concat([frame, frame.sample(40, random_state=0, replace=True) + 0.01]).iloc[:n_rows]
+        kept.to_csv(data, index=False) if data.suffix == ".csv" else kept.to_parquet(data)
+        made = Node(msgspec.structs.replace(config, run=run), home, insecure=True)
+        made._journal.close()
+        return made
+
+    node("june", 60)._note_rows()
+    node("july", 60)._note_rows()
+    with pytest.raises(DataError, match="differ from those of run 'june' by 1 row,"):
+        node("august", 61)
+    node("september", 100)

@@ -4,11 +4,12 @@ import gc
 import hashlib
 import hmac
 import json
+import math
 import queue
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from ..networks.session.journal import Ended as EndedRecord
 from ..networks.session.journal import FileJournal, Opening
 from ..privacy import admission
 from ..privacy.guards import Ledger
+from ..privacy.history import History
 from ..privacy.vault import Vault
 from ..protocols import dekrr
 from ..protocols.outcome import Outcome
@@ -42,6 +44,7 @@ from .status import Status, status_of
 from .tables import METHODS, SiteFile
 
 CHECKPOINT, MODEL, SECRET = "checkpoint", "model.safetensors", "secret"
+_ROWS_AT_A_TIME = 1 << 14
 _STRANGER = "somebody at the TLS handshake"
 _TITLES = {"dekrr": "DeKRRRegressor", "dkla": "DKLARegressor", "allreduce": "AllReduceRegressor"}
 
@@ -115,7 +118,10 @@ class Node:
         secret = kept_secret(folder / SECRET)
         self._nonce = folder / f"{config.run}.nonce"  # neighbours cannot compare the rows of two runs
         self._vault = Vault(folder / f"{config.run}.release", secret)
-        self._admission = self._admits()
+        named = hashlib.sha256(json.dumps(config.data.columns).encode()).hexdigest()[:12]  # this choice of columns
+        self._admission = self._admits(named)
+        self._history = History(folder / f"history-{named}", secret)
+        self._note_rows = self._judge_rows()
         terms = config.terms(version("dekrr"))
         digest = _digest(terms, tuple(sorted(config.neighbors)), folder / config.data.file)
         plan = Plan(
@@ -137,17 +143,32 @@ class Node:
         self._seconds_waiting = 0.0
         self._strangers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def _admits(self) -> admission.Admission | None:
+    def _admits(self, named: str) -> admission.Admission | None:
         """Return the rule by which this site's rows are in sums: that of its first run with these columns."""
         limit = self.config.method_settings().max_leverage
         if limit >= 1:
             return None
-        named = hashlib.sha256(json.dumps(self.config.data.columns).encode()).hexdigest()[:12]
         make = partial(admission.learn, self._rows.sample, limit)
         return admission.kept(self.folder / f"admission-{named}.safetensors", make, self._rows.n_columns)
 
+    def _judge_rows(self) -> Callable[[], None]:
+        """Refuse a run that would tell rows, or spend too much, together with earlier ones; return what notes it."""
+        settings, run = self.config.method_settings(), self.config.run
+        rows = self._rows.withholding(self._admission) if self._admission is not None else self._rows
+        hashes = self._history.hashes(rows.blocks(_ROWS_AT_A_TIME))
+        privacy = getattr(settings, "privacy", None)
+        if privacy is not None:
+            self._history.refuse_budget(run, privacy.epsilon, privacy.max_epsilon)
+            return partial(self._history.note, run, hashes, privacy.epsilon)
+        n_features = self.config.features().n_features
+        self._history.refuse_few_differences(
+            hashes, fewest=max(settings.min_rows, math.ceil(settings.rows_per_feature * n_features))
+        )
+        return partial(self._history.note, run, hashes)
+
     def run(self) -> SiteModel:
         """Take part in the run to its end; the model is written as soon as it stands."""
+        self._note_rows()
         plan = self.session.plan
         self._tell(
             Started(
