@@ -317,5 +317,13 @@ def test_command_attacks_sums_too(tmp_path, monkeypatch):
     features, sums, *members = [line for line in result.output.splitlines() if "│ made-up coast" in line]
     assert features.count("100.0%") == 2
     assert sums.count(" 0.0%, 0.0%") == 2
-    assert len(members) == 3
+    assert len(members) == 6
     assert "tuned" in members[-1]
+
+
+def test_an_audit_finds_no_telling_difference_and_tells_members_of_few_rows(coast):
+    view = attack.hear(coast, colluders=2, granted=False, settings=attack.UNGUARDED)
+    found = attack.audit(coast, view)
+    assert found.pairs > 0
+    assert (found.telling, found.rows) == (0, 0)
+    assert found.membership.area > 0.55

@@ -314,13 +314,14 @@ class Advantage:
         The largest difference of true and false positive rates over thresholds.
     area : float
         Under the curve of these rates; 0.5 is guessing.
-    caught : float
-        The true positive rate at a false positive rate of 1 %.
+    caught, caught_surely : float
+        The true positive rates at false positive rates of 1 % and of 0.1 %.
     """
 
     advantage: float
     area: float
     caught: float
+    caught_surely: float
 
 
 def advantage(members: Array, others: Array) -> Advantage:
@@ -340,5 +341,5 @@ def advantage(members: Array, others: Array) -> Advantage:
     return Advantage(
         float(np.max(true - false)),
         float(roc_auc_score(truth, scores)),
-        float(np.max(true[false <= 0.01], initial=0.0)),
+        *(float(np.max(true[false <= rate], initial=0.0)) for rate in (0.01, 0.001)),
     )

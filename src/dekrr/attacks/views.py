@@ -115,10 +115,10 @@ def fold_blocks(view: View) -> Iterator[Block]:
         wholes += _added_up([block for block in partial if block.label == label], len(view.fold_sizes))
     for whole in wholes:
         for part in partial:
-            first, second = _common(whole.left, part.left)
+            first, second = common_features(whole.left, part.left)
             if len(first) > whole.left.n_columns:
                 left = _taken(whole.left, first)
-                rest = _unit(whole)[np.ix_(first, first)] - _unit(part)[np.ix_(second, second)]
+                rest = unit_gram(whole)[np.ix_(first, first)] - unit_gram(part)[np.ix_(second, second)]
                 yield Block(left, left, rest, whole.folds & ~part.folds, f"{part.label}, a fold")
 
 
@@ -127,18 +127,18 @@ def _added_up(parts: list[Block], n_folds: int) -> list[Block]:
         return []
     places = np.arange(parts[0].left.n_features)
     for part in parts[1:]:
-        places = np.intersect1d(places, _common(parts[0].left, part.left)[0])
+        places = np.intersect1d(places, common_features(parts[0].left, part.left)[0])
     if not places.size:
         return []
     left = _taken(parts[0].left, places)
     total = np.zeros((len(places), len(places)))
     for part in parts:
-        _, chosen = _common(left, part.left)
-        total += _unit(part)[np.ix_(chosen, chosen)]
+        _, chosen = common_features(left, part.left)
+        total += unit_gram(part)[np.ix_(chosen, chosen)]
     return [Block(left, left, total / (n_folds - 1), np.ones(n_folds, dtype=bool), parts[0].label)]
 
 
-def _unit(block: Block) -> Array:
+def unit_gram(block: Block) -> Array:
     """Return Z'Z as if all amplitudes were 1."""
     scale = np.where(block.left.amplitudes == 0, 1.0, block.left.amplitudes)
     return np.asarray(block.sums / np.outer(scale, scale))
@@ -148,7 +148,7 @@ def _taken(feature_map: FeatureMap, places: np.ndarray) -> FeatureMap:
     return FeatureMap(feature_map.frequencies[:, places], feature_map.phases[places], np.ones(len(places)))
 
 
-def _common(left: FeatureMap, right: FeatureMap) -> tuple[np.ndarray, np.ndarray]:
+def common_features(left: FeatureMap, right: FeatureMap) -> tuple[np.ndarray, np.ndarray]:
     """Return the places of the features that two maps share, in each; amplitudes do not count."""
 
     def keys(feature_map: FeatureMap) -> dict[bytes, int]:

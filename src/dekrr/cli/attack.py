@@ -59,7 +59,7 @@ def attack(
     widths: list[float | None] = [*sigma] if sigma else [None]
     problems = [read_problem(name, data_dir, size, width, seed) for name, size, width in product(names, sizes, widths)]
     pictures = []
-    from_features, from_sums, inferred = _features_table(), _rows_table(), _inference_table()
+    from_features, from_sums, inferred, audited = _features_table(), _rows_table(), _inference_table(), _audit_table()
     notes: list[str] = []
     with Progress(
         TextColumn("{task.description}"),
@@ -85,19 +85,23 @@ def attack(
                 _attack_rows(problem, view, heard, colluders, effort, seed, report, from_sums)
                 progress.update(task, description=f"{problem.name}, members")
                 _infer(problem, view, heard, colluders, inferred)
+                _audit(problem, colluders, tuned=heard == "tuned", table=audited)
                 progress.remove_task(task)
     if features:
         console.print(from_features)
     if sums:
         console.print(from_sums)
         console.print(inferred)
+        console.print(audited)
         console.print(
             "to 1e-3, to 1e-6: of the rows, and of rows that are not in the sums, which is chance.\n"
             "sums: numbers that the neighbours have.  misfit: of the best matching; near 0 it found other rows.\n"
             "AUC: how often a member scores above a row that is none; 50 % is guessing.\n"
             "column: median error of a guessed column of a known member, in the unit box.\n"
             "imputed: the same from the other columns, without sums.\n"
-            "liars: AUC for the longest frequencies of their pools, as many as the guards allow.",
+            "liars: AUC for the longest frequencies of their pools, as many as the guards allow.\n"
+            "telling: pairs of sums about the same features that differ by fewer rows than features.\n"
+            "LiRA: members against as many other rows of the site, by shadow data sets of both.",
             *notes,
             sep="\n",
         )
@@ -173,6 +177,33 @@ def _attack_rows(
         f"{found.seconds:.0f}",
         f"{found.starts:,}",
     )
+
+
+def _audit_table() -> Table:
+    table = Table(title="what an outside audit tries: differences of messages, and LiRA on Gram matrices")
+    headings = ("data", "rows", "D", "sigma", "run", "neighbours", "pairs", "telling", "rows to 1e-6")
+    for heading in (*headings, "LiRA AUC", "advantage", "caught at 1 %", "at 0.1 %"):
+        table.add_column(heading, justify="left" if heading == "data" else "right")
+    return table
+
+
+def _audit(problem: Problem, colluders: int, *, tuned: bool, table: Table) -> None:
+    runs = [(count, False) for count in sorted({1, colluders})] + ([(colluders, True)] if tuned else [])
+    for count, with_tuning in runs:
+        view = attacks.hear(problem, colluders=count, tuned=with_tuning, granted=False)
+        found = attacks.audit(problem, view)
+        table.add_row(
+            *_named(problem),
+            "tuned" if with_tuning else "trained",
+            str(count),
+            str(found.pairs),
+            str(found.telling),
+            str(found.rows),
+            f"{found.membership.area:.1%}",
+            f"{found.membership.advantage:.2f}",
+            f"{found.membership.caught:.1%}",
+            f"{found.membership.caught_surely:.1%}",
+        )
 
 
 def _infer(problem: Problem, view: View, heard: str, colluders: int, table: Table) -> None:
