@@ -242,7 +242,7 @@ def open_source(given: Any, *, once: bool = False) -> Source:
 
 
 def is_mapping(given: Any) -> bool:
-    """Return whether `given` maps sites to sources. Some sparse arrays are mappings, too, and are told by a shape."""
+    """Return whether `given` maps sites to sources. Some sparse arrays are mappings, too; they have a shape."""
     return isinstance(given, Mapping) and not hasattr(given, "shape")
 
 
