@@ -47,7 +47,7 @@ _TITLES = {"dekrr": "DeKRRRegressor", "dkla": "DKLARegressor", "allreduce": "All
 
 
 def link_of(config: SiteFile, folder: Path, *, insecure: bool) -> Link:
-    """Return where a site listens and whom it reaches; refuse to go without keys unless told to."""
+    """Return the addresses of a site and its neighbours; without keys raise `SettingsError` unless it is `insecure`."""
     if insecure:
         return Link(config.site, config.listen, config.neighbors, None)
     if config.keys is None:
@@ -61,7 +61,7 @@ def link_of(config: SiteFile, folder: Path, *, insecure: bool) -> Link:
 
 
 def open_rows(config: SiteFile, folder: Path) -> Rows:
-    """Return a site's rows, to be read in batches, after a first pass that finds mistakes in them."""
+    """Return a site's rows, which are read in batches, after a first pass that checks them."""
     source = open_source(folder / config.data.file)
     there = source.columns or []
     missing = [name for name in (*config.data.columns, config.data.target) if name not in there]
@@ -79,13 +79,13 @@ class Node:
     ----------
     config : SiteFile
     folder : Path
-        Where site.toml is; the model, the record and the checkpoint go there too.
+        The folder of site.toml; the model, the record and the checkpoint go there, too.
     insecure : bool, default=False
-        Plain TCP on loopback.
+        Use plain TCP on loopback.
     fresh : bool, default=False
-        Ignore a checkpoint.
+        Ignore an existing checkpoint.
     force : bool, default=False
-        Replace a model that is there.
+        Replace an existing model.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ class Node:
         self._strangers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def _admits(self) -> admission.Admission | None:
-        """Return the rule by which this site's rows are in sums: that of its first run with these columns."""
+        """Return the rule that admits this site's rows to sums, from its first run with these columns."""
         limit = self.config.method_settings().max_leverage
         if limit >= 1:
             return None
@@ -145,7 +145,7 @@ class Node:
         return admission.kept(self.folder / f"admission-{named}.safetensors", make, self._rows.n_columns)
 
     def run(self) -> SiteModel:
-        """Take part in the run to its end; the model is written as soon as it stands."""
+        """Take part in the run to its end; the model is written as soon as it is final."""
         plan = self.session.plan
         self._tell(
             Started(
@@ -176,7 +176,7 @@ class Node:
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def status(self) -> Status:
-        """Return how the site is doing."""
+        """Return the status of the site."""
         return status_of(self.session, seconds_waiting=self._seconds_waiting, wire_bytes=self.network.wire_bytes)
 
     def _procedure(self, neighbors: tuple[str, ...], offer: Offer | None) -> Procedure[Outcome]:
@@ -212,7 +212,7 @@ class Node:
         return SiteModel(header, members, outcome.scaling)
 
     def _keep(self, outcome: Outcome) -> None:
-        """Write the model, and that the run is over; wait for space on the disk for a patience."""
+        """Write the model, and log the end of the run; on a write error try again until the patience is over."""
         model, path = self._model(outcome), self.folder / MODEL
         until = time.monotonic() + self.session.plan.patience
         while True:
@@ -231,17 +231,17 @@ class Node:
         self._tell(finished(self.status(), outcome))
 
     def refuse_stranger(self, reason: str) -> None:
-        """Have it told once, from the node's own thread, that a peer was refused before it could say who it is."""
+        """Report once, from the node's own thread, that a peer without a name was refused."""
         self._strangers.put(reason)
 
     def _after(self, waited: float) -> None:
         self._seconds_waiting += waited
-        while not self._strangers.empty():  # nobody else takes from it
+        while not self._strangers.empty():  # no other thread takes from this queue
             self.session.refuse(_STRANGER, self._strangers.get_nowait())
         self._tell_events()
 
     def _tell(self, event: Event) -> None:
-        """Give an event to all listeners, after those that the session told meanwhile."""
+        """Pass an event to all listeners, after the session's events that still wait."""
         self._events.append(event)
         self._tell_events()
 
@@ -254,7 +254,7 @@ class Node:
 
 @contextmanager
 def _nothing_old_collected() -> Iterator[None]:
-    """Keep the garbage collector from what was there before: going through all modules would stop rounds for long."""
+    """Exclude all existing objects from garbage collection: a pass over all modules would delay a round for long."""
     gc.collect()
     gc.freeze()
     try:
@@ -279,7 +279,7 @@ def _has_ended(config: SiteFile, checkpoint: Path) -> bool:
 
 
 def _secret(path: Path) -> bytes:
-    """Return 32 random bytes that stay with the site, for its owner's eyes alone."""
+    """Return the site's secret: 32 random bytes in a private file, made at the first call."""
     if not path.exists():
         with replacing(path, durable=True) as temporary:
             temporary.write_bytes(secrets.token_bytes(32))
