@@ -8,8 +8,8 @@ which has more points than there are rows.
 The matrix T[g, h] = phi(h - g) = V^H V with V[n, g] = exp(i g'x_n) has as rank the number of rows. For a shift by s,
 T_s[g, h] = phi(h - g + s) = V^H diag(exp(i s'x_n)) V. With T = E diag(l) E^H, the matrices l^-1/2 E^H T_s E l^-1/2 have
 the same eigenvectors for all s, one per row, and the eigenvalues exp(i s'x_n). One shift along each column therefore
-determines the rows, and no starting values are needed. This is the matrix pencil, or ESPRIT, of spectral estimation: Roy and
-Kailath, IEEE Transactions on Acoustics, Speech, and Signal Processing 37(7), 1989.
+determines the rows, and no starting values are needed. This is the matrix pencil, or ESPRIT, of spectral estimation:
+Roy and Kailath, IEEE Transactions on Acoustics, Speech, and Signal Processing 37(7), 1989.
 """
 
 from collections.abc import Sequence
