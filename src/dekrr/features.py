@@ -46,12 +46,12 @@ class FeatureMap:
 
     @property
     def n_features(self) -> int:
-        """How many features the map has (the paper's D)."""
+        """The number of features (the paper's D)."""
         return int(self.frequencies.shape[1])
 
     @property
     def n_columns(self) -> int:
-        """How many columns a row must have (the paper's d)."""
+        """The number of columns that a row must have (the paper's d)."""
         return int(self.frequencies.shape[0])
 
     @cached_property

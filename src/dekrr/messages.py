@@ -125,7 +125,7 @@ class Chosen(Message, frozen=True, tag="chosen"):
 
 
 class Degree(Message, frozen=True, tag="degree"):
-    """How many neighbours the sender has now."""
+    """The sender's current number of neighbours."""
 
     n_neighbors: int
 

@@ -19,7 +19,7 @@ from .features import FeatureMap
 from .types import Array, Block
 
 PRECISIONS = ("double", "mixed")
-_BYTES_PER_BLOCK = 1 << 22  # of features, so that the blocks of two threads fit into a third-level cache
+_BYTES_PER_BLOCK = 1 << 22  # the features of one block; the blocks of two threads fit into a third-level cache
 
 
 class RowBlocks(Protocol):
@@ -196,8 +196,8 @@ def accumulate(
         moment = moment + (y.T.astype(features.dtype, copy=False) @ features[:, slices[0]]).T
         response_energy += float(np.vdot(y, y))
         if block.withheld is not None and block.withheld.any():
-            alone, features = features[block.withheld, slices[0]], features[~block.withheld]
-            lone = lone + alone.T.astype(np.float64) @ alone
+            withheld, features = features[block.withheld, slices[0]], features[~block.withheld]
+            lone = lone + withheld.T.astype(np.float64) @ withheld
         with_own += features[:, slices[0]].T @ features
         for gram, part in zip(grams, slices[1:], strict=True):
             gram += features[:, part].T @ features[:, part]

@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
     @property
     def n_rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.y)
 
     def take(self, rows: np.ndarray | slice) -> "Block":

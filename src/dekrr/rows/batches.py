@@ -33,7 +33,7 @@ def without_index(schema: Any) -> list[str]:
 
 
 def n_rows_of(table: Any) -> int:
-    """Return how many rows a table has."""
+    """Return the number of rows of a table."""
     return len(next(iter(table.values()), ())) if isinstance(table, Mapping) else len(table)
 
 

@@ -259,8 +259,8 @@ def is_source(given: Any) -> bool:
     return callable(given) or isinstance(given, Iterable)
 
 
-def _is_paths(given: Any) -> bool:
-    return isinstance(given, list | tuple) and bool(given) and all(isinstance(p, str | os.PathLike) for p in given)
+def _is_paths(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(p, str | os.PathLike) for p in value)
 
 
 def _files_of(path: Path) -> list[Path]:

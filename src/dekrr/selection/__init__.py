@@ -1,4 +1,4 @@
-"""How features are chosen: pools of candidates, and the choosers by name.
+"""The choice of features: pools of candidates, and the choosers by name.
 
 `transformers` has every chooser as a scikit-learn transformer. It is the only module of this package that imports
 scikit-learn, and no other module of this package imports it.

@@ -1,4 +1,4 @@
-"""How a site chooses its features from its own rows.
+"""Choosers: they choose a site's features by its own rows.
 
 A chooser draws a pool of `pool_ratio` times `n_features` candidates from the kernel's spectral density and keeps
 `n_features` of them. It is a frozen object that needs numpy only; `transformers` has a scikit-learn transformer for
