@@ -1,6 +1,6 @@
-"""Loops of `dekrr.cosines` and `dekrr.statistics`, compiled by numba once a machine and precision.
+"""Loops of `dekrr.cosines` and `dekrr.statistics` that numba compiles, once per machine and precision.
 
-Each runs over all rows without Python's lock, so that sites in threads do not wait for each other.
+Each loop runs over all rows without Python's global lock (GIL), so that sites in threads do not wait for each other.
 """
 
 from typing import Any
@@ -13,13 +13,16 @@ def _compile(loop: Any) -> Any:
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
     try:
         return njit(cache=True, **options)(loop)
-    except RuntimeError:  # nowhere to keep the compiled code
+    except RuntimeError:  # no folder is writable for numba's cache of compiled code
         return njit(**options)(loop)
 
 
 @_compile
 def overwrite(turns: Any, phases: Any, amplitudes: Any, quarter: Any, terms: Any) -> None:
-    """Overwrite angles in turns by amplitudes * cos(2 pi (angles + phases)); terms are of the sine, highest first."""
+    """Overwrite `turns`, angles in turns, by amplitudes * cos(2 pi (turns + phases)).
+
+    `quarter` and `terms` are from `dekrr.cosines.terms_of`.
+    """
     for i in range(turns.shape[0]):
         for k in range(turns.shape[1]):
             t = turns[i, k] + phases[k]
@@ -33,7 +36,7 @@ def overwrite(turns: Any, phases: Any, amplitudes: Any, quarter: Any, terms: Any
 
 @_compile
 def evaluate(X: Any, parts: Any, quarter: Any, terms: Any, size: Any, out: Any) -> None:
-    """Write the waves of all rows to `out`, `size` rows at a time."""
+    """Write the features of all rows to `out`, `size` rows at a time."""
     frequencies, phases, amplitudes = parts
     for start in range(0, X.shape[0], size):
         block = out[start : start + size]
@@ -43,7 +46,7 @@ def evaluate(X: Any, parts: Any, quarter: Any, terms: Any, size: Any, out: Any) 
 
 @_compile
 def moment(X: Any, parts: Any, quarter: Any, terms: Any, size: Any, y: Any) -> Any:
-    """Return the sum of y times the waves of all rows, `size` rows at a time."""
+    """Return the sum over all rows of y times the features, computed `size` rows at a time."""
     frequencies, phases, amplitudes = parts
     buffer = np.empty((min(size, X.shape[0]), frequencies.shape[1]), dtype=X.dtype)
     total = np.zeros(frequencies.shape[1])
@@ -58,7 +61,10 @@ def moment(X: Any, parts: Any, quarter: Any, terms: Any, size: Any, y: Any) -> A
 
 @_compile
 def weigh(weights: Any, features: Any) -> Any:
-    """Return weights'features in double precision; eight rows at a time, so that few sums are read and written."""
+    """Return weights'features in double precision.
+
+    The loop takes eight rows at a time: each sum is then read and written once per eight rows.
+    """
     n_rows, n_features = features.shape
     total = np.zeros(n_features)
     whole = n_rows - n_rows % 8

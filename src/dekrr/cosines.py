@@ -1,9 +1,9 @@
-"""Cosines: what features cost most of their time.
+"""Cosines: the most expensive operation in the evaluation of features.
 
-An angle is kept in turns, t = angle / (2 pi), so that cos(2 pi t) = sin(2 pi u) with u = 1/4 - |t - round(t)|, and
-on |u| <= 1/4 the sine is an odd polynomial: 8 terms for double precision, 5 for single. `numpy.cos` takes 17 ns an
-element in double precision on current processors; the polynomial takes 3 ns in numpy and 0.4 ns compiled, which
-numba does where it is installed (the extra ``dekrr[fast]``).
+An angle is stored in turns: t = angle / (2 pi). Range reduction gives cos(2 pi t) = sin(2 pi u) with
+u = 1/4 - |t - round(t)|. On |u| <= 1/4 an odd polynomial approximates the sine: 8 terms for double precision, 5 for
+single precision. The polynomial is several times faster than `numpy.cos`, and faster again where numba compiles it
+(the extra ``dekrr[fast]``); docs/performance.md has the figures.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-# Interpolates sin(2 pi sqrt(v)) / sqrt(v) at the Chebyshev nodes of [0, 1/16]; the sine is off by 5e-16 and 7e-9.
+# These polynomials interpolate sin(2 pi sqrt(v)) / sqrt(v) at the Chebyshev nodes of [0, 1/16].
+# The error of the sine is at most 5e-16 in double precision and 7e-9 in single precision.
 DOUBLE = (
     6.283185307179585,
     -41.341702240398284,
@@ -30,20 +31,23 @@ SINGLE = (
     -76.58117264427872,
     39.7598270853191,
 )
-_BYTES_PER_BLOCK = 1 << 18  # a block of rows and its scratch stay in the second-level cache
-_BYTES_FOR_PRODUCT = 1 << 22  # the most for a block whose rows have many columns
-_WORTH_COMPILING = 1 << 15  # elements; starting numba takes most of a second, once a process
+_BYTES_PER_BLOCK = 1 << 18  # a block of rows and its scratch memory fit into the second-level cache
+_BYTES_FOR_PRODUCT = 1 << 22  # the upper limit for a block whose rows have many columns
+_WORTH_COMPILING = 1 << 15  # elements; numba takes long to start, once per process
 
 
 @cache
 def terms_of(dtype: np.dtype[Any]) -> tuple[Any, tuple[Any, ...]]:
-    """Return a quarter and the sine's terms, highest first, as numbers of a type."""
+    """Return 1/4 and the coefficients of the sine's polynomial, highest degree first, as numbers of type `dtype`."""
     terms = DOUBLE if dtype == np.float64 else SINGLE
     return dtype.type(0.25), tuple(dtype.type(term) for term in reversed(terms))
 
 
 def block_rows(frequencies: np.ndarray) -> int:
-    """Return so few rows that their features stay in the cache, but enough for a product of many columns to be fast."""
+    """Return the number of rows in a block.
+
+    The features of a block should fit into the cache. A matrix product over many columns needs more rows to be fast.
+    """
     n_columns, n_features = map(int, frequencies.shape)
     row_bytes = max(1, n_features * frequencies.itemsize)
     return max(1, _BYTES_PER_BLOCK // row_bytes, min(2 * n_columns, _BYTES_FOR_PRODUCT // row_bytes))
@@ -60,7 +64,10 @@ def compiled() -> Any:
 
 
 def loops_for(n_elements: int) -> Any:
-    """Return the module of compiled loops, or None where it is not there or not worth starting for so few elements."""
+    """Return the module of compiled loops, or None.
+
+    None means that numba is not installed, or that `n_elements` is too small to make up for the start of numba.
+    """
     return compiled() if n_elements >= _WORTH_COMPILING else None
 
 
@@ -71,18 +78,18 @@ def wave_blocks(
     amplitudes: np.ndarray,
     out: np.ndarray | None = None,
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield blocks of rows and their amplitudes * cos(2 pi (X frequencies + phases)).
+    """Yield, for one block of rows after another, its slice and amplitudes * cos(2 pi (X frequencies + phases)).
 
-    The error is below 1e-13 (5e-5 in single precision) up to some hundred turns.
+    The error is below 1e-13 (5e-5 in single precision) for angles of up to some hundred turns.
 
     Parameters
     ----------
     X : ndarray of float64 or float32, shape (n_rows, n_columns)
     frequencies : ndarray of the same type, shape (n_columns, n_features)
-        In turns, not radians, a unit; so are the phases.
+        In turns per unit of X, not in radians. The phases are in turns, too.
     phases, amplitudes : ndarray of the same type, shape (n_features,)
     out : ndarray of the same type, shape (n_rows, n_features), optional
-        Without it every block is written over the last one.
+        The array that takes the result. Without it all blocks share one buffer: each overwrites the one before.
 
     Examples
     --------
@@ -121,7 +128,7 @@ def evaluate(
 def moment(
     X: np.ndarray, frequencies: np.ndarray, phases: np.ndarray, amplitudes: np.ndarray, y: np.ndarray
 ) -> np.ndarray:
-    """Return y'amplitudes * cos(2 pi (X frequencies + phases)), in double precision, shape (n_features,)."""
+    """Return y'Z with Z = amplitudes * cos(2 pi (X frequencies + phases)), in double precision, shape (n_features,)."""
     loops = loops_for(len(X) * len(phases))
     if loops is not None:
         parts = tuple(map(np.ascontiguousarray, (frequencies, phases, amplitudes)))
@@ -136,7 +143,7 @@ def moment(
 def _polynomial(
     u: np.ndarray, phases: np.ndarray, amplitudes: np.ndarray, quarter: Any, terms: tuple[Any, ...]
 ) -> None:
-    """Overwrite angles in turns by amplitudes * cos(2 pi (angles + phases))."""
+    """Overwrite `u`, angles in turns, by amplitudes * cos(2 pi (u + phases))."""
     u += phases
     u -= np.rint(u)
     np.abs(u, out=u)

@@ -1,7 +1,7 @@
-"""The only owner of the system's calls for files: files that are whole or not there, locks, and power cuts.
+"""All file operations at the level of the operating system: atomic replacement, locks, and durable writes.
 
-Linux, macOS and Windows differ in what they offer. macOS has no `os.fdatasync`. Windows has neither `fcntl` nor
-`os.pread`, cannot synchronise a folder, and knows no modes of files.
+No other module makes these calls, because systems differ. macOS has no `os.fdatasync`. Windows has neither `fcntl` nor
+`os.pread`, cannot synchronise a folder, and has no file modes.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from types import ModuleType
 
 
 def _module(name: str) -> ModuleType | None:
-    """Return a module of the system's, where it has it."""
+    """Return a module of the standard library, or None where this system does not have it."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -26,21 +26,21 @@ _fcntl, _msvcrt = _module("fcntl"), _module("msvcrt")
 _PRIVATE, _USUAL = 0o600, 0o666
 _BINARY: int = getattr(os, "O_BINARY", 0)
 _FOLDER: int | None = getattr(os, "O_DIRECTORY", None)
-_LOCKED_BYTE = 1 << 40  # a lock of msvcrt is one of a byte: of one behind the end, which nobody reads
+_LOCKED_BYTE = 1 << 40  # msvcrt locks single bytes; this byte is far behind the end of any file here, and is never read
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, private: bool = True, durable: bool = False) -> Iterator[Path]:
-    """Give a file beside `path` that takes its place when the block ends well.
+    """Replace a file atomically: give a temporary file, which takes the place of `path` if the block raises no error.
 
     Parameters
     ----------
     path : Path
     private : bool, default=True
-        Whether the owner alone may read it. Otherwise it has the mode of the file that it replaces, or the one that
-        any new file has there.
+        Whether only the owner may read the file. If not, the file has the mode of the file that it replaces, or the
+        default mode of a new file.
     durable : bool, default=False
-        Whether the file, and its name, are on the disk when the block has ended.
+        Whether the file and its name are on the disk when the block has ended.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def replacing(path: Path, *, private: bool = True, durable: bool = False) -> Ite
 
 @contextlib.contextmanager
 def filling(folder: Path) -> Iterator[Path]:
-    """Give a folder whose contents are in `folder` when the block ends well; otherwise that is as it was."""
+    """Give a temporary folder. Its contents move to `folder` if the block raises no error, and are erased otherwise."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -84,7 +84,7 @@ def filling(folder: Path) -> Iterator[Path]:
 
 
 def create(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a file that must not exist yet (`FileExistsError`); a private one is for its owner alone."""
+    """Write a new file; only its owner may read a private one. An existing file raises `FileExistsError`."""
     _create(path, _PRIVATE if private else 0o644, data)
 
 
@@ -94,12 +94,12 @@ def _create(path: Path, mode: int, data: bytes = b"") -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Return whether nobody but its owner may use a file, as far as the system has modes."""
+    """Return whether only its owner may access a file; always True on Windows, which has no file modes."""
     return os.name == "nt" or not path.stat().st_mode & 0o077
 
 
 def synchronise(path: Path) -> None:
-    """Have a file, and its name in its folder, on the disk when this returns."""
+    """Flush a file, and its name in its folder, to the disk."""
     _synchronise_name(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     if _FOLDER is not None:
         _synchronise_name(path.parent, os.O_RDONLY | _FOLDER)
@@ -114,12 +114,14 @@ def _synchronise_name(path: Path, flags: int) -> None:
 
 
 def lock(descriptor: int) -> None:
-    """Keep other processes that ask for the lock from an open file until it is closed, where the system can.
+    """Take the exclusive lock of an open file until it is closed, where the file system has locks.
+
+    The lock is advisory: it stops only processes that ask for it.
 
     Raises
     ------
     BlockingIOError
-        When somebody else has the lock.
+        When another process has the lock.
     """
     if _fcntl is not None:
         try:
@@ -137,19 +139,19 @@ def lock(descriptor: int) -> None:
 
 
 class LockedFile:
-    """A file of its owner's that one process has at a time, read and written at given places.
+    """A private file with an exclusive lock, which is read and written at explicit offsets.
 
-    One thread reads and writes; another may synchronise meanwhile.
+    One thread may read and write. Another thread may call `synchronise` at the same time.
 
     Parameters
     ----------
     path : Path
-        It is made if it does not exist, and so is its folder.
+        The file and its folder are made where they do not exist.
 
     Raises
     ------
     BlockingIOError
-        When another process has it.
+        When another process has the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -164,11 +166,11 @@ class LockedFile:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """The size of the file in bytes."""
         return os.fstat(self._descriptor).st_size
 
     def read(self, size: int, at: int) -> bytes:
-        """Return `size` bytes from the place `at` on, fewer at the end of the file."""
+        """Return `size` bytes from the offset `at`, or fewer at the end of the file."""
         os.lseek(self._descriptor, at, os.SEEK_SET)
         parts = []
         while size and (part := os.read(self._descriptor, size)):
@@ -177,7 +179,7 @@ class LockedFile:
         return b"".join(parts)
 
     def write(self, data: bytes | bytearray, at: int) -> None:
-        """Write all of `data` from the place `at` on."""
+        """Write all of `data` at the offset `at`."""
         os.lseek(self._descriptor, at, os.SEEK_SET)
         with memoryview(data) as left:
             written = 0
@@ -185,14 +187,14 @@ class LockedFile:
                 written += os.write(self._descriptor, left[written:])
 
     def truncate(self, size: int) -> None:
-        """Drop what is behind `size` bytes."""
+        """Cut the file to its first `size` bytes."""
         os.ftruncate(self._descriptor, size)
 
     def synchronise(self) -> None:
-        """Have what was written on the disk when this returns; the file's name may not be there yet."""
+        """Flush the file's data to the disk. Its name in the folder is not flushed."""
         flush = getattr(os, "fdatasync", os.fsync)
         flush(self._descriptor)
 
     def close(self) -> None:
-        """Close the file, and leave it to others."""
+        """Close the file and release its lock."""
         os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""All that dekrr raises on its own account, and how it warns."""
+"""The exceptions of dekrr, and its way to warn."""
 
 import sys
 import warnings
@@ -9,7 +9,7 @@ _LONGEST = 300  # characters of a text from elsewhere
 
 
 class DekrrError(Exception):
-    """Base of every error of dekrr's own."""
+    """Base class of all exceptions of dekrr."""
 
 
 class DataError(DekrrError, ValueError):
@@ -25,7 +25,7 @@ class TopologyError(DekrrError, ValueError):
 
 
 class MessageError(DekrrError):
-    """A message is not what the protocol expects at this point; `sender` is who sent it, where that is known."""
+    """A message is not what the protocol expects at this point; `sender` is the sending site, or None if unknown."""
 
     def __init__(self, text: str, sender: str | None = None) -> None:
         super().__init__(text)
@@ -41,25 +41,25 @@ class KeysError(DekrrError, ValueError):
 
 
 class NetworkError(DekrrError):
-    """A run over a mesh ended without a model; `exit_code` tells scripts which way."""
+    """A run over a mesh ended without a model; `exit_code` tells scripts the reason."""
 
     exit_code = 1
 
 
 class AbsenceError(NetworkError):
-    """Somebody was waited for until the deadline."""
+    """A site did not appear before the deadline."""
 
     exit_code = 3
 
 
 class GoneError(NetworkError):
-    """The other sites have declared this one gone, and go on without it."""
+    """The other sites have declared this site gone, and go on without it."""
 
     exit_code = 4
 
 
 class DisconnectedError(NetworkError):
-    """The sites that are left cannot all reach each other."""
+    """The graph of the remaining sites is not connected, or they are not a majority."""
 
     exit_code = 5
 
@@ -71,7 +71,7 @@ class AgreementError(NetworkError):
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn, and point at the line outside of this package that called into it.
+    """Warn, and point at the line of the caller's code that called into this package.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""Feature maps: what a site's model is linear in.
+"""Feature maps: the functions of a row that a site's model is linear in.
 
-A feature is amplitude * cos(frequency'x + phase); the paper's omega and b are the frequency and the
-phase. With all amplitudes sqrt(2/D) this is the paper's equation (9), and a cos/sin pair, its equation
-(8), is the same with phases 0 and -pi/2.
+A feature is amplitude * cos(frequency'x + phase). The paper calls the frequency omega and the phase b. Features
+whose amplitudes are all sqrt(2/D) are the paper's equation (9). The cos/sin pairs of its equation (8) are features
+with the phases 0 and -pi/2.
 """
 
 from dataclasses import dataclass
@@ -46,12 +46,12 @@ class FeatureMap:
 
     @property
     def n_features(self) -> int:
-        """How many features the map has (the paper's D)."""
+        """The number of features (the paper's D)."""
         return int(self.frequencies.shape[1])
 
     @property
     def n_columns(self) -> int:
-        """How many columns a row must have (the paper's d)."""
+        """The number of columns that a row must have (the paper's d)."""
         return int(self.frequencies.shape[0])
 
     @cached_property
@@ -65,24 +65,30 @@ class FeatureMap:
         return frequencies, phases, amplitudes
 
     def __call__(self, X: Array, out: Array | None = None) -> Array:
-        """Return the features of rows `X`, shape (n_rows, n_features); written to `out`, in its precision, if given."""
+        """Return the features of rows `X`, shape (n_rows, n_features).
+
+        Where `out` is given, the features are written to it, in its precision.
+        """
         features = np.empty((len(X), self.n_features)) if out is None else out
         evaluate(*self._parts(X, single=features.dtype == np.float32), features)
         return features
 
     def around(self, center: Array) -> "FeatureMap":
-        """Return the map whose features of X - center are this one's of X, with more digits in single precision."""
+        """Return the map whose features of X - center equal the features of X under this map.
+
+        Centred rows are smaller numbers, so that features in single precision have more correct digits.
+        """
         return FeatureMap(self.frequencies, (self.phases + center @ self.frequencies) % (2 * np.pi), self.amplitudes)
 
     def moment(self, X: Array, y: Array) -> Array:
-        """Return Z'y, shape (n_features,), without ever holding the features Z of all rows."""
+        """Return Z'y, shape (n_features,); the features Z of all rows are never in memory at once."""
         return moment(*self._parts(X), y)
 
     def rough_moment(self, X: Array, y: Array) -> tuple[Array, Array]:
-        """Return Z'y in single precision, and a bound of its error, each of shape (n_features,).
+        """Return Z'y in single precision, and a bound on its error, each of shape (n_features,).
 
-        An angle of up to t turns, a sum over columns, is off by (n_columns + 2) t roundings at most; so is the sum
-        over rows by some more roundings of the features themselves.
+        An angle is a sum over columns. The error of an angle of t turns is at most (n_columns + 2) t rounding errors.
+        The features themselves add a few rounding errors to the sum over rows.
         """
         rough = moment(*self._parts(X, single=True), y.astype(np.float32))
         turns, phases, amplitudes = map(np.abs, self._double)
@@ -91,7 +97,7 @@ class FeatureMap:
         return rough, (a_turn * reach * turns.sum(axis=0) + a_turn * (phases + 4)) * amplitudes
 
     def apply(self, X: Array, coefficients: Array) -> Array:
-        """Return Z coefficients, without ever holding the features Z of all rows.
+        """Return Z coefficients; the features Z of all rows are never in memory at once.
 
         Parameters
         ----------
@@ -114,7 +120,7 @@ class FeatureMap:
 
 
 def paired(frequencies: Array) -> FeatureMap:
-    """Return the cos/sin map of the paper's equation (8): two features a frequency.
+    """Return the cos/sin map of the paper's equation (8), which has two features per frequency.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """Shift-invariant kernels and the densities that their frequencies are drawn from.
 
 By Bochner's theorem a shift-invariant kernel k(x - x') is the mean of cos(w'(x - x')) over frequencies w
-(the paper's omega) drawn from its spectral density p(w); Rahimi and Recht, NIPS 2007. The three kernels
-here are products over columns, so their frequencies are independent over columns. `Kernel` is the base class of
-a kernel of one's own.
+(the paper's omega) that are drawn from the kernel's spectral density p(w); see Rahimi and Recht, NIPS 2007. Each of
+the three kernels here is a product over columns, so that the entries of a frequency are independent. `Kernel` is the
+base class for kernels that a user writes.
 """
 
 from abc import ABC, abstractmethod
@@ -22,13 +22,14 @@ from .types import Array
 class Kernel(ABC):
     """A shift-invariant kernel with one bandwidth.
 
-    A kernel of one's own is a subclass with two methods, `__call__` and `draw_frequencies`. Wherever dekrr takes the
-    name of a kernel it takes the class too, or an object of it. The bandwidth is a setting of its own, `sigma`, which
-    is often tuned: a kernel is asked for itself with another one, by `with_bandwidth`. An object that was made with
-    one bandwidth and is used with another is refused; make it without (`Matern()`), and give `sigma`.
+    A user's kernel is a subclass with two methods, `__call__` and `draw_frequencies`. Wherever dekrr takes the name of
+    a kernel, it also takes the class or an object of the class. The bandwidth is a separate setting, `sigma`, because
+    it is often tuned: dekrr calls `with_bandwidth` to get the same kernel with another bandwidth. An object with one
+    bandwidth cannot be combined with another `sigma`. Make the object without a bandwidth (`Matern()`), and give
+    `sigma`.
 
-    Sites judge the features of their neighbours by `longest_frequency`. A kernel without this method is refused in a
-    network, unless sites prove where their features come from (``verify_features=True``).
+    A site judges the features of its neighbours by `longest_frequency`. A network refuses a kernel without this method,
+    unless sites prove the origin of their features (``verify_features=True``).
 
     Parameters
     ----------
@@ -38,13 +39,12 @@ class Kernel(ABC):
     Attributes
     ----------
     name : str
-        What messages and model files call the kernel; the name of the class in lower case unless the class says
-        otherwise.
+        The kernel's name in messages and model files. By default it is the name of the class in lower case.
 
     Examples
     --------
-    The Matern kernel of smoothness 3/2. Its frequencies are those of a Student distribution: normal ones, each
-    divided by the root of a gamma variable.
+    The Matern kernel of smoothness 3/2. Its frequencies have a Student distribution: each is a normal vector divided
+    by the square root of a gamma variable.
 
     >>> import numpy as np
     >>> from scipy.spatial.distance import cdist
@@ -88,13 +88,14 @@ class Kernel(ABC):
         """Draw from the spectral density; shape (n_columns, n_frequencies)."""
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
-        """Return a length that a frequency exceeds with at most this chance.
+        """Return a length that a random frequency exceeds with probability at most `chance`.
 
         Parameters
         ----------
         n_columns : int
-            How many entries of the frequency count. They may be some entries of a longer frequency, whichever.
+            The number of entries of the frequency. They may be any of the entries of a longer frequency.
         chance : float
+            The probability.
         """
         kind = type(self).__name__
         raise SettingsError(
@@ -120,7 +121,7 @@ class Gaussian(Kernel):
         return rng.standard_normal((n_columns, n_frequencies)) / self.sigma
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
-        """Return the length of a vector of normal numbers, chi-distributed, that has just this chance."""
+        """Return the length that a normal vector exceeds with probability `chance`; its length is chi-distributed."""
         return float(np.sqrt(2 * gammainccinv(n_columns / 2, chance)) / self.sigma)
 
     def log_density(self, frequencies: Array) -> Array:
@@ -140,9 +141,9 @@ class Laplacian(Kernel):
         return rng.standard_cauchy((n_columns, n_frequencies)) / self.sigma
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
-        """Return the length where every entry is as long as one of the n has this chance to be.
+        """Return sqrt(n) times the size that a single entry exceeds with probability chance / n.
 
-        The tails of the Cauchy distribution are so heavy that this hardly limits anything.
+        The bound is weak, because the Cauchy distribution has heavy tails.
         """
         return float(np.sqrt(n_columns) / np.tan(np.pi * chance / n_columns / 2) / self.sigma)
 
@@ -165,7 +166,7 @@ class Cauchy(Kernel):
         return rng.laplace(scale=1 / self.sigma, size=(n_columns, n_frequencies))
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
-        """Return the length where every entry is as long as one of the n has this chance to be."""
+        """Return sqrt(n) times the size that a single entry exceeds with probability chance / n."""
         return float(-np.sqrt(n_columns) * np.log(chance / n_columns) / self.sigma)
 
     def log_density(self, frequencies: Array) -> Array:
@@ -178,14 +179,14 @@ KERNELS: dict[str, type[Kernel]] = {kernel.name: kernel for kernel in (Gaussian,
 
 
 def is_kernel(kernel: Any) -> bool:
-    """Return whether this is a kernel's name, a class of kernels, or a kernel."""
+    """Return whether `kernel` is the name of a kernel, a subclass of `Kernel`, or an object of one."""
     if isinstance(kernel, str):
         return kernel in KERNELS
     return isinstance(kernel, Kernel) or (isinstance(kernel, type) and issubclass(kernel, Kernel))
 
 
 def make_kernel(kernel: str | type[Kernel] | Kernel, sigma: float) -> Kernel:
-    """Return a kernel, given by its name, its class or an object of it, with bandwidth `sigma`.
+    """Return the kernel with bandwidth `sigma`; `kernel` is its name, its class, or an object of the class.
 
     Examples
     --------
@@ -210,5 +211,5 @@ def make_kernel(kernel: str | type[Kernel] | Kernel, sigma: float) -> Kernel:
 
 
 def name_of(kernel: str | type[Kernel] | Kernel) -> str:
-    """Return what messages and model files call a kernel."""
+    """Return the kernel's name in messages and model files."""
     return kernel if isinstance(kernel, str) else kernel.name

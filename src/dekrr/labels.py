@@ -1,4 +1,4 @@
-"""Site labels: one per row, of any hashable type, and the names that stand for them in a run."""
+"""Site labels and site names. Each row has a label of any hashable type; in a run each label has a name, a string."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from .errors import DataError
 
 
 def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
-    """Return the different labels, sorted where they can be, and the index of each row's label.
+    """Return the distinct labels, sorted if they can be compared, and for each row the index of its label.
 
     Parameters
     ----------
@@ -28,8 +28,9 @@ def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise DataError(f"site labels must be a vector, got an array of shape {values.shape}")
     if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
-        given, values = values, values.astype(f"{values.dtype.kind}8[us]")  # what Python's own dates and times can be
-        if not np.array_equal(given, values, equal_nan=True):
+        # Python's own dates and times have microseconds at best
+        original, values = values, values.astype(f"{values.dtype.kind}8[us]")
+        if not np.array_equal(original, values, equal_nan=True):
             raise DataError("site labels are times finer than a microsecond; give words or numbers")
     if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
         return _factorise_integers(values)
@@ -37,7 +38,7 @@ def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
 
 
 def _factorise_integers(values: np.ndarray) -> tuple[list[Hashable], np.ndarray]:
-    """Count rows of each number from the lowest to the highest where those are few, which is faster than sorting."""
+    """Factorise by counting where the range of the numbers is small, otherwise by sorting, which is slower."""
     low, high = (values.min(), values.max()) if values.size else (0, 0)
     if int(high) - int(low) >= len(values):
         unique = np.unique(values)
@@ -70,7 +71,7 @@ def _factorise_objects(values: Sequence[Any]) -> tuple[list[Hashable], np.ndarra
 
 
 def places_of(index: np.ndarray, n_labels: int) -> list[np.ndarray]:
-    """Return the rows of each label, in their order, from the index of each row's label.
+    """Return for each label the indices of its rows, ascending; `index` has for each row the index of its label.
 
     Examples
     --------
@@ -84,12 +85,12 @@ def places_of(index: np.ndarray, n_labels: int) -> list[np.ndarray]:
 def _is_missing(label: Any) -> bool:
     try:
         return label is None or bool(label != label)
-    except (TypeError, ValueError):  # pandas.NA does not say
+    except (TypeError, ValueError):  # a comparison with pandas.NA has no truth value
         return True
 
 
 def names_of(labels: Sequence[Hashable]) -> list[str]:
-    """Return a different name for each label: strings stand for themselves.
+    """Return a unique name for each label; a label that is a string is its own name where names stay unique.
 
     Examples
     --------
@@ -101,7 +102,7 @@ def names_of(labels: Sequence[Hashable]) -> list[str]:
 
 
 def names_with(known: Mapping[Hashable, str], labels: Sequence[Hashable]) -> dict[Hashable, str]:
-    """Return a different name for each label; those that have one keep it.
+    """Return a unique name for each label; a label in `known` keeps its name.
 
     Examples
     --------

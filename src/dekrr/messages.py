@@ -1,9 +1,10 @@
-"""All that may leave a site, and the checks on its arrival.
+"""All messages that may leave a site, and the checks on their arrival.
 
-Messages are msgspec structs, carried as MessagePack. An array travels as an extension whose code tells vector or
-matrix and the element type, and whose data are a matrix's shape and the numbers. Decoding checks the kind of
-message, the code, that shape and bytes agree, and that every number is finite; `expect` then checks what only the
-receiver knows: the kind that is due now and the shapes it must have. Nothing is ever unpickled.
+Messages are msgspec structs, encoded as MessagePack. An array travels as a MessagePack extension. The code of the
+extension says whether the array is a vector or a matrix, and its element type. The data are the shape (for a matrix)
+and the numbers. Decoding checks the kind of message, the code, that shape and number of bytes agree, and that every
+number is finite. `expect` then checks what only the receiver knows: the kind of message that is due, and the shapes of
+its arrays. Nothing is ever unpickled.
 """
 
 import itertools
@@ -18,22 +19,24 @@ import numpy as np
 from .errors import MessageError
 
 MAX_BYTES = 1 << 28
-_EXTENSIONS = {  # by code: dimensions and element type
+_EXTENSIONS = {  # code: (number of dimensions, element type)
     code: (n_dimensions, np.dtype(name))
     for code, (n_dimensions, name) in enumerate(itertools.product((1, 2), ("<f8", "<f4", "|i1")))
 }
 _CODES = {extension: code for code, extension in _EXTENSIONS.items()}
-_SHAPE = struct.Struct("<2I")  # of a matrix
+_SHAPE = struct.Struct("<2I")  # the shape of a matrix
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of the messages; each travels as an array that starts with its kind."""
+    """Base class of all messages; a message travels as an array whose first entry is its kind."""
 
 
 class Roll(Message, frozen=True, tag="roll"):
-    """The rows of sites that the sender has newly heard of, and hops as far as known, or 0.
+    """One flooding step of the roll call.
 
-    The most from any site to another, and from the root to another.
+    `rows` maps each site that the sender has newly heard of to its number of rows. `farthest` is the diameter: the
+    largest distance, in hops, between two sites. `height` is the height of the spanning tree: the largest distance from
+    the root. Each is as far as the sender knows, or 0.
     """
 
     rows: dict[str, int]
@@ -42,7 +45,11 @@ class Roll(Message, frozen=True, tag="roll"):
 
 
 class Tally(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was counted of a branch of a tree: sites, rows, their square roots, who has fewest and most, its height."""
+    """The counts over a branch of a spanning tree.
+
+    They are the number of sites, the number of rows, the sum of the square roots of the sites' numbers of rows, the
+    site with the fewest rows and the site with the most rows, each with its number of rows, and the branch's height.
+    """
 
     sites: int
     rows: int
@@ -53,17 +60,22 @@ class Tally(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Branch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A branch of a tree, and the edges of its sites, each told by the end whose name sorts first."""
+    """The counts of a branch of a spanning tree, and the edges of its sites.
+
+    Of an edge's two ends the site whose name sorts first reports the edge.
+    """
 
     tally: Tally
     edges: list[tuple[str, str]]
 
 
 class Census(Message, frozen=True, tag="census"):
-    """The roll of a network of many: whose name sorts first as far as the sender knows (the root), and what is counted.
+    """One step of the roll call in a large network, which counts sites over a spanning tree.
 
-    The sender's hops from the root, its neighbour on the way there, to that one its branch as soon as it is all
-    counted, and once the root has told it the whole and the most hops between two sites.
+    `root` is the site whose name sorts first, as far as the sender knows. `depth` is the sender's distance from the
+    root in hops, and `parent` is its neighbour on the way to the root. The parent alone gets `branch`, as soon as all
+    of the sender's branch is counted. `whole` has the counts of the network and `diameter` the largest distance between
+    two sites; both come down from the root.
     """
 
     root: str
@@ -75,9 +87,9 @@ class Census(Message, frozen=True, tag="census"):
 
     @property
     def tallies(self) -> list[Tally]:
-        """All that is counted in it."""
-        told = [self.whole, self.branch.tally if self.branch is not None else None]
-        return [tally for tally in told if tally is not None]
+        """All counts in the message."""
+        tallies = [self.whole, self.branch.tally if self.branch is not None else None]
+        return [tally for tally in tallies if tally is not None]
 
 
 class Bounds(Message, frozen=True, tag="bounds"):
@@ -88,7 +100,7 @@ class Bounds(Message, frozen=True, tag="bounds"):
 
 
 class Features(Message, frozen=True, tag="features"):
-    """The sender's feature map, and how many neighbours it has; 0 with a shortlist, which is no choice yet."""
+    """The sender's feature map and its number of neighbours; 0 neighbours mark a shortlist, which is no choice yet."""
 
     frequencies: np.ndarray
     phases: np.ndarray
@@ -97,10 +109,11 @@ class Features(Message, frozen=True, tag="features"):
 
 
 class Chosen(Message, frozen=True, tag="chosen"):
-    """The sender's feature map as its pool's seed and the candidates it chose: a proof, and fewer bytes.
+    """The sender's feature map, as the seed of its pool and the indices of the candidates that it chose.
 
-    The pool is the one for `n_features` features; a shortlist has more of its candidates than that. Phases and
-    amplitudes are empty where they are the pool's own.
+    The receiver draws the pool again, which proves the origin of the features. The message also takes fewer bytes. The
+    pool is drawn for `n_features` features; a shortlist has more candidates than that. Phases and amplitudes are empty
+    where the chosen candidates keep those of the pool.
     """
 
     seed: int
@@ -112,7 +125,7 @@ class Chosen(Message, frozen=True, tag="chosen"):
 
 
 class Degree(Message, frozen=True, tag="degree"):
-    """How many neighbours the sender has now."""
+    """The sender's current number of neighbours."""
 
     n_neighbors: int
 
@@ -120,7 +133,7 @@ class Degree(Message, frozen=True, tag="degree"):
 class Sums(Message, frozen=True, tag="sums"):
     """Sums over the sender's rows of the receiver's features: gram (B_jp, packed) and cross (C_jp).
 
-    Where all sites share their features C_jp is B_jp, and cross is empty.
+    Where all sites share their features, C_jp equals B_jp, and `cross` is empty.
     """
 
     gram: np.ndarray
@@ -142,7 +155,10 @@ class RowFeatures(Message, frozen=True, tag="rows"):
 
 
 class Coefficients(Message, frozen=True, tag="theta"):
-    """The sender's coefficients, or steps to add to them, with its share of the stopping rule: residuals and scales."""
+    """The sender's coefficients, or a change to be added to them, and its data for the stopping rule.
+
+    `progress` has the residuals and scales of the stopping rule. `step` is the unit of the values.
+    """
 
     values: np.ndarray
     progress: tuple[float, ...]
@@ -150,13 +166,13 @@ class Coefficients(Message, frozen=True, tag="theta"):
 
 
 class Unchanged(Message, frozen=True, tag="same"):
-    """Instead of coefficients that differ too little from the last ones sent."""
+    """The sender's coefficients differ too little from the last ones that it sent (censoring)."""
 
     progress: tuple[float, ...]
 
 
 class Total(Message, frozen=True, tag="total"):
-    """A partial sum on its way up a spanning tree, or the full one on its way down."""
+    """A partial sum on its way up a spanning tree, or the full sum on its way down."""
 
     values: np.ndarray
 
@@ -213,7 +229,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
 
 
 def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Return a decoder of a type that has messages in it; what it gives is yet to be checked by `check`."""
+    """Return a decoder for a type that contains messages. The caller must pass each decoded message to `check`."""
     return msgspec.msgpack.Decoder(kind, ext_hook=_from_wire)
 
 
@@ -221,7 +237,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = decoder_of(AnyMessage)
 
 
 def encode(message: Message) -> bytes:
-    """Return a message's bytes.
+    """Return the bytes of a message.
 
     Examples
     --------
@@ -232,7 +248,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes, sender: str) -> AnyMessage:
-    """Return the message in `data`, or raise `MessageError` that names `sender` and what is wrong."""
+    """Return the message in `data`, or raise a `MessageError` that names `sender` and the fault."""
     if len(data) > MAX_BYTES:
         raise MessageError(f"site {sender!r} sent {len(data)} bytes; the most is {MAX_BYTES}", sender)
     try:
@@ -244,9 +260,9 @@ def decode(data: bytes, sender: str) -> AnyMessage:
 
 
 def check(message: AnyMessage, sender: str) -> None:
-    """Refuse a message whose numbers outside arrays are not finite, or whose parts do not fit each other.
+    """Raise `MessageError` if a number outside the arrays is not finite, or if the parts do not fit each other.
 
-    Coefficients alone may travel in less than double precision.
+    Only coefficients may travel in less than double precision.
     """
     if isinstance(message, (Coefficients, Unchanged)):
         if not all(map(math.isfinite, message.progress)):
@@ -268,14 +284,14 @@ def check(message: AnyMessage, sender: str) -> None:
 def expect(
     inbox: Mapping[str, AnyMessage], kind: type[Kind], **shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Kind]:
-    """Return the inbox with every message known to be of `kind` and its arrays of the given shapes.
+    """Return the inbox after a check that every message is of `kind` and that its arrays have the expected shapes.
 
     Parameters
     ----------
     inbox : mapping of sender to message
     kind : type
     **shapes : mapping of sender to shape
-        By field name, of all senders from whom a message is due; -1 stands for any length.
+        For each field name the shapes of all senders from whom a message is due; -1 stands for any length.
     """
     known = {sender: expect_kind(sender, message, kind) for sender, message in inbox.items()}
     for field, wanted in shapes.items():
@@ -286,14 +302,14 @@ def expect(
 
 
 def expect_senders(inbox: Mapping[str, Any], due: Iterable[str]) -> None:
-    """Refuse an inbox without a message of somebody who owes one, or with one of somebody who does not."""
+    """Raise `MessageError` unless the senders in the inbox are exactly those from whom a message is due."""
     for sender in sorted(inbox.keys() ^ due):
         what = "a message where none is due" if sender in inbox else "nothing where a message is due"
         raise MessageError(f"site {sender!r} sent {what}; do all sites run the same procedure and version?", sender)
 
 
 def expect_kind(sender: str, message: AnyMessage, kind: type[Kind]) -> Kind:
-    """Return a message known to be of `kind`."""
+    """Return the message after a check that it is of `kind`."""
     if not isinstance(message, kind):
         raise MessageError(
             f"site {sender!r} sent {type(message).__name__} where {kind.__name__} is due; "
@@ -304,10 +320,10 @@ def expect_kind(sender: str, message: AnyMessage, kind: type[Kind]) -> Kind:
 
 
 def expect_shape(sender: str, message: Message, field: str, due: tuple[int, ...]) -> None:
-    """Refuse a message whose array `field` has another shape than the one due; -1 stands for any length."""
+    """Raise `MessageError` unless the array `field` has the shape `due`; -1 stands for any length."""
     shape = getattr(message, field).shape
     if shape == due:
         return
-    if len(shape) != len(due) or any(w not in (-1, s) for w, s in zip(due, shape, strict=True)):
+    if len(shape) != len(due) or any(wanted not in (-1, size) for wanted, size in zip(due, shape, strict=True)):
         name = type(message).__name__
         raise MessageError(f"site {sender!r} sent {name}.{field} of shape {shape}, expected {due}", sender)

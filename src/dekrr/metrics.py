@@ -1,4 +1,4 @@
-"""The two figures that every comparison here reports."""
+"""The error measure of all comparisons: the relative square error (RSE)."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def _vector(values: Any) -> Array:
 
 
 def relative(squared_error: float, y: Array) -> float:
-    """Return a sum of squared errors relative to the responses' own around their mean."""
+    """Return a sum of squared errors divided by the sum of squared deviations of `y` from its mean."""
     if not len(y):
         raise DataError("there are no rows to score")
     spread = float(np.sum((y - y.mean()) ** 2))

@@ -1,4 +1,4 @@
-"""What a site keeps when training is over: a model that predicts, saves and loads on its own."""
+"""The model that a site keeps after training. It predicts, saves and loads without the other sites."""
 
 import math
 import os
@@ -29,27 +29,27 @@ _ROWS_PER_BLOCK = 4096
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model file says about itself, as JSON, beside its tensors.
+    """The header of a model file: JSON beside the tensors.
 
     Parameters
     ----------
     site : str
         The site's name.
     method : str
-        The estimator that trained it.
+        The name of the estimator that trained the model.
     kernel : str
     sigma : float
     columns : list of str or None
-        The columns' names, where they had any.
+        The names of the columns; None where they have no names.
     n_columns : int
     n_members : int
-        Models whose predictions are weighed: 1, or 1 + neighbours.
+        The number of models whose predictions are averaged: 1, or 1 + the number of neighbours.
     scaled : bool
-        Whether rows are scaled before they are used.
+        Whether the model scales rows and responses.
     privacy : Spent or None
         The privacy budget that training spent.
     format, version
-        What the file is.
+        The name and the version of the file format.
     """
 
     site: str
@@ -66,7 +66,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_rows(X: Any, columns: Sequence[str] | None, n_columns: int) -> Array:
-    """Return rows as an array; a frame's columns are picked by name where `columns` has names."""
+    """Return rows as an array; where `columns` has names, the columns of a frame are selected by name."""
     if columns is not None and hasattr(X, "columns"):
         missing = [name for name in columns if name not in list(X.columns)]
         if missing:
@@ -82,9 +82,9 @@ def as_rows(X: Any, columns: Sequence[str] | None, n_columns: int) -> Array:
 
 
 def neighborhood_weights(n_neighbors: int, own_weight: float = 0.5) -> list[float]:
-    """Return how a site's own model and its neighbours' count when it predicts with its neighbourhood.
+    """Return the weights of a site's own model and of its neighbours' models in a neighbourhood prediction.
 
-    Its own has `own_weight`, the mean of its neighbours' the rest. Alone it has all the weight.
+    The own model has `own_weight`; the neighbours share the rest equally. Without neighbours the own weight is 1.
 
     Examples
     --------
@@ -115,14 +115,14 @@ class Member:
 
 
 def neighborhood(own: Member, around: Sequence[Member], own_weight: float = 0.5) -> tuple[Member, ...]:
-    """Return a site's own model and its neighbours' with the weights of `neighborhood_weights`."""
+    """Return a site's own model and its neighbours' models, with the weights of `neighborhood_weights`."""
     weights = neighborhood_weights(len(around), own_weight)
     members = zip([own, *around], weights, strict=True)
     return tuple(Member(member.feature_map, member.coefficients, weight) for member, weight in members)
 
 
 def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
-    """Return the models that a site predicts with: its own, or with its neighbours' ("neighborhood")."""
+    """Return the models that a site predicts with: its own, and for "neighborhood" those of its neighbours, too."""
     own = Member(outcome.feature_map, outcome.coefficients)
     maps = outcome.neighbor_maps if prediction == "neighborhood" else {}
     around = [Member(feature_map, outcome.neighbor_coefficients[p]) for p, feature_map in maps.items()]
@@ -131,13 +131,13 @@ def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
 
 @dataclass(frozen=True, eq=False)
 class SiteModel:
-    """A site's model: the weighted sum of its members' predictions, in the response's own units.
+    """A site's model. Its prediction is the weighted sum of its members' predictions, in the units of the response.
 
     Parameters
     ----------
     header : Header
     members : tuple of Member
-        The site's own model first; then its neighbours' when it predicts with its neighbourhood.
+        First the site's own model; then its neighbours' models, if it predicts with its neighbourhood.
     scaling : Scaling or Unscaled
     """
 
@@ -161,7 +161,7 @@ class SiteModel:
         Parameters
         ----------
         X : array-like of shape (n_rows, n_columns), or source
-            A source is a path or something else that rows are read from in batches; see `dekrr.rows.sources`.
+            A source is a path, or another object that gives rows in batches; see `dekrr.rows.sources`.
 
         Returns
         -------
@@ -169,9 +169,9 @@ class SiteModel:
         """
         if is_source(X):
             columns = self.header.columns or self.header.n_columns
-            nothing = np.empty((0, *self.coefficients.shape[1:]))
+            no_rows = np.empty((0, *self.coefficients.shape[1:]))
             batches = open_source(X, once=True).batches(columns)
-            return np.concatenate([nothing, *(self._predict(inputs_of(batch, columns)) for batch in batches)])
+            return np.concatenate([no_rows, *(self._predict(inputs_of(batch, columns)) for batch in batches)])
         return self._predict(as_rows(X, self.header.columns, self.header.n_columns))
 
     def _predict(self, rows: Array) -> Array:
@@ -180,7 +180,7 @@ class SiteModel:
         return self.scaling.undo(prediction)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a safetensors file; an existing file is replaced only when all is written."""
+        """Write the model to a safetensors file; an existing file is replaced atomically."""
         tensors = {"weights": np.array([member.weight for member in self.members])}
         for i, member in enumerate(self.members):
             tensors[f"frequencies_{i}"] = member.feature_map.frequencies
@@ -206,7 +206,7 @@ def load(path: str | os.PathLike[str]) -> SiteModel:
     Raises
     ------
     ModelFileError
-        When the file is damaged, is no model, or is of a newer format.
+        When the file is damaged, is not a model, or has a newer format.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -265,7 +265,7 @@ def _from_tensors(path: Any, header: Header, tensors: dict[str, Array]) -> SiteM
 
 @dataclass(frozen=True, eq=False)
 class KernelModel:
-    """The exact kernel ridge regression of pooled rows; it holds those rows, so it cannot be saved.
+    """Exact kernel ridge regression on the pooled rows. The model contains these rows, so it cannot be saved.
 
     Parameters
     ----------
@@ -294,5 +294,5 @@ class KernelModel:
         return self.scaling.undo(prediction)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Refuse: an exact kernel model is its training rows."""
+        """Raise `ModelFileError`: the file would contain the training rows."""
         raise ModelFileError(f"{path} not written: an exact kernel model holds all sites' rows; save a feature model")

@@ -1,4 +1,4 @@
-"""What a parameter or a setting may be: rules that tell a value from a wrong one, in words too."""
+"""Rules for the values of parameters and settings: a check, and its description in words."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,14 +13,14 @@ from .errors import SettingsError
 
 @dataclass(frozen=True)
 class Rule:
-    """What one parameter may be.
+    """The values that a parameter may have.
 
     Parameters
     ----------
     words : str
-        What it must be, for a message.
+        The description of an allowed value, for error messages.
     allows : callable
-        Tells whether a value is allowed.
+        Returns whether a value is allowed.
     """
 
     words: str
@@ -31,7 +31,7 @@ class Rule:
         return Rule(f"{self.words}, or None", lambda value: value is None or self.allows(value))
 
     def or_several(self) -> "Rule":
-        """Return the rule that allows "auto" and a sequence of values too: what can be tuned."""
+        """Return the rule for a setting that can be tuned: it allows "auto" and a sequence of values, too."""
 
         def allows(value: Any) -> bool:
             if isinstance(value, str):
@@ -76,12 +76,12 @@ FLAG = Rule("True or False", lambda value: isinstance(value, bool | np.bool_))
 
 
 def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
-    """Refuse values that break a rule, all of them at once.
+    """Raise one `SettingsError` that names all values that break their rule.
 
     Parameters
     ----------
     owner : str
-        Whose parameters they are.
+        The name of the object that has the parameters.
     values : mapping of str to object
     rules : mapping of str to Rule
 

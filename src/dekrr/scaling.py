@@ -10,9 +10,9 @@ from .types import Array
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """The bounds of the columns and, last, of each output.
+    """The bounds of the columns, followed by the bounds of each output.
 
-    The shape of a response says how many outputs there are; see `dekrr.types.Block`.
+    The number of outputs follows from the shape of the response; see `dekrr.types.Block`.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Scaling:
         return np.where(spans > 0, spans, 1.0)
 
     def _responses(self, y: Array) -> tuple[Array, Array]:
-        """Return the centre and half of the span of each of the outputs in `y`."""
+        """Return the centre and half the span of each output in `y`."""
         outputs = slice(-y.shape[1], None) if y.ndim == 2 else -1
         centres: Array = (self.lower[outputs] + self.upper[outputs]) / 2
         half_spans: Array = self._spans[outputs] / 2
@@ -69,13 +69,13 @@ class Scaling:
 
     @property
     def tensors(self) -> Mapping[str, Array]:
-        """What a model file keeps of it."""
+        """The arrays that a model file stores."""
         return {"lower": self.lower, "upper": self.upper}
 
 
 @dataclass(frozen=True)
 class Unscaled:
-    """Columns and responses as they are: the same methods as `Scaling`, which do nothing.
+    """No scaling: the methods of `Scaling`, which here return rows and responses unchanged.
 
     Examples
     --------
@@ -98,7 +98,7 @@ class Unscaled:
 
     @property
     def tensors(self) -> Mapping[str, Array]:
-        """What a model file keeps of it: nothing."""
+        """The arrays that a model file stores: none."""
         return {}
 
 

@@ -1,22 +1,22 @@
-"""Iterations for H theta = d that need nothing but the neighbours' last coefficients.
+"""Iterative solvers for H theta = d. A site needs its neighbours' latest coefficients and nothing else.
 
-A `Solver` is an object that is made before a run and knows nothing of a site: all that it knows of one is in the state
-that `start` makes and `update` replaces. `SOLVERS` has those that go by a name. Any other object with the two methods
-is used in the same places.
+A `Solver` is an object that is made before a run and has no data of a site. The data of a site are in the state, which
+`start` makes and `update` replaces. `SOLVERS` has the solvers that can be given by name. Any other object with the two
+methods can take their place.
 
-Both solvers here move along the residual r_j of a site's block row. Write B for the block diagonal of H. Turning
-every |a - b|^2 of the objective into |a + b|^2 changes the sign of the off-diagonal blocks only, so 2B - H is
-positive definite like H, and the eigenvalues of B^-1 H lie strictly between 0 and 2.
+Both solvers here step along the residual r_j of a site's block row. B is the block diagonal of H. The blocks off the
+diagonal come from the terms |a - b|^2 of the objective. With |a + b|^2 in their place, only the sign of these blocks
+changes. So 2B - H is positive definite like H, and the eigenvalues of B^-1 H lie strictly between 0 and 2.
 
 `Jacobi` is the paper's update (18), theta_j += (H_jj + U_j)^-1 r_j with the self penalty
-U_j = self_penalty c~_j Z_jj'Z_jj. A step changes the objective by -step'(2(B + U) - H) step: it falls for every
-self penalty from 0 on, whether or not it meets the condition of the paper's Proposition 1.
+U_j = self_penalty c~_j Z_jj'Z_jj. A step changes the objective by -step'(2(B + U) - H) step. The objective therefore
+falls for every self penalty of 0 or more, even where the condition of the paper's Proposition 1 does not hold.
 
-`Chebyshev` is the semi-iteration of Golub and Varga (Numerische Mathematik 3, 1961) on block Jacobi for
-eigenvalues in [a, 2 - a]. An eigenvalue outside that interval but inside (0, 2) is still damped in every
-round, so it converges for any 0 < a < 1. Where all sites agree on a function the quotient theta'H theta /
-theta'B theta is 1 / (1 + 2 consensus), up to alpha. The smallest eigenvalue is at most that, on real data 0 to 11 %
-below; a is 1 / (1 + 2.1 consensus).
+`Chebyshev` is the semi-iteration of Golub and Varga (Numerische Mathematik 3, 1961) on block Jacobi, for eigenvalues
+in [a, 2 - a]. An eigenvalue in (0, 2) but outside that interval is damped in every round, too. The iteration therefore
+converges for any 0 < a < 1. Where all sites agree on a function, the quotient theta'H theta / theta'B theta is
+1 / (1 + 2 consensus), up to alpha. The smallest eigenvalue is at most that; on real data it is 0 to 11 % below. The
+solver takes a = 1 / (1 + 2.1 consensus).
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ SelfPenalty = float | str
 
 @dataclass(frozen=True)
 class SiteSystem:
-    """What a solver is told of a site: its block row, and what that was assembled from.
+    """A site's data for a solver: its block row, and the sums and weights that make up the block row.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class SiteSystem:
         B_jp and C_jp.
     weights : Weights
     consensus : float
-        c, from which the penalties in `weights` are.
+        c. The penalties in `weights` are computed from it.
     """
 
     row: BlockRow
@@ -67,12 +67,12 @@ class SiteSystem:
         weights: Weights,
         consensus: float,
     ) -> "SiteSystem":
-        """Return the system of sums that a site has made, received and sent; see `dekrr.system.assemble`."""
+        """Assemble the system from a site's own, received and sent sums; see `dekrr.system.assemble`."""
         return cls(assemble(own, received, sent, weights), own, received, weights, consensus)
 
 
 class State(Protocol):
-    """Where an iteration stands at one site: all that the next update depends on."""
+    """The state of an iteration at one site: all that the next update depends on."""
 
     @property
     def coefficients(self) -> Array:
@@ -83,10 +83,10 @@ AnyState = TypeVar("AnyState", bound=State)
 
 
 class Solver(Protocol[AnyState]):
-    """How a site's coefficients change in a round, given the residual of its block row.
+    """The rule by which a site's coefficients change in a round, given the residual of its block row.
 
-    Any object with these two methods will do wherever the name of a solver does. It is shared by all sites, so that it
-    must not keep anything of a site in itself: what one update leaves to the next is in the state.
+    Any object with these two methods can be given in place of a solver's name. All sites share the object, so it must
+    not store data of a site. Data that one update leaves to the next belong into the state.
 
     Examples
     --------
@@ -122,7 +122,7 @@ class Solver(Protocol[AnyState]):
         ----------
         system : SiteSystem
         coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
-            Where the iteration starts.
+            The starting point of the iteration.
         """
 
     def update(self, state: AnyState, residual: Array) -> AnyState:
@@ -131,16 +131,16 @@ class Solver(Protocol[AnyState]):
         Parameters
         ----------
         state : State
-            As `start` or the last `update` returned it; it is not changed.
+            The value that `start` or the last `update` returned. It must not be modified.
         residual : ndarray of the shape of the coefficients
             d_j - H_jj theta_j + sum_p P_jp theta_p at `state.coefficients`.
         """
 
 
 def cholesky(matrix: Array) -> Array:
-    """Return the upper Cholesky factor of a positive definite matrix, or say what is wrong with it.
+    """Return the upper Cholesky factor of a positive definite matrix; raise `SettingsError` for any other matrix.
 
-    Below the diagonal it has whatever the matrix had.
+    The entries below the diagonal are those of the matrix and have no meaning.
     """
     if not np.isfinite(matrix).all():
         raise SettingsError(
@@ -159,15 +159,15 @@ def cholesky(matrix: Array) -> Array:
 def inverse(matrix: Array) -> Array:
     """Return the inverse of a positive definite matrix.
 
-    A round that multiplies by it is faster than one that solves with a factor, and each corrects the last one's
-    rounding, as residuals are computed anew.
+    A round that multiplies by the inverse is faster than a round that solves with a Cholesky factor. The rounding
+    errors do not add up: each round computes its residual anew, and so corrects the errors of the round before.
     """
     upper, _ = dpotri(cholesky(matrix), overwrite_c=True)
     return unpack_symmetric(pack_symmetric(upper), len(upper))
 
 
 class JacobiState(NamedTuple):
-    """Where `Jacobi` stands.
+    """The state of `Jacobi`.
 
     Parameters
     ----------
@@ -187,15 +187,15 @@ class Jacobi:
     Parameters
     ----------
     self_penalty : float or "bound", default=5.0
-        In units of c~_j; "bound" is the smallest one that the paper's Proposition 1 allows.
+        In units of c~_j. "bound" takes the smallest value that the paper's Proposition 1 allows.
     """
 
     self_penalty: SelfPenalty = 5.0
 
     def __post_init__(self) -> None:
-        given = self.self_penalty
-        if not (given == "bound" if isinstance(given, str) else given >= 0):
-            raise SettingsError(f'self_penalty must be 0 or more, or "bound"; got {given!r}')
+        self_penalty = self.self_penalty
+        if not (self_penalty == "bound" if isinstance(self_penalty, str) else self_penalty >= 0):
+            raise SettingsError(f'self_penalty must be 0 or more, or "bound"; got {self_penalty!r}')
 
     def start(self, system: SiteSystem, coefficients: Array) -> JacobiState:
         """Return the state before the first round."""
@@ -212,14 +212,14 @@ class Jacobi:
 
 
 class ChebyshevState(NamedTuple):
-    """Where `Chebyshev` stands, at one site or in a batch of systems of one site.
+    """The state of `Chebyshev`, for one system or for a batch of systems of one site.
 
     Parameters
     ----------
     coefficients, previous : ndarray of shape (n_features,) or (..., n_features, n_outputs)
-        Of this round and of the one before.
+        The coefficients after this round and after the round before.
     relaxation : float
-        Of the last round; 0 before the first.
+        The relaxation factor of the last round; 0 before the first round.
     inverse : ndarray of shape (..., n_features, n_features)
         H_jj^-1.
     radius : float
@@ -234,11 +234,11 @@ class ChebyshevState(NamedTuple):
 
     @classmethod
     def at(cls, coefficients: Array, inverse: Array, consensus: float) -> "ChebyshevState":
-        """Return the state before the first round; a consensus of 0, or no neighbours, makes it plain block Jacobi."""
+        """Return the state before the first round. A consensus of 0 makes the iteration plain block Jacobi."""
         return cls(coefficients, coefficients, 0.0, inverse, 1 - lower_end(consensus))
 
     def rounds_to(self, accuracy: float) -> int:
-        """Return after how many rounds the error is below `accuracy`, in the norm that Chebyshev's bound is about."""
+        """Return the number of rounds until the error is below `accuracy`, in the norm of Chebyshev's error bound."""
         if self.radius == 0:
             return 1
         return int(np.ceil(np.arccosh(1 / accuracy) / np.arccosh(1 / self.radius)))
@@ -262,7 +262,7 @@ class Chebyshev:
 
 
 def _next_relaxation(relaxation: float, radius_squared: float) -> float:
-    """Return the relaxation of the round after one with `relaxation`; 0 stands for no round yet."""
+    """Return the relaxation factor of the next round; `relaxation` is that of the last round, 0 before the first."""
     if relaxation == 0:
         return 1.0
     if relaxation == 1:
@@ -271,7 +271,7 @@ def _next_relaxation(relaxation: float, radius_squared: float) -> float:
 
 
 def lower_end(consensus: float) -> float:
-    """Return 1 / (1 + 2.1 consensus), the lower end that Chebyshev takes."""
+    """Return a = 1 / (1 + 2.1 consensus), the lower end of the interval of eigenvalues that `Chebyshev` assumes."""
     return 1 / (1 + 2.1 * consensus)
 
 
@@ -297,13 +297,13 @@ SOLVERS: dict[str, type[Any]] = {"chebyshev": Chebyshev, "jacobi": Jacobi}
 
 
 def make_solver(solver: str | Solver[Any], self_penalty: SelfPenalty = 5.0) -> Solver[Any]:
-    """Return the solver of that name, or the one that is given as an object.
+    """Return the solver that has the name `solver`, or `solver` itself where it is an object.
 
     Parameters
     ----------
     solver : {"chebyshev", "jacobi"} or Solver
     self_penalty : float or "bound", default=5.0
-        For "jacobi" alone.
+        For "jacobi" only.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""The sums over a site's rows that stand for them (docs/architecture.md, "Only sums leave a site").
+"""The sums over a site's rows that replace the rows (docs/architecture.md, "Only sums leave a site").
 
-With Z_ij the features of map i on the rows of site j (one row of the array per row of data), a site j
-computes about its own map Z_jj'Z_jj and Z_jj'y_j, and for each neighbour p, knowing its map,
-B_pj = Z_pj'Z_pj and C_pj = Z_pj'Z_jj. Rows are read in blocks, from memory or from disk, and never needed again. A row
-of weight w counts w times in every sum: its features and responses are multiplied by the root of w.
+Z_ij has the features of map i on the rows of site j: one row of the array per row of data. Site j computes Z_jj'Z_jj
+and Z_jj'y_j for its own map. For each neighbour p, whose map it knows, it computes B_pj = Z_pj'Z_pj and
+C_pj = Z_pj'Z_jj. Rows are read in blocks, from memory or from disk, and one pass is enough. A row of weight w counts w
+times in every sum: its features and responses are multiplied by the square root of w.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,23 +19,23 @@ from .features import FeatureMap
 from .types import Array, Block
 
 PRECISIONS = ("double", "mixed")
-_BYTES_PER_BLOCK = 1 << 22  # of features: half of what two cores have of a third-level cache
+_BYTES_PER_BLOCK = 1 << 22  # the features of one block; the blocks of two threads fit into a third-level cache
 
 
 class RowBlocks(Protocol):
-    """What sums are over; `dekrr.rows.Rows` has more."""
+    """The part of `dekrr.rows.Rows` that sums need."""
 
     @property
     def expansion(self) -> float:
-        """How many rows of the site each of these stands for: above 1 for a sample."""
+        """The number of rows of the site that each of these rows stands for; above 1 for a sample."""
 
     def blocks(self, size: int) -> Iterable[Block]:
-        """Pass over all rows in blocks of at most `size` rows: at least one block, which may be empty."""
+        """Pass over all rows in blocks of at most `size` rows. There is at least one block; it may be empty."""
 
 
 @dataclass(frozen=True)
 class OwnSums:
-    """A site's sums about its own features.
+    """A site's sums over its own rows and its own features.
 
     Parameters
     ----------
@@ -62,16 +62,16 @@ class OwnSums:
 
 @dataclass(frozen=True)
 class CrossSums:
-    """Sums over one site's rows about another site's features.
+    """Sums over the rows of one site, the owner, and the features of a neighbour.
 
     Parameters
     ----------
     gram : ndarray of shape (n_features * (n_features + 1) / 2,)
-        The upper triangle of B, of the other's features.
-    cross : ndarray of shape (n_features, n_features_of_the_rows_site)
-        C: the other's features times those of the site that has the rows.
-    lone : ndarray of shape (n_features_of_the_rows_site, n_features_of_the_rows_site), or 0
-        Z'Z of that site's own features over the rows that were left out; it does not travel.
+        The upper triangle of B: the neighbour's features times themselves.
+    cross : ndarray of shape (n_features, n_features_of_owner)
+        C: the neighbour's features times the owner's features.
+    lone : ndarray of shape (n_features_of_owner, n_features_of_owner), or 0
+        Z'Z of the owner's features over the rows that the owner withholds. It never leaves the owner.
     """
 
     gram: Array
@@ -79,7 +79,7 @@ class CrossSums:
     lone: Array | float = 0.0
 
     def kept(self) -> "CrossSums":
-        """Return what the site that has the rows needs of them: all but B."""
+        """Return the part that the owner itself needs: all but B."""
         return CrossSums(np.empty(0), self.cross, self.lone)
 
     def plus(self, more: "CrossSums") -> "CrossSums":
@@ -93,7 +93,7 @@ class CrossSums:
 
 @lru_cache(maxsize=4)
 def _upper(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where entries of the upper triangle are in a flattened matrix, and each entry's place among them."""
+    """Return the flat index of each entry of the upper triangle, and for each matrix entry its index among them."""
     rows, columns = np.triu_indices(size)
     places = np.empty((size, size), dtype=np.intp)
     places[rows, columns] = places[columns, rows] = np.arange(rows.size)
@@ -118,7 +118,7 @@ def unpack_symmetric(packed: Array, size: int) -> Array:
 
 
 def weigh(weights: Array, features: Array) -> Array:
-    """Return weights'features, with products and sums in double precision whatever the features have.
+    """Return weights'features; products and sums are in double precision even if the features are not.
 
     Parameters
     ----------
@@ -137,12 +137,15 @@ def weigh(weights: Array, features: Array) -> Array:
 
 
 def rows_per_block(bytes_per_row: int) -> int:
-    """Return how many rows of features are summed over at a time: few enough for the cache, enough for a product."""
+    """Return the number of rows in a block: few enough for the cache, enough for a fast matrix product."""
     return max(256, _BYTES_PER_BLOCK // bytes_per_row)
 
 
 def weighted_features(feature_map: FeatureMap, block: Block, dtype: DTypeLike = np.float64) -> Array:
-    """Return the features of a block's rows, each row times the root of its weight, shape (n_rows, n_features)."""
+    """Return the features of a block; each row is multiplied by the square root of its weight.
+
+    The shape is (n_rows, n_features).
+    """
     features = feature_map(block.X, out=np.empty((block.n_rows, feature_map.n_features), dtype))
     if block.weight is not None:
         features *= np.sqrt(block.weight)[:, None].astype(features.dtype)
@@ -150,7 +153,7 @@ def weighted_features(feature_map: FeatureMap, block: Block, dtype: DTypeLike = 
 
 
 def weighted_responses(block: Block) -> Array:
-    """Return a block's responses, each row times the root of its weight."""
+    """Return the responses of a block; each row is multiplied by the square root of its weight."""
     return block.y if block.weight is None else (block.y.T * np.sqrt(block.weight)).T
 
 
@@ -160,9 +163,9 @@ def accumulate(
     others: Mapping[str, FeatureMap],
     precision: str = "double",
 ) -> tuple[OwnSums, dict[str, CrossSums]]:
-    """Return a site's own sums and those for each neighbour, in one pass over its rows.
+    """Return a site's own sums and the sums for each neighbour, from one pass over its rows.
 
-    Rows that are withheld are in the site's own sums alone.
+    Withheld rows are in the site's own sums only.
 
     Parameters
     ----------
@@ -171,8 +174,8 @@ def accumulate(
     own : FeatureMap
     others : mapping of neighbour to FeatureMap
     precision : {"double", "mixed"}, default="double"
-        "mixed" has the features and the products of a block of rows in single precision, and adds blocks up in double:
-        about twice as fast, and right to 1e-5 of a sum's largest entry.
+        "mixed" computes the features and the products of a block of rows in single precision, and adds the blocks in
+        double precision. It is about twice as fast; its error is below 1e-5 of a sum's largest entry.
     """
     maps = [own, *others.values()]
     ends = np.cumsum([feature_map.n_features for feature_map in maps])
@@ -184,7 +187,7 @@ def accumulate(
     )
     with_own = np.zeros((own.n_features, joint.n_features))
     grams = [np.zeros((m.n_features, m.n_features)) for m in maps[1:]]
-    moment = np.zeros(())  # takes the shape of the first block's
+    moment = np.zeros(())  # the first block's moment sets the shape
     lone: Array | float = 0.0
     response_energy = 0.0
     dtype = np.dtype(np.float32 if precision == "mixed" else np.float64)
@@ -193,8 +196,8 @@ def accumulate(
         moment = moment + (y.T.astype(features.dtype, copy=False) @ features[:, slices[0]]).T
         response_energy += float(np.vdot(y, y))
         if block.withheld is not None and block.withheld.any():
-            alone, features = features[block.withheld, slices[0]], features[~block.withheld]
-            lone = lone + alone.T.astype(np.float64) @ alone
+            withheld, features = features[block.withheld, slices[0]], features[~block.withheld]
+            lone = lone + withheld.T.astype(np.float64) @ withheld
         with_own += features[:, slices[0]].T @ features
         for gram, part in zip(grams, slices[1:], strict=True):
             gram += features[:, part].T @ features[:, part]

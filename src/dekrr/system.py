@@ -1,12 +1,13 @@
 """One site's block row of the linear system behind the paper's objective (11).
 
-All sites together minimise, with c~_j = consensus / (N |N_j|),
+All sites together minimise the objective
 
     L = sum_j 1/N |Z_jj theta_j - y_j|^2 + alpha/J |theta_j|^2
-        + sum_{p in N_j} c~_j |Z_jj theta_j - Z_pj theta_p|^2,
+        + sum_{p in N_j} c~_j |Z_jj theta_j - Z_pj theta_p|^2
 
-whose gradient vanishes where H theta = d: H_jj theta_j - sum_p P_jp theta_p = d_j for every site j. With several
-outputs theta_j and d_j have a column for each, the matrices are the same, and L is the sum over outputs.
+with c~_j = consensus / (N |N_j|). Its gradient vanishes where H theta = d, that is, where
+H_jj theta_j - sum_p P_jp theta_p = d_j for every site j. With several outputs theta_j and d_j have one column per
+output, the matrices are the same, and L is the sum over outputs.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ class Weights:
     Parameters
     ----------
     n_rows : float
-        N: rows of all sites that are in the sums; where rows have weights, the sum of those.
+        N: the number of rows of all sites that are in the sums. Where rows have weights, N is the sum of the weights.
     n_sites : int
         J.
     alpha : float
@@ -55,9 +56,9 @@ class BlockRow:
     Parameters
     ----------
     neighbors : tuple of str
-        The order in which `matrix` has the neighbours.
+        The neighbours, in the order of their blocks in `matrix`.
     matrix : ndarray of shape (D_j, D_j + sum of D_p)
-        H_jj and -P_jp of all neighbours, side by side.
+        H_jj, and beside it -P_jp of all neighbours p.
     right_side : ndarray of shape (D_j,) or (D_j, n_outputs)
         d_j.
     response_energy : float
@@ -86,9 +87,10 @@ class BlockRow:
         return residual
 
     def unseen(self, behind: Array) -> float:
-        """Return the length of P_jp'behind over all neighbours p.
+        """Return the norm of P_jp'behind over all neighbours p.
 
-        That is how far their residuals are from what they compute when what they know of theta_j is off by `behind`.
+        `behind` is the error in the neighbours' copies of theta_j. The result is the error that this causes in the
+        residuals that the neighbours compute.
         """
         return float(np.linalg.norm(behind.T @ self.couplings))
 
@@ -109,7 +111,7 @@ def assemble(
     received : mapping of neighbour p to CrossSums
         B_jp and C_jp, over p's rows.
     sent : mapping of neighbour p to CrossSums
-        C_pj, over this site's rows; rows that are not in it are not in this edge's penalty at all.
+        C_pj, over this site's rows. A row that is left out of it has no part in the penalty of this edge.
     weights : Weights
     """
     n_features = len(own.moment)
@@ -132,5 +134,5 @@ def assemble(
 
 
 def pull(received: Mapping[str, CrossSums], weights: Weights) -> Array:
-    """Return sum_p c~_p B_jp, its upper triangle: what the neighbours' rows say of this site's features."""
+    """Return the upper triangle of sum_p c~_p B_jp: the neighbours' rows in the penalty on this site's features."""
     return np.asarray(sum(weights.penalties[p] * sums.gram for p, sums in received.items()))

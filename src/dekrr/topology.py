@@ -1,7 +1,7 @@
 """Graphs of sites, on networkx.
 
-A topology is given by name, as an edge list, or as any networkx graph whose nodes are the sites. A run
-needs it connected, because what one site knows reaches another over edges only.
+A topology is given by name, as an edge list, or as a networkx graph whose nodes are the sites. The graph of a run must
+be connected, because information travels from site to site over edges only.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -15,9 +15,9 @@ Graph = Any  # networkx graphs are generic in stubs only
 
 
 def ring(n_sites: int, n_neighbors: int = 4) -> Graph:
-    """Return a ring lattice: each site with its nearest `n_neighbors` / 2 on either side (the paper's graph).
+    """Return a ring lattice, the paper's graph: each site is joined to the nearest `n_neighbors` / 2 on either side.
 
-    With fewer than ``n_neighbors + 1`` sites everybody is everybody's neighbour.
+    With fewer than ``n_neighbors + 1`` sites the graph is complete.
 
     Examples
     --------
@@ -32,13 +32,13 @@ def ring(n_sites: int, n_neighbors: int = 4) -> Graph:
 
 
 def grid(n_sites: int) -> Graph:
-    """Return the most nearly square grid of `n_sites`, each joined to those beside, above and below it."""
+    """Return the rectangular grid of `n_sites` that is closest to a square."""
     rows = next(rows for rows in range(int(n_sites**0.5), 0, -1) if n_sites % rows == 0)
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, n_sites // rows), ordering="sorted")
 
 
 def random_regular(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
-    """Return a connected random graph in which everybody has `n_neighbors` neighbours."""
+    """Return a connected random regular graph: each site has `n_neighbors` neighbours."""
     if n_sites <= n_neighbors:
         return nx.complete_graph(n_sites)
     if n_sites * n_neighbors % 2:
@@ -47,7 +47,7 @@ def random_regular(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Grap
 
 
 def watts_strogatz(n_sites: int, n_neighbors: int = 4, rewiring: float = 0.2, seed: Any = None) -> Graph:
-    """Return a connected small world: a ring lattice with a share of its edges rewired at random."""
+    """Return a connected small-world graph: a ring lattice in which a share of the edges is rewired at random."""
     if n_sites <= n_neighbors:
         return nx.complete_graph(n_sites)
     if n_neighbors < 2:
@@ -56,9 +56,9 @@ def watts_strogatz(n_sites: int, n_neighbors: int = 4, rewiring: float = 0.2, se
 
 
 def erdos_renyi(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
-    """Return a random graph of `n_neighbors` neighbours on average, kept connected.
+    """Return a connected random graph in which a site has `n_neighbors` neighbours on average.
 
-    Components that chance left apart are joined by one edge each.
+    One random edge joins each further component to the others.
     """
     generator = nx.utils.create_py_random_state(seed)
     probability = min(1.0, n_neighbors / max(n_sites - 1, 1))
@@ -93,7 +93,7 @@ def build(
     Parameters
     ----------
     topology : str, iterable of pairs, or networkx graph
-        One of `TOPOLOGIES`, or the edges, or the graph itself.
+        One of `TOPOLOGIES`, the edges, or the graph.
     sites : sequence of hashable
         The sites, in the order in which a named topology lays them out.
     n_neighbors : int, default=4
@@ -123,7 +123,7 @@ def build(
 
 
 def add_edges(graph: Graph, edges: Iterable[Any]) -> None:
-    """Add edges to a graph; they must be pairs of sites."""
+    """Add edges to a graph; each edge must be a pair of sites."""
     for edge in edges:
         pair = () if isinstance(edge, str) or not isinstance(edge, Iterable) else tuple(edge)
         if len(pair) != 2 and not (len(pair) == 3 and isinstance(pair[2], dict)):
@@ -164,6 +164,6 @@ def _check(graph: Graph, sites: Sequence[Hashable]) -> None:
         raise TopologyError(f"the graph falls into {len(components)} parts: {parts}; join them by an edge")
 
 
-def _listed(sites: Iterable[Hashable], most: int = 8) -> str:
+def _listed(sites: Iterable[Hashable], max_names: int = 8) -> str:
     names = sorted(map(repr, sites))
-    return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")
+    return ", ".join(names[:max_names]) + (f", ... ({len(names)} in all)" if len(names) > max_names else "")

@@ -9,22 +9,24 @@ Array = NDArray[np.float64]
 
 
 class Block(NamedTuple):
-    """Some rows of a site: inputs, responses, and how often each row counts.
+    """Some rows of a site: inputs, responses, and the weight of each row.
 
-    One rule for shapes holds in rows, sums, systems, solvers, protocols and models. Axis 0 counts rows or features. An
-    array that has an entry per output (responses, Z'y, right sides, coefficients, predictions) has the trailing axes of
-    `y`: none for one output, ``(n_outputs,)`` for several. With one output coefficients are therefore a vector of shape
-    (n_features,), in memory, in messages and in files; with several they are a matrix of shape (n_features, n_outputs).
-    Batches of systems (`dekrr.protocols.tuning`) have their axes in front, and always an axis for outputs at the end.
+    One rule for shapes holds in rows, sums, systems, solvers, protocols and models. Axis 0 is the axis of rows or
+    features. Arrays with an entry per output (responses, Z'y, right sides, coefficients, predictions) have the trailing
+    axes of `y`: none for one output, ``(n_outputs,)`` for several. With one output the coefficients are therefore a
+    vector of shape (n_features,), in memory, in messages and in files. With several outputs they are a matrix of shape
+    (n_features, n_outputs). Batches of systems (`dekrr.protocols.tuning`) have the axes of the batch in front, and
+    always an axis of outputs at the end.
 
     Parameters
     ----------
     X : ndarray of shape (n_rows, n_columns)
     y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
     weight : ndarray of shape (n_rows,), optional
-        Row i counts `weight[i]` times in every sum; None counts each row once.
+        Row i counts `weight[i]` times in every sum. None means that each row counts once.
     withheld : ndarray of bool, shape (n_rows,), optional
-        Which rows are in no sum that leaves the site (`dekrr.privacy.admission`); None where none is.
+        True for rows that must be in no sum that leaves the site (`dekrr.privacy.admission`). None means that no row is
+        withheld.
 
     Examples
     --------
@@ -41,13 +43,13 @@ class Block(NamedTuple):
 
     @property
     def n_rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.y)
 
     def take(self, rows: np.ndarray | slice) -> "Block":
-        """Return some of the rows, by a mask, indices or a slice; a slice gives views."""
+        """Return the rows of a mask, of indices or of a slice; the arrays of a slice are views."""
         return Block(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
     def copy(self) -> "Block":
-        """Return the rows in memory of their own."""
+        """Return a copy of the rows."""
         return Block(*(None if part is None else part.copy() for part in self))  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
-"""What a neighbour who wants the rows can do with what it hears: the attacks that a release must withstand.
+"""Attacks of a curious neighbour on the rows of a site; a release must withstand them.
 
-`overhearing` keeps the messages of a run, `views` makes of them what an attacker knows, `features` goes after features
-of single rows (the paper's exchange), `sums` and `lattice` after sums, `campaign` has the attacks as experiments with
-figures on the sites of `problems`, and `audit` checks the promise of differential privacy.
+- `overhearing`: records the messages of a run. `views`: the attacker's knowledge, from these messages.
+- `features`: the attack on features of single rows, that is, on the paper's exchange.
+- `sums`, `lattice`: the attacks on sums.
+- `campaign`: the attacks as experiments, with figures, on the sites of `problems`.
+- `audit`: the check of a guarantee of differential privacy.
 """

@@ -1,12 +1,13 @@
-"""Checking a privacy guarantee from outside: a lower bound on epsilon from many runs.
+"""An audit of a privacy guarantee from outside: a lower bound on epsilon from many runs.
 
-(epsilon, delta) promises that for two neighbouring data sets no test of what is released has a true
-positive rate above e^epsilon times its false positive rate plus delta (and the same with the rates of negatives).
-So any test with rates t and f shows epsilon >= log((t - delta) / f). The test is the likelihood ratio of a
-normal model whose direction comes from pilot runs; a threshold is chosen on some runs, and Clopper and Pearson's
-intervals for the rates on fresh ones give a bound that holds with the confidence asked for. A bound above the
-promised epsilon means that the promise is broken: a wrong sensitivity, noise that was left out, a value that
-went past the mechanism.
+(epsilon, delta) differential privacy guarantees the following for any two neighbouring data sets: no test of a release
+has a true positive rate above e^epsilon times its false positive rate plus delta. The same holds for the rates of
+negatives. So any test with rates t and f shows epsilon >= log((t - delta) / f).
+
+The test here is the likelihood ratio of a normal model. Pilot runs give its direction, and further runs its threshold.
+Clopper and Pearson's intervals for the rates on fresh runs then give a bound that holds with the required confidence. A
+bound above the promised epsilon means that the guarantee is broken: by a wrong sensitivity, by missing noise, or by a
+value that bypassed the mechanism.
 
 Jagielski, Ullman and Oprea, Auditing differentially private machine learning, NeurIPS 2020.
 """
@@ -38,19 +39,20 @@ Data = TypeVar("Data")
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """The result of an audit.
 
     Parameters
     ----------
     lower_bound : float
-        Epsilon is at least this, with the confidence asked for, whatever the mechanism is.
+        A lower bound on epsilon for any mechanism, with the required confidence.
     gaussian_bound : float
-        The same for a mechanism known to add Gaussian noise: its rates give the noise's scale, and that epsilon
-        at the delta promised. Much the tighter one (Nasr et al., Tight auditing, USENIX Security 2023).
+        A lower bound on epsilon for a mechanism that is known to add Gaussian noise. The rates give the scale of the
+        noise, and the scale gives epsilon at the promised delta. This bound is much tighter (Nasr et al., Tight
+        auditing, USENIX Security 2023).
     true_positives, false_positives : float
-        Rates of the test that gave it, on the fresh runs.
+        The rates of the test on the fresh runs.
     runs : int
-        Fresh runs on each data set.
+        The number of fresh runs on each data set.
     """
 
     lower_bound: float
@@ -68,11 +70,12 @@ def audit(
     Parameters
     ----------
     release : callable
-        What an outsider sees of a data set, as a vector of fixed length; random.
+        Returns what an outsider sees of a data set, as a random vector of fixed length.
     first, second
         Neighbouring data sets.
     runs : int
-        On each data set; a quarter finds the direction, a quarter the threshold, half the rates.
+        The number of runs on each data set: a quarter for the direction, a quarter for the threshold, half for the
+        rates.
     delta : float
     confidence : float, default=0.99
 
@@ -107,7 +110,7 @@ def audit(
 
 
 def gaussian_epsilon(shift: float, delta: float) -> float:
-    """Return the epsilon of unit Gaussian noise on a value that moves by `shift` (Balle and Wang, ICML 2018)."""
+    """Return the epsilon of unit Gaussian noise for the sensitivity `shift` (Balle and Wang, ICML 2018)."""
     if shift <= 0:
         return 0.0
 
@@ -119,9 +122,9 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
 
 
 def _direction(zeros: Array, ones: Array) -> Array:
-    """Return the normal likelihood ratio's direction, S^-1 (difference of means), with a shrunken S.
+    """Return the direction of the normal likelihood ratio, S^-1 (difference of means), with a shrinkage estimate of S.
 
-    An entry without any noise that differs at all decides alone.
+    If an entry has no noise but differs between the data sets, such entries alone are the direction.
     """
     difference = ones.mean(axis=0) - zeros.mean(axis=0)
     deviations = np.vstack([zeros - zeros.mean(axis=0), ones - ones.mean(axis=0)])
@@ -137,7 +140,7 @@ def _direction(zeros: Array, ones: Array) -> Array:
 
 
 def _best_threshold(zeros: Array, ones: Array, delta: float) -> tuple[float, bool]:
-    """Return the threshold, and the side of it to test, with the largest bound on these runs."""
+    """Return the threshold with the largest bound on these runs, and whether scores above it are positive."""
     best = (-np.inf, float(np.median(np.concatenate([zeros, ones]))), True)
     n_runs = len(zeros)
     for threshold in np.quantile(np.concatenate([zeros, ones]), np.linspace(0.005, 0.995, 199)):
@@ -152,25 +155,25 @@ def _best_threshold(zeros: Array, ones: Array, delta: float) -> tuple[float, boo
 
 
 def _upper(count: int, trials: int, level: float) -> float:
-    """Return Clopper and Pearson's upper limit for a rate."""
+    """Return Clopper and Pearson's upper confidence limit for a rate."""
     return float(stats.beta.ppf(level, count + 1, trials - count)) if count < trials else 1.0
 
 
 def everything_sent(
     privacy: DifferentialPrivacy, neighbor: Site, *, n_features: int, sigma: float
 ) -> Callable[[tuple[Array, Array]], Array]:
-    """Return what the neighbour of a site sees of its rows (X, y) in a private run of two sites.
+    """Return a function that maps rows (X, y) of a site to all that its neighbour sees in a private run of two sites.
 
-    That is the sums, the coefficients of the first rounds, and what follows from them: the first coefficients
-    are (H + U)^-1 d, and H + U is known to whoever has both sites' sums, hence so is d.
+    That is the sums, the coefficients of the first rounds, and what follows from them: the first coefficients are
+    (H + U)^-1 d. The neighbour has both sites' sums, so that it knows H + U, and hence d.
 
     Parameters
     ----------
     privacy : DifferentialPrivacy
     neighbor : Site
-        Called "other", with neighbours ("target",).
+        Its name is "other", and its neighbours are ("target",).
     n_features : int
-        Even.
+        An even number.
     sigma : float
     """
     settings = DeKRRSettings(

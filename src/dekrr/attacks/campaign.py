@@ -1,4 +1,4 @@
-"""The attacks as experiments: one neighbour of a DeKRR run against another, with figures to print."""
+"""The attacks as experiments, with figures to print: neighbours attack a site of a DeKRR run."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -51,18 +51,18 @@ def attack_features(
     own_rows: bool = True,
     report: Report = lambda seconds: None,
 ) -> tuple[Recovery, Array]:
-    """Recover a neighbour's rows from the paper's exchange; return what was found, and the rows.
+    """Recover a neighbour's rows from the paper's exchange; return the recovery and the true rows.
 
     Parameters
     ----------
     problem : Problem
     target : str, optional
     seconds : float, default=60
-        Of CPU time.
+        The limit of CPU time.
     own_rows : bool, default=True
         Whether the attacker may start from its own rows.
     report : callable
-        Told the CPU seconds spent, every so often.
+        Called with the CPU seconds spent, from time to time.
     """
     victim, attacker = problem.pair(target)
     selector = Energy(problem.n_features, sigma=problem.sigma)
@@ -85,7 +85,7 @@ def hear(
     granted: bool = True,
     forger: Callable[[Site], Forger] | None = None,
 ) -> View:
-    """Return what neighbours know together after a whole run with the default exchange.
+    """Return the joint view of the colluding neighbours after a whole run with the default exchange.
 
     Parameters
     ----------
@@ -94,18 +94,18 @@ def hear(
     settings : Settings
         A deployment's defaults, or `UNGUARDED`.
     tuned : bool, default=False
-        Have bandwidths tuned first, from the estimators' grid.
+        Tune the bandwidth first, over the estimators' grid.
     colluders : int, default=1
-        How many neighbours of the target pool what they received.
+        The number of neighbours of the target that pool their messages.
     granted : bool, default=True
-        Give the attacker the target's own sums, which it would have to work out from coefficients.
+        Give the attacker the target's own sums, which it would otherwise have to derive from coefficients.
     forger : callable, optional
-        How a colluder lies about its features.
+        Makes the forger of a colluder, who lies about its features.
     """
     victim, _ = problem.pair(target)
     listeners = victim.neighbors[:colluders]
     selector = problem.selector()
-    # Alpha and consensus change coefficients alone, and what those show is granted.
+    # Alpha and consensus change only the coefficients, and what these reveal is granted anyway.
     tuning = Tuning(sigmas=GRIDS["sigma"], alphas=(1e-6,), consensuses=(1.0,)) if tuned else None
     record, outcomes = overhear(
         [replace(site, ledger=Ledger()) for site in problem.sites],
@@ -123,19 +123,20 @@ def hear(
 
 @dataclass(frozen=True)
 class RowsFromSums:
-    """What came of sums.
+    """The result of an attack on sums.
 
     Parameters
     ----------
     shares : dict of tolerance to float
-        Shares of rows recovered, not counting rows that the attacker already had.
+        The share of rows that were recovered, without rows that the attacker already had.
     chance : dict of tolerance to float
-        The same of rows that were not in the sums: what is met by chance.
+        The same share for rows that were not in the sums: the rate of hits by chance.
     starts : int
+        The number of starts.
     misfit : float
-        What the best matching left of the sums' squared norm; near 0 it found other rows with the same sums.
+        The smallest relative misfit of the matching. If it is near 0, the matching found other rows with the same sums.
     seconds : float
-        Of CPU time.
+        The CPU time.
     """
 
     shares: dict[float, float]
@@ -156,26 +157,27 @@ def rows_from_sums(
     seed: int = 0,
     report: Report = lambda seconds: None,
 ) -> RowsFromSums:
-    """Try to recover rows from a view, starting from the attacker's own rows and from random ones.
+    """Try to recover rows from a view, starting from the attacker's own rows and from random rows.
 
-    Half of the time goes to null spaces, of all that the neighbours heard and of sums over single folds, those with
-    the fewest rows a feature first; the other half to matching. What either finds is also tried with every value
-    moved to the nearest one that the attacker has in that column, as many columns have but so many values.
+    Half of the time is for the null spaces of Gram matrices: of all that the neighbours heard, and of sums over single
+    folds; those with the fewest rows per feature come first. The other half is for matching. Many columns have few
+    distinct values, so that each candidate is also tried with every value moved to the nearest known value of its
+    column.
 
     Parameters
     ----------
     view : View
     victim : Site
-        For counting hits only.
+        Used only to count hits.
     known, known_y : ndarray of shapes (n_known, n_columns) and (n_known,)
         The attackers' own rows.
     spare : ndarray of shape (n_spare, n_columns)
-        Rows like the target's that were not in the sums, for counting what is met by chance.
+        Rows of the same kind as the target's that were not in the sums; used to count hits by chance.
     seconds : float, default=60
-        Of CPU time.
+        The limit of CPU time.
     seed : int
     report : callable
-        Told the CPU seconds spent, every so often.
+        Called with the CPU seconds spent, from time to time.
     """
     rng = np.random.default_rng(seed)
     begun = time.process_time()
@@ -203,24 +205,24 @@ def rows_from_sums(
         candidates.append(matched)
         misfit = min(misfit, remaining)
         n_starts += 1
-    every = np.vstack(candidates) if candidates else np.empty((0, known.shape[1]))
-    every = np.vstack([every, snapped(every, known)])
+    found_rows = np.vstack(candidates) if candidates else np.empty((0, known.shape[1]))
+    found_rows = np.vstack([found_rows, snapped(found_rows, known)])
     shares, chance = (
-        {tolerance: recovered(every, truth, tolerance, known) for tolerance in TOLERANCES}
+        {tolerance: recovered(found_rows, truth, tolerance, known) for tolerance in TOLERANCES}
         for truth in (victim.X, spare)
     )
     return RowsFromSums(shares, chance, n_starts, misfit, time.process_time() - begun)
 
 
 def _trained(view: View) -> View:
-    """Return what the first of the neighbours heard after tuning: fewer sums, which take less time to match."""
+    """Return what the first of the neighbours heard after tuning; these are fewer sums, which are faster to match."""
     whole = [block for block in view.blocks if block.folds.all()]
     first = whole[0].label.split(",")[0]
     return View([block for block in whole if block.label.split(",")[0] == first], view.fold_sizes)
 
 
 def _null_space_rows(view: View, known: Array, rng: np.random.Generator, batch: int = 200) -> Iterator[Array]:
-    """Yield the ends of starts in the null spaces of Gram matrices, the most promising first, over and over."""
+    """Yield candidates from the null spaces of Gram matrices, the most promising first, in an endless loop."""
     grams = [block for block in (*view.blocks, *fold_blocks(view)) if block.is_gram]
     grams.sort(key=lambda block: view.rows_in(block) / block.left.n_features)
     spaces = [NullSpace(block) for block in grams[:_MOST_SPACES]]
@@ -237,7 +239,7 @@ def _null_space_rows(view: View, known: Array, rng: np.random.Generator, batch: 
 
 
 def snapped(candidates: Array, known: Array) -> Array:
-    """Return candidates with every value moved to the nearest that is known in its column."""
+    """Return the candidates with every value moved to the nearest known value of its column."""
     columns = []
     for values, column in zip(candidates.T, known.T, strict=True):
         grid = np.unique(column)
@@ -248,15 +250,15 @@ def snapped(candidates: Array, known: Array) -> Array:
 
 @dataclass(frozen=True)
 class Inference:
-    """What sums tell about rows that the attacker knows already, all or all but one column.
+    """What sums reveal about rows of which the attacker already knows all columns, or all but one.
 
     Parameters
     ----------
     membership : Advantage
     column_error : float
-        Median error of guessed values, the mean over columns.
+        The median error of guessed values, averaged over columns.
     imputed_error : float
-        The same of values predicted from the other columns, without the sums.
+        The same error for values that are predicted from the other columns, without the sums.
     """
 
     membership: Advantage
@@ -265,10 +267,10 @@ class Inference:
 
 
 def infer(problem: Problem, view: View, target: str | None = None, *, guesses: int = 60, seed: int = 0) -> Inference:
-    """Test members against spare rows of the same site, and guess columns of members.
+    """Test the membership of members and of spare rows of the same site, and guess columns of members.
 
-    Four fifths of the target's spare rows are the attacker's reference: more than a real one is likely to have. Its
-    model's ridge is the one of `RIDGES` that tells members best, which a real one does not know.
+    The attacker is stronger than a real one. Its reference rows are four fifths of the target's spare rows. The ridge
+    of its model is the one of `RIDGES` that separates members best, which a real attacker does not know.
     """
     from sklearn.ensemble import RandomForestRegressor
 
@@ -355,20 +357,20 @@ def audit(problem: Problem, view: View, target: str | None = None, *, starts: in
 
 
 def fingerprinting(problem: Problem, target: str | None = None) -> Callable[[Site], Forger]:
-    """Return the liar that verification allows: the longest frequencies of its pool, as many as a shortlist may have.
+    """Return a forger that verification allows: it sends the longest frequencies of its pool, a full shortlist of them.
 
-    Features of high frequencies are unrelated for any two rows that differ, so that sums become fingerprints. With more
-    of them in the final choice so many rows stand alone that a site refuses.
+    Features of high frequency are uncorrelated between any two different rows, so that the sums become fingerprints.
+    With more of them in the final choice, too many rows would have a high leverage, and the site would refuse.
     """
     victim, _ = problem.pair(target)
     selector = problem.selector()
 
     def forger(site: Site) -> Forger:
-        most = problem.longest_shortlist(site)
+        max_features = problem.longest_shortlist(site)
         pool = selector.draw_pool(victim.X.shape[1], site.rng())
         order = np.argsort(-np.linalg.norm(pool.frequencies, axis=0))
 
-        return lambda asked: pool.keep(order[:most])
+        return lambda asked: pool.keep(order[:max_features])
 
     return forger
 
@@ -382,28 +384,28 @@ def attack_by_lattice(
     n_lattice_columns: int = 3,
     settings: DeKRRSettings | None = None,
 ) -> RowsFromSums:
-    """Recover rows by frequencies of a neighbour's own choice; see `lattice`.
+    """Recover rows by frequencies that the attacker chooses; see `lattice`.
 
-    It keeps to every guard but the proof of features and the leverage of rows, which have to be off.
+    The attack respects all guards except two, which must be off: the proof of features and the limit of leverage.
 
     Parameters
     ----------
     problem : Problem
     target : str, optional
     fine, coarse : int
-        Of the lattice.
+        The size of the lattice.
     n_lattice_columns : int
-        How many columns it extends over: those in which the attacker's own rows vary most.
+        The number of columns of the lattice: those in which the attacker's own rows vary most.
     settings : Settings, optional
-        A deployment's defaults but for the proof.
+        By default those of a deployment, without these two guards.
     """
     victim, attacker = problem.pair(target)
     n_columns = victim.X.shape[1]
     columns = np.argsort(-attacker.X.std(axis=0))[:n_lattice_columns].tolist()
     limit = frequency_limit(problem.selector(), n_columns)
     lattice = Lattice.within(n_columns, columns, fine, coarse, limit)
-    most = problem.longest_shortlist(attacker)
-    capacities = [most, 2 * most - problem.n_features]
+    max_features = problem.longest_shortlist(attacker)
+    capacities = [max_features, 2 * max_features - problem.n_features]
     maps = lattice.maps(capacities)
     settings = settings or msgspec.structs.replace(GUARDED, verify_features=False, max_leverage=1)
     begun = time.process_time()
@@ -429,7 +431,7 @@ def attack_by_lattice(
 def fewer_rows(
     problem: Problem, counts: list[int], *, seconds: float = 20.0, colluders: int = 1, seed: int = 0
 ) -> Iterator[tuple[int, RowsFromSums]]:
-    """Yield the rows recovered from sums where the target has no more than so many rows, with the guards off."""
+    """Yield each of `counts` and the rows recovered from sums when the target has that many rows, without guards."""
     victim, attacker = problem.pair()
     if max(counts) > victim.n_rows:
         raise DataError(f"site {victim.name!r} has {victim.n_rows} rows, fewer than {max(counts)}")

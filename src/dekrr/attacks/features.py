@@ -1,14 +1,14 @@
-"""Rows from features of rows: why the paper's exchange does not protect them.
+"""Recovery of rows from their features: the paper's exchange does not protect the rows.
 
-Under ``exchange="features"`` a neighbour receives, for every row x, the features cos(w'x + b) of two maps
-whose frequencies w and phases b it knows. `recover_rows` solves for x in the unit box: Levenberg-Marquardt on
+Under ``exchange="features"`` a neighbour receives, for every row x, the features cos(w'x + b) of two maps. It knows
+their frequencies w and phases b. `recover_rows` solves for x in the unit box by Levenberg-Marquardt on
 
     sum_m (cos(w_m'x + b_m) - c_m)^2,
 
-for all rows and starts at once. The cosine wraps around, so that most starts end in a wrong valley; a right
-one is known by its residual, which vanishes. The first starts are rows that the attacker has (its own), then
-random ones, then rows it has already recovered: those that look most like the sought row, by the inner product of
-features, which estimates the kernel.
+for all rows and starts at once. The cosine is periodic, so that most starts end in a wrong local minimum. In the right
+minimum the residual vanishes, so that the attacker recognises it. The first starts are the attacker's own rows. Further
+starts are random rows, and rows that are already recovered: those that are most similar to the unknown row. The
+similarity is the inner product of features, which estimates the kernel.
 """
 
 import time
@@ -20,25 +20,26 @@ import numpy as np
 from ..features import FeatureMap
 from ..types import Array
 
-_SOLVED = 1e-9  # mean squared residual of a cosine: zero, up to rounding
-_VALLEY, _PROGRESS = 1e-3, 1e-3  # a start with a larger loss that falls by less a step has found a wrong valley
+_SOLVED = 1e-9  # the mean squared residual below which a row counts as solved
+# A start is in a wrong local minimum if its loss is above _VALLEY and a step lowers it by a share below _PROGRESS.
+_VALLEY, _PROGRESS = 1e-3, 1e-3
 _JITTER = 0.1
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """What the attack found.
+    """The result of the attack.
 
     Parameters
     ----------
     rows : ndarray of shape (n_rows, n_columns)
-        The best candidate of each row.
+        The best candidate for each row.
     residuals : ndarray of shape (n_rows,)
-        Its mean squared residual; what the attacker can see.
+        The mean squared residual of each candidate, which the attacker can compute.
     seconds : float
-        Of CPU time.
+        The CPU time.
     starts : int
-        Starts tried, over all rows.
+        The number of starts over all rows.
     """
 
     rows: Array
@@ -48,7 +49,7 @@ class Recovery:
 
     @property
     def solved(self) -> np.ndarray:
-        """Which rows the attacker knows to be right, by their residual."""
+        """A mask of the rows that the attacker knows to be right by their residual."""
         return np.asarray(self.residuals < _SOLVED)
 
     def share(self, truth: Array, tolerance: float) -> float:
@@ -57,7 +58,7 @@ class Recovery:
 
 
 def stack(*maps: FeatureMap) -> FeatureMap:
-    """Return one map with the features of all, side by side."""
+    """Return one map with the features of all maps, side by side."""
     return FeatureMap(
         np.hstack([m.frequencies for m in maps]),
         np.concatenate([m.phases for m in maps]),
@@ -81,18 +82,19 @@ def recover_rows(
     Parameters
     ----------
     feature_map : FeatureMap
-        All features that the attacker has of each row; see `stack`.
+        The map of all features that the attacker has of each row; see `stack`.
     features : ndarray of shape (n_rows, n_features)
     known : ndarray of shape (n_known, n_columns), optional
-        Rows of the attacker's own, to start from.
+        The attacker's own rows, as starts.
     seconds : float, default=60
-        Of CPU time, after which no further sweep starts.
+        The CPU time after which no further sweep starts.
     starts : int, default=20
-        Starts per row and sweep; a quarter of it where they are random, because one recovered row is worth many.
+        The number of starts per row and sweep. Of random starts there are a quarter, because one recovered row is a
+        better start than many random ones.
     sweeps : int, default=200
     random_state : int, default=0
     report : callable
-        Told the CPU seconds spent after every sweep.
+        Called with the CPU seconds spent, after every sweep.
     """
     begun = time.process_time()
     rng = np.random.default_rng(random_state)
@@ -114,15 +116,15 @@ def recover_rows(
                 begin = np.clip(begin + rng.normal(scale=_JITTER, size=begin.shape), 0, 1)
         else:
             begin = rng.uniform(size=(len(todo), max(starts // 4, 1), len(frequencies)))
-        each = begin.shape[1]
-        tried += begin.shape[0] * each
+        n_starts = begin.shape[1]
+        tried += begin.shape[0] * n_starts
         ends, losses = _levenberg_marquardt(
-            frequencies, phases, np.repeat(cosines[todo], each, axis=0), begin.reshape(-1, len(frequencies))
+            frequencies, phases, np.repeat(cosines[todo], n_starts, axis=0), begin.reshape(-1, len(frequencies))
         )
-        losses = losses.reshape(-1, each)
+        losses = losses.reshape(-1, n_starts)
         best = losses.argmin(axis=1)
         better = losses.min(axis=1) < residuals[todo]
-        picked = ends.reshape(len(todo), each, -1)[np.arange(len(todo)), best]
+        picked = ends.reshape(len(todo), n_starts, -1)[np.arange(len(todo)), best]
         rows[todo[better]] = picked[better]
         residuals[todo[better]] = losses.min(axis=1)[better]
         report(time.process_time() - begun)
@@ -147,9 +149,9 @@ def _most_alike(cosines: Array, pool: Array, pool_cosines: Array, count: int) ->
 def _levenberg_marquardt(
     frequencies: Array, phases: Array, cosines: Array, begin: Array, steps: int = 40
 ) -> tuple[Array, Array]:
-    """Minimise the mean squared residual from each start; return the ends and their losses.
+    """Minimise the mean squared residual from each start; return the end points and their losses.
 
-    Rows that have settled, or that stopped improving, leave the batch.
+    A start leaves the batch when it has converged or no longer improves.
     """
     n_columns, n_features = frequencies.shape
     products = (frequencies[:, None] * frequencies[None]).reshape(-1, n_features).T.copy()

@@ -1,13 +1,15 @@
-"""Rows from sums, for a neighbour that may choose its frequencies: the reason why features have to be proved.
+"""Recovery of rows from sums by a neighbour that may choose its frequencies: the reason for proofs of features.
 
 Sums of products of cosines and sines of frequencies f and g are values of phi(w) = sum_n exp(i w'x_n) at f + g and
-f - g. Put one part of the frequencies on a fine lattice A and the other on a coarse one B: |A| + |B| frequencies then
-tell phi on a lattice of |A| |B| points, all differences of a lattice G that has more points than there are rows. The
-matrix T[g, h] = phi(h - g) = V^H V, V[n, g] = exp(i g'x_n), has the rank of the rows; and for a shift by s,
-T_s[g, h] = phi(h - g + s) = V^H diag(exp(i s'x_n)) V. With T = E diag(l) E^H, all the matrices
-l^-1/2 E^H T_s E l^-1/2 have the same eigenvectors, one a row, and the eigenvalues exp(i s'x_n): a shift along each
-column tells the rows, without a single start. (The matrix pencil, or ESPRIT, of spectral estimation: Roy and Kailath,
-IEEE Transactions on Acoustics, Speech, and Signal Processing 37(7), 1989.)
+f - g. The attacker puts one part of its frequencies on a fine lattice A and the other part on a coarse lattice B. Then
+|A| + |B| frequencies determine phi on a lattice of |A| |B| points. These points are all differences of a lattice G,
+which has more points than there are rows.
+
+The matrix T[g, h] = phi(h - g) = V^H V with V[n, g] = exp(i g'x_n) has as rank the number of rows. For a shift by s,
+T_s[g, h] = phi(h - g + s) = V^H diag(exp(i s'x_n)) V. With T = E diag(l) E^H, the matrices l^-1/2 E^H T_s E l^-1/2 have
+the same eigenvectors for all s, one per row, and the eigenvalues exp(i s'x_n). One shift along each column therefore
+determines the rows, and no starting values are needed. This is the matrix pencil, or ESPRIT, of spectral estimation:
+Roy and Kailath, IEEE Transactions on Acoustics, Speech, and Signal Processing 37(7), 1989.
 """
 
 from collections.abc import Sequence
@@ -20,24 +22,24 @@ from ..errors import SettingsError
 from ..features import FeatureMap, paired
 from ..types import Array
 
-_Place = tuple[tuple[int, ...], int]  # a point of the lattice, and the column it is shifted along, or -1
+_Place = tuple[tuple[int, ...], int]  # a point of the lattice, and the column of its shift, or -1
 _WITHIN = 1 - 1e-9
-_SHIFT = 6.0  # below 2 pi, so that a column's values in [0, 1] are told apart
+_SHIFT = 6.0  # below 2 pi, so that the values of a column in [0, 1] have different phases
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """Frequencies on a fine and a coarse lattice over some columns, and shifts of the fine one along the others.
+    """Frequencies on a fine and a coarse lattice over some columns, and shifts of the fine lattice along the others.
 
     Parameters
     ----------
     n_columns : int
     columns : tuple of int
-        The columns that the lattices extend over.
+        The columns of the lattices.
     fine, coarse : int
-        Points of A and B along each of them; `fine` is even. G has fine * coarse / 2.
+        The number of points of A and of B along each of these columns; `fine` is even. G has fine * coarse / 2.
     step : float
-        Between two points, at most 6.
+        The distance of two points, at most 6.
     """
 
     n_columns: int
@@ -48,7 +50,7 @@ class Lattice:
 
     @classmethod
     def within(cls, n_columns: int, columns: Sequence[int], fine: int, coarse: int, limit: float) -> "Lattice":
-        """Return the lattice of the widest step with no frequency longer than `limit`."""
+        """Return the lattice with the largest step for which no frequency is longer than `limit`."""
         longest = np.sqrt(len(columns)) * max(fine * (coarse - 1) / 2, fine / 2)
         shifted = np.sqrt(max(limit**2 - _SHIFT**2, 0.0)) / (np.sqrt(len(columns)) * fine / 2)
         return cls(
@@ -57,7 +59,7 @@ class Lattice:
 
     @property
     def side(self) -> int:
-        """Points of G along each column of the lattice."""
+        """The number of points of G along each column of the lattice."""
         return self.fine * self.coarse // 2
 
     @property
@@ -66,7 +68,7 @@ class Lattice:
 
     @property
     def _coarse_points(self) -> list[tuple[int, ...]]:
-        """Return one of every two opposite points of B; the other is its conjugate."""
+        """Return one point of each pair of opposite points of B; phi of the other is the complex conjugate."""
         levels = [self.fine * (2 * i + 1 - self.coarse) // 2 for i in range(self.coarse)]
         return [point for point in product(levels, repeat=len(self.columns)) if point >= tuple(-p for p in point)]
 
@@ -83,7 +85,7 @@ class Lattice:
         return frequencies
 
     def places(self, capacities: Sequence[int]) -> list[list[_Place]]:
-        """Return the frequencies of each map: B, and as many copies of A as its number of features allows."""
+        """Return the places of each map's frequencies: B, and as many copies of A as its number of features allows."""
         coarse = [(point, -1) for point in self._coarse_points]
         left = self._shifts
         asked = []
@@ -96,9 +98,9 @@ class Lattice:
         return asked
 
     def maps(self, capacities: Sequence[int]) -> list[FeatureMap]:
-        """Return maps of at most so many features each, cosines and sines of `places`."""
-        every = [paired(self._frequencies(places)) for places in self.places(capacities)]
-        return [FeatureMap(m.frequencies, m.phases, np.ones(m.n_features)) for m in every]
+        """Return maps with the cosines and sines of `places`; map i has at most `capacities[i]` features."""
+        pairs = [paired(self._frequencies(places)) for places in self.places(capacities)]
+        return [FeatureMap(m.frequencies, m.phases, np.ones(m.n_features)) for m in pairs]
 
     def moments(self, capacities: Sequence[int], grams: Sequence[Array]) -> dict[_Place, complex]:
         """Return phi from Z'Z of each map."""
@@ -117,15 +119,15 @@ class Lattice:
         return phi
 
     def rows(self, phi: dict[_Place, complex], n_rows: int, relative: float = 1e-11, seed: int = 0) -> Array:
-        """Return rows, shape (n_found, n_columns), in no order.
+        """Return the recovered rows, shape (n_found, n_columns), in arbitrary order.
 
         Parameters
         ----------
         phi : dict
-            From `moments`.
+            The result of `moments`.
         n_rows : int
         relative : float
-            Directions of T with less weight than this times the largest are noise.
+            Eigenvalues of T below this times the largest are taken as noise.
         seed : int
         """
         table = self._table(phi)
@@ -143,7 +145,7 @@ class Lattice:
         turns = np.array([np.einsum("ij,jk,ki->i", inverse, pencil, eigenvectors, optimize=True) for pencil in pencils])
         steps = np.array([self.step if column in self.columns else _SHIFT for column in range(self.n_columns)])
         angles = np.angle(turns)
-        lowest = -(2 * np.pi - steps[:, None]) / 2  # what is outside the unit box is nearest to its nearer end
+        lowest = -(2 * np.pi - steps[:, None]) / 2  # a value outside the unit box goes to the side of its nearer end
         return np.asarray((np.where(angles < lowest, angles + 2 * np.pi, angles) / steps[:, None]).T)
 
     def _table(self, phi: dict[_Place, complex]) -> dict[int, np.ndarray]:

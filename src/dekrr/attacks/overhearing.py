@@ -1,4 +1,4 @@
-"""What sites hear in a run: the attacker's view, taken from the messages themselves."""
+"""A record of the messages of a run, the source of the attacker's view; and sites that lie about their features."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,9 +26,9 @@ class Record:
     Parameters
     ----------
     only : collection of site, optional
-        Keep only messages that two of these send each other, and all messages by default.
+        Keep only messages between two of these sites; by default all messages.
     heard : list of Delivery
-        What was kept.
+        The messages that were kept.
     """
 
     only: Collection[str] | None = None
@@ -60,7 +60,7 @@ def overhear(
     only: Collection[str] | None = None,
     forgers: Mapping[str, Forger] | None = None,
 ) -> tuple[Record, dict[str, Outcome]]:
-    """Train DeKRR on `sites` and return its messages with what each site ended with.
+    """Train DeKRR on `sites`; return its messages, and the outcome of each site.
 
     Parameters
     ----------
@@ -69,10 +69,10 @@ def overhear(
     settings : Settings
     tuning : Tuning, optional
     only : collection of site, optional
-        Keep only messages that these send each other.
+        Keep only messages between two of these sites.
     forgers : mapping of site to callable, optional
-        Sites that lie about their features: ``forger(i)`` is the map they send when maps are due for the (i + 1)th
-        time.
+        The sites that lie about their features: ``forger(i)`` returns the map that the site sends when maps are due for
+        the (i + 1)th time.
     """
     record = Record(only)
     network = LocalNetwork({site.name: site.neighbors for site in sites}, observers=[record])
@@ -84,7 +84,7 @@ def overhear(
 
 
 def _forged(procedure: Procedure[Outcome], site: Site, selector: Chooser, forger: Forger) -> Procedure[Outcome]:
-    """Follow a procedure but send forged maps; answers about them do not reach the procedure."""
+    """Follow a procedure, but send forged maps; the answers to them do not reach the procedure."""
     outbox = next(procedure)
     asked = size = forged_size = 0
     while True:
@@ -112,7 +112,7 @@ def _offer(forged: FeatureMap, honest: Features | Chosen, site: Site, selector: 
 
 
 def _resized(message: Message, size: int) -> Message:
-    """Return what an honest site sends, in the shape that fits the forged map."""
+    """Return a message of the honest procedure, resized to the forged map."""
     if isinstance(message, Sums):
         return Sums(message.gram, np.zeros((message.cross.shape[0], size)))
     if isinstance(message, Coefficients) and message.values.ndim == 1:
@@ -121,7 +121,7 @@ def _resized(message: Message, size: int) -> Message:
 
 
 def _emptied(message: AnyMessage, size: int) -> AnyMessage:
-    """Return sums of the shape that an honest site expects, with nothing in them."""
+    """Return sums of zeros, in the shape that the honest procedure expects."""
     if isinstance(message, Moments):
         return Moments(np.zeros(size * (size + 1) // 2), np.zeros(size))
     if isinstance(message, Sums):

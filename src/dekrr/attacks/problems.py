@@ -1,4 +1,4 @@
-"""The sites that are attacked: made up, the authors' splits, or a data set divided by its response."""
+"""The sites under attack: synthetic, the authors' splits, or a data set divided by its response."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,13 @@ from ..selection import Chooser, Greedy
 from ..settings import DeKRRSettings
 from ..types import Array
 
-# What a deployment starts from. One round is enough: what further rounds show of a site's own sums is granted.
+# The defaults of a deployment. One round is enough: further rounds show only a site's own sums, which are granted.
 GUARDED = DeKRRSettings(scale=None)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sites in a ring, with rows of the same kind that were not trained on.
+    """Sites in a ring, and for each site spare rows of the same kind that are not used in training.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Problem:
         return next(site for site in self.sites if site.name == name)
 
     def pair(self, target: str | None = None) -> tuple[Site, Site]:
-        """Return a target, the first site by default, and the neighbour that attacks it."""
+        """Return the target, by default the first site, and the neighbour that attacks it."""
         victim = self.site(target) if target is not None else self.sites[0]
         return victim, self.site(victim.neighbors[0])
 
@@ -52,7 +52,7 @@ class Problem:
         return Greedy(self.n_features, sigma=self.sigma)
 
     def longest_shortlist(self, site: Site) -> int:
-        """Return the most features of a shortlist that all neighbours of a site answer."""
+        """Return the size of the longest shortlist that all neighbours of a site answer."""
         fewest = min(self.site(name).n_rows for name in site.neighbors)
         return int(longest_shortlist(fewest, GUARDED.rows_per_feature))
 
@@ -60,15 +60,15 @@ class Problem:
 def read_problem(
     name: str | None, directory: Path | None, n_features: int | None, sigma: float | None, seed: int
 ) -> Problem:
-    """Return a problem: the authors' split of a data set, one of ours, or, without a name, a made-up one.
+    """Return a problem: the authors' split of a data set, a new split, or, without a name, synthetic sites.
 
     Parameters
     ----------
     name : str or None
     directory : path or None
-        Where ``<name>.parquet`` and ``splits/<name>-by-response.npz`` are.
+        The folder of ``<name>.parquet`` and ``splits/<name>-by-response.npz``.
     n_features, sigma : optional
-        Instead of the data set's own.
+        Values that replace those of the data set.
     seed : int
     """
     if name is None:

@@ -1,13 +1,15 @@
-"""What neighbours can make of sums: the same attacker against the default exchange.
+"""Attacks on sums: the same attacker against the default exchange.
 
-`views` has what a neighbour, or several, hear in a whole run. From that:
+`views` has what one or several neighbours hear in a whole run. The attacks on it are:
 
-- `rows_in_null_space`: where the rows are fewer than the features, only the rows' features (and little else)
-  lie in the range of the sums; solve for x as `features.recover_rows` does. `views.fold_blocks` has the sums over
-  single folds that differences give.
-- `rows_by_matching`: least squares over all rows at once, so that all their sums match.
-- `Membership`: was a known row among them? The likelihood ratio of a normal model for all sums.
-- `Membership.guess_column`: a known row but for one column; take the value with the best score.
+- `rows_in_null_space`: recovery of rows. Where the rows are fewer than the features, the range of the sums contains the
+  features of the rows and little else; solve for x as `features.recover_rows` does. `views.fold_blocks` has the sums
+  over single folds, which are differences of sums.
+- `rows_by_matching`: recovery of all rows at once, by least squares on all their sums.
+- `Membership`: membership inference. Is a known row among the rows? The test is the likelihood ratio of a normal model
+  for all sums.
+- `Membership.guess_column`: attribute inference. One column of a known row is unknown; take the value with the best
+  score.
 """
 
 import time
@@ -28,14 +30,14 @@ from .views import Block, View, of_rows
 
 
 def recovered(candidates: Array, truth: Array, tolerance: float, known: Array) -> float:
-    """Return the share of true rows that a candidate meets in every column, not counting rows known before."""
+    """Return the share of true rows that a candidate matches in every column; rows known before do not count."""
     if not len(candidates):
         return 0.0
     return float(np.mean((_nearest(truth, candidates) < tolerance) & (_nearest(truth, known) >= tolerance)))
 
 
 def _nearest(rows: Array, others: Array) -> Array:
-    """Return each row's largest difference over columns to the other that is nearest in that sense."""
+    """Return the distance of each row to its nearest neighbour among `others`, in the maximum norm."""
     if not len(others):
         return np.full(len(rows), np.inf)
     distances, _ = KDTree(others).query(rows, p=np.inf)
@@ -43,7 +45,7 @@ def _nearest(rows: Array, others: Array) -> Array:
 
 
 class NullSpace:
-    """The directions of a Gram matrix with no weight, or with the least.
+    """The eigenvectors of a Gram matrix whose eigenvalues are zero or smallest.
 
     Parameters
     ----------
@@ -56,22 +58,22 @@ class NullSpace:
         self._values, self._vectors = np.linalg.eigh(block.sums)
 
     def directions(self, relative: float, least: int = 0) -> Array:
-        """Return the eigenvectors with eigenvalues below `relative` times the largest, at least `least` of them."""
+        """Return the eigenvectors whose eigenvalues are below `relative` times the largest, but at least `least`."""
         n_null = max(int((self._values < relative * self._values[-1]).sum()), least)
         return np.asarray(self._vectors[:, :n_null])
 
 
 def rows_in_null_space(feature_map: FeatureMap, null: Array, begin: Array, steps: int = 50) -> Array:
-    """Return points of the unit box whose features have nothing in the null space, from each start.
+    """Return, for each start, a point of the unit box whose features are orthogonal to the null space.
 
-    Minimises |Q'u(x)|^2 over x by Levenberg-Marquardt.
+    It minimises |Q'u(x)|^2 over x by Levenberg-Marquardt.
 
     Parameters
     ----------
     feature_map : FeatureMap
         u.
     null : ndarray of shape (n_features, n_null)
-        Q; with no more directions than columns nothing is determined, and nothing returned.
+        Q. If it has no more directions than there are columns, x is not determined, and no point is returned.
     begin : ndarray of shape (n_starts, n_columns)
     steps : int
     """
@@ -112,18 +114,20 @@ def rows_by_matching(
     steps: int = 100_000,
     report: Callable[[], object] = lambda: None,
 ) -> tuple[Array, float]:
-    """Return rows whose sums come closest to all that were received, and the mean relative misfit that is left.
+    """Return the rows whose sums are closest to the received sums, and the remaining mean relative misfit.
 
-    Minimises the mean over blocks of |Z_left'Z_right - S|^2 / |S|^2 over all rows X in the unit box and all responses
-    in [-1, 1] by L-BFGS-B.
+    It minimises the mean over blocks of |Z_left'Z_right - S|^2 / |S|^2 over all rows X in the unit box and all
+    responses in [-1, 1] by L-BFGS-B.
 
     Parameters
     ----------
     view : View
     begin, begin_y : ndarray of shapes (n_rows, n_columns) and (n_rows,)
+        The start.
     seconds : float, default=60
-        Of CPU time.
+        The limit of CPU time.
     steps : int
+        The limit of steps.
     report : callable
         Called in every step.
     """
@@ -173,7 +177,7 @@ class _Part:
         self._weight = 1 / (n_blocks * max(float(np.sum(block.sums**2)), 1e-300))
 
     def add(self, features: Array, y: Array, slope: Array, slope_y: Array) -> float:
-        """Add the gradient by features and responses to the slopes; return the loss."""
+        """Add the gradients with respect to features and responses to the slopes; return the loss."""
         left = features[self._rows, self._left]
         right = y[self._rows, None] if self._right is None else features[self._rows, self._right]
         difference = left.T @ right - self._sums
@@ -187,21 +191,21 @@ class _Part:
 
 
 class Membership:
-    """The likelihood ratio of "this row is among them" in a normal model for all sums together.
+    """Membership inference: the likelihood ratio of "this row is in the sums", in a normal model for all sums.
 
-    A row in fold f adds phi_f(x, y), its products in every block that has fold f, to what the attacker knows. With
-    the means and the covariance S of the sum s by reference rows, the log-likelihood ratio is
-    v'S^-1 (s - E s) - v'S^-1 v / 2, v = phi_f(x, y) - E phi_f; a row may be in any fold, so that the ratios of the
-    folds are averaged. phi has thousands of entries, so that S is the reference rows' with a ridge, by inner products
-    alone. Each block counts by its mean energy.
+    A row in fold f adds phi_f(x, y) to the attacker's sums s: its products in every block that has fold f. The mean and
+    the covariance S of s are estimated from reference rows. The log-likelihood ratio is
+    v'S^-1 (s - E s) - v'S^-1 v / 2, with v = phi_f(x, y) - E phi_f. The fold of a row is unknown, so that the ratios of
+    the folds are averaged. phi has thousands of entries, so that S is the covariance of the reference rows plus a
+    ridge, and is never formed: inner products of phi are enough. Each block is divided by its mean energy.
 
     Parameters
     ----------
     view : View
     X, y : ndarray of shapes (n_reference, n_columns) and (n_reference,)
-        Rows like the target's that the attacker has.
+        Reference rows: the attacker's own rows, of the same kind as the target's.
     ridge : float, default=1e-4
-        In units of the total variance.
+        The ridge, in units of the total variance.
     """
 
     def __init__(self, view: View, X: Array, y: Array, ridge: float = 1e-4) -> None:
@@ -223,7 +227,7 @@ class Membership:
         )
 
     def _over(self, fold: int, values: Sequence[Array]) -> Array:
-        """Add up what the sources say that have a fold."""
+        """Add the values of those sources that have a fold."""
         return np.asarray(sum(value for value, has in zip(values, self._has[:, fold], strict=True) if has))
 
     def _weigh(self, fold: int, other: int, kernels: Sequence[Array]) -> Array:
@@ -232,7 +236,7 @@ class Membership:
         return np.asarray(self._roots[fold] * self._roots[other] * total)
 
     def scores(self, X: Array, y: Array) -> Array:
-        """Return the log-likelihood ratios of rows, shape (n_rows,); higher is likelier a member."""
+        """Return the log-likelihood ratios of rows, shape (n_rows,); members have higher ratios."""
         cross = [source.products(X, y) for source in self._sources]
         with_sums = [source.with_sums(X, y) for source in self._sources]
         energies = [source.energies(X, y) for source in self._sources]
@@ -246,7 +250,7 @@ class Membership:
         return np.asarray(logsumexp(ratios, axis=0, b=self._shares[:, None]))
 
     def guess_column(self, X: Array, y: Array, column: int, values: Array) -> Array:
-        """Return, for each row with one column unknown, the value of it that scores best.
+        """Return, for each row with one unknown column, the value with the best score.
 
         Parameters
         ----------
@@ -263,7 +267,7 @@ class Membership:
 
 
 class _Source:
-    """Blocks over the same folds, centred by the reference rows' means."""
+    """Blocks over the same folds, centred by the means of the reference rows."""
 
     def __init__(self, blocks: list[Block], X: Array, y: Array, view: View) -> None:
         self._blocks = blocks
@@ -274,7 +278,7 @@ class _Source:
         self._excess = [b.sums - view.rows_in(b) * mean for b, mean in zip(blocks, self._means, strict=True)]
 
     def products(self, X: Array, y: Array) -> Array:
-        """Return the inner products of centred phi of rows with that of the reference rows."""
+        """Return the inner products of the centred phi of rows with the centred phi of the reference rows."""
         total = 0.0
         for block, (left, right), mean, weight in zip(
             self._blocks, self._reference, self._means, self._weights, strict=True
@@ -287,7 +291,7 @@ class _Source:
         return np.asarray(total)
 
     def with_sums(self, X: Array, y: Array) -> Array:
-        """Return the inner products of centred phi of rows with the sums' excess over what they should be."""
+        """Return the inner products of the centred phi of rows with the sums minus their expectation."""
         total = 0.0
         for block, mean, excess, weight in zip(self._blocks, self._means, self._excess, self._weights, strict=True):
             left, right = of_rows(block, X, y)
@@ -295,7 +299,7 @@ class _Source:
         return np.asarray(total)
 
     def energies(self, X: Array, y: Array) -> Array:
-        """Return the squared norms of centred phi of rows."""
+        """Return the squared norms of the centred phi of rows."""
         total = 0.0
         for block, mean, weight in zip(self._blocks, self._means, self._weights, strict=True):
             left, right = of_rows(block, X, y)
@@ -306,14 +310,14 @@ class _Source:
 
 @dataclass(frozen=True)
 class Advantage:
-    """How well scores tell members from others.
+    """The quality of scores that separate members from other rows.
 
     Parameters
     ----------
     advantage : float
-        The largest difference of true and false positive rates over thresholds.
+        The largest difference of true and false positive rates over all thresholds.
     area : float
-        Under the curve of these rates; 0.5 is guessing.
+        The area under the ROC curve; 0.5 means guessing.
     caught, caught_surely : float
         The true positive rates at false positive rates of 1 % and of 0.1 %.
     """
@@ -325,7 +329,7 @@ class Advantage:
 
 
 def advantage(members: Array, others: Array) -> Advantage:
-    """Return how well scores tell members from others.
+    """Return how well the scores separate members from other rows.
 
     Examples
     --------

@@ -1,13 +1,15 @@
-"""What neighbours hear of a site in a whole run, as a list of sums over its rows.
+"""The attacker's view: what neighbours hear of a site in a whole run, as a list of sums over its rows.
 
-In a run a neighbour p of site j receives, over j's rows, Z'Z and Z'y of the shortlist it sent (`Moments`), then
-B = Z_pj'Z_pj and C = Z_pj'Z_jj of its choice (`Sums`), and j's coefficients in every round; where settings are tuned,
-all of it for every bandwidth over all rows but a fold's besides. Coefficients depend on j's rows through A = Z_jj'Z_jj,
-m = Z_jj'y_j and the C that j sent to third sites. An attacker to whom A and m are *granted* is given them, exactly,
-instead of working out from coefficients what they show of them.
+In a run a neighbour p of site j receives sums over j's rows: first Z'Z and Z'y of the shortlist that it sent
+(`Moments`), then B = Z_pj'Z_pj and C = Z_pj'Z_jj of its choice (`Sums`). It also receives j's coefficients in every
+round. Where settings are tuned, it receives the same sums for every bandwidth and fold, over the rows outside the fold.
 
-All of this is a list of `Block`: sums over some folds' rows of products of two features, or of a feature and y. A
-`View` may pool what several neighbours received.
+The coefficients depend on j's rows through A = Z_jj'Z_jj, m = Z_jj'y_j, and the C that j sent to other sites. An
+attacker could derive some knowledge of A and m from the coefficients. If A and m are *granted*, the attacker gets them
+exactly instead.
+
+All of this is a list of `Block`: sums over the rows of some folds, of products of two features, or of a feature and y.
+A `View` may pool the messages of several neighbours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,9 +41,9 @@ class Block:
         None stands for the response.
     sums : ndarray of shape (D_left, D_right) or (D_left, 1)
     folds : ndarray of bool, shape (n_folds,)
-        Whose rows are in the sums.
+        The folds whose rows are in the sums.
     label : str
-        What it is about; blocks of one label differ in their folds, and the features chosen without these.
+        The name of the sums. Blocks with the same label differ in their folds, and so in the features that were chosen.
     """
 
     left: FeatureMap
@@ -52,19 +54,19 @@ class Block:
 
     @property
     def is_gram(self) -> bool:
-        """Whether it is Z'Z of one map."""
+        """Whether the block is Z'Z of one map."""
         return self.right is self.left
 
 
 @dataclass(frozen=True)
 class View:
-    """What the attacker knows about the target's rows.
+    """The attacker's knowledge of the target's rows.
 
     Parameters
     ----------
     blocks : list of Block
     fold_sizes : tuple of int
-        How many rows each fold has; one fold where nothing was tuned.
+        The number of rows of each fold; there is one fold where nothing was tuned.
     """
 
     blocks: list[Block]
@@ -72,20 +74,20 @@ class View:
 
     @property
     def n_rows(self) -> int:
-        """How many rows the target has."""
+        """The number of the target's rows."""
         return sum(self.fold_sizes)
 
     @property
     def n_sums(self) -> int:
-        """How many different numbers the attacker has."""
+        """The number of different sums that the attacker has."""
         return sum(len(b.sums) * (len(b.sums) + 1) // 2 if b.is_gram else b.sums.size for b in self.blocks)
 
     def rows_in(self, block: Block) -> int:
-        """Return how many rows a block sums over."""
+        """Return the number of rows in a block's sums."""
         return int(np.asarray(self.fold_sizes)[block.folds].sum())
 
     def fold_of_rows(self) -> np.ndarray:
-        """Return a fold for every row, shape (n_rows,); rows are in no order, so any that fits the sizes will do."""
+        """Return a fold for every row, shape (n_rows,). The order of rows is unknown, so any that fits the sizes."""
         return np.repeat(np.arange(len(self.fold_sizes)), self.fold_sizes)
 
 
@@ -96,17 +98,17 @@ def of_rows(block: Block, X: Array, y: Array) -> tuple[Array, Array]:
 
 
 def summed(left: FeatureMap, right: FeatureMap | None, X: Array, y: Array, folds: np.ndarray, label: str = "") -> Block:
-    """Return the block of given rows, which the folds' are."""
+    """Return the block of sums over the rows `X`, `y`, which are those of the folds."""
     empty = Block(left, right, np.empty(0), folds, label)
     z_left, z_right = of_rows(empty, X, y)
     return Block(left, right, z_left.T @ z_right, folds, label)
 
 
 def fold_blocks(view: View) -> Iterator[Block]:
-    """Yield sums over single folds: what sums over all rows and over all but a fold's differ by.
+    """Yield sums over single folds: differences of sums over all rows and sums over the rows outside a fold.
 
-    Sums over all rows come from the training after the tuning, or from adding up the sums without each fold. In both
-    cases only of features that were chosen each time.
+    Sums over all rows come from the training after the tuning, or from the sums outside each fold, added up. In both
+    cases this works only for features that were chosen each time.
     """
     grams = [block for block in view.blocks if block.is_gram]
     wholes = [block for block in grams if block.folds.all()]
@@ -170,20 +172,21 @@ def view_of(
     *,
     granted: bool,
 ) -> View:
-    """Return what `listeners` heard of `target` together, from the messages of a run.
+    """Return the joint view that `listeners` have of `target`, from the messages of a run.
 
     Parameters
     ----------
     record : Record
     listeners : sequence of str
-        Neighbours of the target that pool what they received.
+        Neighbours of the target that pool their messages.
     target : Site
-        Its rows are used for A and m only, and only if they are granted.
+        Its rows are used for A and m only, and only if these are granted.
     selector : Chooser
-        The run's, with the bandwidth that the training had.
+        The chooser of the run, with the bandwidth of the training.
     tuning : Tuning, optional
-        The run's.
+        The tuning of the run.
     granted : bool
+        Whether A and m are granted.
     """
     n_folds = tuning.folds if tuning is not None else 1
     fold_of = target.rng("folds").permutation(target.n_rows) % n_folds
@@ -196,7 +199,7 @@ def view_of(
 
 @dataclass
 class _Phase:
-    """One choice of features and what was said about it: for a bandwidth and a fold, or for training."""
+    """One choice of features and the messages about it: for a bandwidth and a fold, or for the training."""
 
     label: str
     folds: np.ndarray
@@ -208,7 +211,7 @@ class _Phase:
 
 
 def _phases(record: Record, listener: str, target: Site, selector: Chooser, tuning: Tuning | None) -> Iterator[_Phase]:
-    """Read a neighbour's conversation with the target, phase by phase: each ends with sums."""
+    """Read a neighbour's messages to and from the target, phase by phase; a phase ends with `Sums`."""
     plan = [(sigma, fold) for sigma in tuning.sigmas for fold in range(tuning.folds)] if tuning is not None else []
     n_folds = tuning.folds if tuning is not None else 1
     plan.append((selector.bandwidth, -1))
@@ -257,7 +260,7 @@ def _blocks_of(phase: _Phase, target: Site, fold_of: np.ndarray, *, granted: boo
     kept = folds[fold_of]
     features, y = theirs(target.X[kept]), target.y[kept]
     joint = stack(own, theirs)
-    every = np.block([[gram, cross], [cross.T, features.T @ features]])
-    blocks.append(Block(joint, joint, every, folds, f"{label}, both"))
+    joint_gram = np.block([[gram, cross], [cross.T, features.T @ features]])
+    blocks.append(Block(joint, joint, joint_gram, folds, f"{label}, both"))
     blocks.append(Block(theirs, None, (y @ features)[:, None], folds, f"{label}, target's and y"))
     return blocks

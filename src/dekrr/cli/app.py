@@ -1,4 +1,4 @@
-"""The commands of `dekrr`, and what they share."""
+"""The commands of `dekrr`, and their common error handling."""
 
 import sys
 import warnings
@@ -76,7 +76,7 @@ def options(
 
 
 def run() -> None:
-    """Run the command line; an error of dekrr's own, of the system, or in a value is one line and exit code 1."""
+    """Run the command line; print an error of dekrr, of the system or in a value as one line, with its exit code."""
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
         app()
@@ -88,18 +88,18 @@ def run() -> None:
 
 
 def _is_for_users(error: Exception) -> bool:
-    """Return whether an error is about what the user gave; scikit-learn has a class of its own for a bad value."""
+    """Return whether an error is the user's to solve; scikit-learn's class for a bad value counts, too."""
     return isinstance(error, (DekrrError, OSError, ImportError)) or type(error).__module__.startswith("sklearn.")
 
 
 def _with_extra(error: BaseException) -> str:
-    """Return what an error says, and for a package that is missing what to install."""
+    """Return the text of an error; if a package is missing, with the command that installs it."""
     extra = _EXTRAS.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
     return f"{error}: pip install 'dekrr[{extra}]'" if extra else str(error)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
-    exceptions = sys.modules.get("sklearn.exceptions")  # who has not imported it cannot have warned of it
+    exceptions = sys.modules.get("sklearn.exceptions")  # if it is not imported, it cannot have warned
     if exceptions is not None and issubclass(category, exceptions.ConvergenceWarning):
         _tell("[yellow]warning:[/]", str(message))
 

@@ -1,4 +1,4 @@
-"""`dekrr attack`: a neighbour after the rows, against the paper's exchange and against the default one."""
+"""`dekrr attack`: neighbours that attack the rows, under the paper's exchange and under the default exchange."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -51,7 +51,7 @@ def attack(
     sums, which they would have to work out from coefficients, and rows of the target's kind as a reference. Without
     data sets they attack a made-up one.
     """
-    import matplotlib.pyplot  # noqa: F401 - what is missing is told before the computing
+    import matplotlib.pyplot  # noqa: F401 - a missing package is reported before the computation
 
     console = Console()
     names: list[str | None] = [*data] if data else [None]
@@ -114,7 +114,10 @@ def _report(progress: Progress, task: TaskID, seconds: float) -> None:
 
 
 def _hear(problem: Problem, colluders: int, tuned: bool, notes: list[str]) -> tuple[View, str]:
-    """Return what the neighbours hear, with the tuning if that is wanted and not refused, and what that was."""
+    """Return the neighbours' view, and "tuned" or "trained".
+
+    The view includes the tuning if that is wanted and the guards do not refuse it.
+    """
     if tuned:
         try:
             return attacks.hear(problem, tuned=True, colluders=colluders), "tuned"
@@ -225,7 +228,7 @@ def _infer(problem: Problem, view: View, heard: str, colluders: int, table: Tabl
 
 
 def _views(problem: Problem, view: View, heard: str, colluders: int) -> Iterator[tuple[View, str, int]]:
-    """Yield views of growing numbers of neighbours after training, then the whole one with the tuning."""
+    """Yield views of more and more neighbours after training, and last the view that includes the tuning."""
     for count in sorted({1, min(2, colluders), colluders}):
         yield attacks.hear(problem, colluders=count), "trained", count
     if heard == "tuned":
@@ -250,10 +253,10 @@ def _draw(pictures: list[tuple[Problem, Array, Array]], out: Path) -> Path:
     return path
 
 
-def _scatter(panel: Any, problem: Problem, rows: Array, truth: Array, most: int = 300) -> None:
+def _scatter(panel: Any, problem: Problem, rows: Array, truth: Array, max_rows: int = 300) -> None:
     right = np.abs(rows - truth).max(axis=1) < attacks.TOLERANCES[0]
     for chosen, colour, label in ((~right, "C3", "missed"), (right, "C0", "recovered")):
-        picked = np.flatnonzero(chosen)[:most]
+        picked = np.flatnonzero(chosen)[:max_rows]
         panel.plot(
             truth[picked].ravel(),
             rows[picked].ravel(),

@@ -1,4 +1,4 @@
-"""`dekrr bench`: how fast this machine fits, as ratios within one run."""
+"""`dekrr bench`: the speed of fits on this machine, as ratios within one run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +12,11 @@ from ..errors import DataError, SettingsError
 from ..experiments.results import replace_file
 from ..experiments.speed import FIGURES, Figure, machine
 
-_NOISE = 1.25  # a ratio that is worse by less than this is not called slower
+_NOISE = 1.25  # a ratio that is worse by a smaller factor does not count as slower
 
 
 class Bench(msgspec.Struct, frozen=True):
-    """The figures of one run, and the machine they are from."""
+    """The figures of one run, and the machine that they were measured on."""
 
     machine: dict[str, object]
     figures: list[Figure]
@@ -56,13 +56,13 @@ def bench(
 
 
 def write(path: Path, bench: Bench) -> None:
-    """Write figures to a file; it has all that were measured so far, whenever the run ends."""
+    """Write all figures so far to a file, so that a run that ends early keeps its figures."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, msgspec.json.format(msgspec.json.encode(bench)))
 
 
 def read(path: Path) -> Bench:
-    """Return the figures in a file that `dekrr bench --out` wrote."""
+    """Return the figures from a file that `dekrr bench --out` wrote."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Bench)
     except FileNotFoundError:

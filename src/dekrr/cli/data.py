@@ -1,4 +1,4 @@
-"""`dekrr data`: what data sets there are, and downloads of the public ones."""
+"""`dekrr data`: the list of data sets, and downloads of the public ones."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`dekrr demo`: every method of the library on one problem, in one table and one picture."""
+"""`dekrr demo`: all methods of the library on one problem, in one table and one picture."""
 
 import time
 import warnings
@@ -22,7 +22,7 @@ from ..types import Array
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows to train on, rows to test on, and settings that suit them."""
+    """Training rows, test rows, and settings that suit them."""
 
     title: str
     train: tuple[Array, Array, np.ndarray]
@@ -54,7 +54,7 @@ def demo(
     Without --data it makes up ten stations along a coast, each of which sees its own stretch. Ten sites in a
     ring, four neighbours each.
     """
-    import matplotlib.pyplot  # noqa: F401 - what is missing is told before the computing
+    import matplotlib.pyplot  # noqa: F401 - a missing package is reported before the computation
 
     problem = _built_in(seed) if data is None else _from_file(data, data_dir, seed)
     console = Console()

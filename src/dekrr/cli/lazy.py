@@ -15,10 +15,10 @@ def lazy_app(commands: Mapping[str, tuple[str, str]], **settings: Any) -> typer.
     Parameters
     ----------
     commands : mapping of name to (home, about)
-        The home is "module:attribute", the module relative to this package, the attribute a function or an
-        application with commands of its own. What a command is about is one line, shown by the application's --help.
+        The home is "module:attribute". The module is relative to this package; the attribute is a function, or an
+        application with its own commands. The text about a command is one line, which the application's --help shows.
     **settings
-        Of the application, as for `typer.Typer`.
+        The settings of the application, as for `typer.Typer`.
     """
 
     class Group(TyperGroup):
@@ -33,7 +33,7 @@ def lazy_app(commands: Mapping[str, tuple[str, str]], **settings: Any) -> typer.
 
 
 def _stand_in() -> None:
-    """Stand for a command in the list of commands; `resolve_command` puts the real one in its place."""
+    """Stand in for a command in the list of commands; `resolve_command` replaces it by the real command."""
 
 
 def _imported(home: str, name: str) -> Any:

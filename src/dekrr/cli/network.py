@@ -133,7 +133,7 @@ def new_keys(
 
 
 def site_tables(network: NetworkFile, folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the site.toml of every site, as tables."""
+    """Return the contents of every site's site.toml, as tables."""
     from ..deploy import keys as certificates
 
     endpoints = {entry.name: entry.endpoint for entry in network.site}

@@ -31,7 +31,7 @@ _ASKED_AT_ONCE = 16
 
 
 class _Stopped(BaseException):
-    """Somebody asked this process to stop."""
+    """The process received a signal to stop."""
 
 
 def node(
@@ -95,7 +95,7 @@ def _stop(site: Path, code: int) -> None:
 
 @contextmanager
 def _progress(status: Any, *, as_json: bool) -> Iterator[None]:
-    """Show where the site is while the block runs: a line on a terminal, or JSON lines for `dekrr up`."""
+    """Show the site's progress while the block runs: one line on a terminal, or JSON lines for `dekrr up`."""
     console = Console(stderr=True)
     if not as_json and not console.is_terminal:
         yield
@@ -159,7 +159,7 @@ def up(
                 live.update(_table(fleet))
             live.update(_table(fleet))
         if not console.is_terminal:
-            console.print()  # what comes next is on a line of its own
+            console.print()  # ends the line of the table
     except (KeyboardInterrupt, _Stopped) as stop:
         for process in fleet:
             process.terminate()
@@ -177,7 +177,7 @@ def up(
 
 
 class _Process:
-    """One site's process, and the last that it said."""
+    """One site's process, its last status, and the last line of its log that is not JSON."""
 
     def __init__(self, name: str, site: Path, options: list[str]) -> None:
         self.name = name
@@ -203,7 +203,7 @@ class _Process:
 
     @property
     def ending(self) -> str:
-        """How it ended, and the last that it said."""
+        """The exit code, and the reason."""
         return f"{self.name} (exit {self.code}): {self.reason}"
 
     def terminate(self) -> None:
@@ -211,7 +211,7 @@ class _Process:
         self._process.terminate()
 
     def wait(self) -> None:
-        """Wait for the checkpoint of a process that was asked to stop."""
+        """Wait until a process that was asked to stop has written its checkpoint and ended."""
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""`dekrr report`: all results on one page."""
+"""`dekrr report`: one page with all results."""
 
 from pathlib import Path
 from typing import Annotated

@@ -64,10 +64,10 @@ def _command(name: str, help_text: str) -> None:
         names = list(EXPERIMENTS) if name == "all" else [name]
         results = Results(out)
         try:
-            for each in names:
-                run = run_name(each, protocol, quick=quick, seed=seed)
-                results.note_command(run, command_line(each, options))
-                _run(each, options, results, data_dir, jobs)
+            for experiment in names:
+                run = run_name(experiment, protocol, quick=quick, seed=seed)
+                results.note_command(run, command_line(experiment, options))
+                _run(experiment, options, results, data_dir, jobs)
         except KeyboardInterrupt:
             Console(stderr=True).print(f"stopped; what is done is in {out}, and the same command goes on from there")
             sys.exit(130)
@@ -80,7 +80,7 @@ _command("all", "All of the above.")
 
 
 def command_line(name: str, options: Options) -> str:
-    """Return the command that does an experiment with these options.
+    """Return the command line of an experiment with these options.
 
     Examples
     --------
@@ -92,9 +92,9 @@ def command_line(name: str, options: Options) -> str:
         words += ["--data", data]
     for method in options.methods:
         words += ["--method", method]
-    given: dict[str, Any] = {"repeats": options.repeats, "protocol": options.protocol, "splits": options.splits}
+    values: dict[str, Any] = {"repeats": options.repeats, "protocol": options.protocol, "splits": options.splits}
     defaults = Options()
-    for key, value in {**given, "seed": options.seed}.items():
+    for key, value in {**values, "seed": options.seed}.items():
         if value != getattr(defaults, key):
             words += [f"--{key}", str(value)]
     return shlex.join(words + (["--quick"] if options.quick else []))

@@ -1,4 +1,4 @@
-"""Data to try dekrr on: made up, or read from files, and ways to divide it over sites."""
+"""Data to try dekrr on, synthetic or from files, and partitions of rows over sites."""
 
 from .catalogue import CATALOGUE
 from .fetching import fetch

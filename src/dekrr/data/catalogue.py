@@ -1,4 +1,4 @@
-"""The data sets that dekrr knows by name: where they come from, and how to tell that a file is the right one."""
+"""The data sets that dekrr knows by name: their sources, and the figures by which a file is checked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,24 +26,24 @@ class Entry:
     Parameters
     ----------
     title : str
-        What the paper, or its source, calls it.
+        The name in the paper, or at the source.
     n_rows, n_columns : int
-        What a complete file has.
+        The size of a complete file.
     url : str
-        Where the public archive is.
+        The address of the public archive.
     archive : str
-        The archive's file name, as downloaded.
+        The archive's file name after the download.
     members : tuple of str
-        Patterns of the files in the archive (or beside it, unpacked) that hold the rows.
+        Patterns of the files with the rows, in the archive or unpacked beside it.
     means : tuple of (float, float), optional
-        The mean of y and the mean of |X|, to one part in a thousand: the check of a downloaded file. Without
-        them the size is what the publisher says, and is checked to one row in a hundred.
+        The mean of y and the mean of |X|, for the check of a downloaded file, with a tolerance of one in a thousand.
+        Without them the number of rows is the publisher's figure, and its tolerance is one row in a hundred.
     sha256 : str, optional
-        Of the archive, where its publisher keeps it fixed.
+        The checksum of the archive, if its publisher never changes it.
     sites : tuple of str
-        Names for the numbers in the column `node`, where the data has sites of its own.
+        The names for the numbers in the column `node`, if the data has its own sites.
     note : str
-        What to know before use.
+        What a user should know before use.
     """
 
     title: str
@@ -147,18 +147,20 @@ CATALOGUE: Mapping[str, Entry] = {
 
 @dataclass(frozen=True)
 class PaperSettings:
-    """What the paper, and its authors' files, have for one data set.
+    """The settings of one data set in the paper and in its authors' files.
 
     Parameters
     ----------
     sigma, alpha : float
-        Bandwidth and regularisation, picked by the authors on the test error.
+        Bandwidth and regularisation, which the authors chose by the test error.
     mix : float
-        The share of every site's rows that is drawn at random, in the setting that sorts by |y|.
+        The share of every site's rows that is drawn at random, in the setting that sorts rows by |y|.
     n_features : tuple of int
-        The D of the figures.
+        The values of D in the figures.
     table_features : int
-        The D of the main table.
+        The value of D in the main table.
+    published : mapping of method to float
+        The RSE in the main table.
     """
 
     sigma: float

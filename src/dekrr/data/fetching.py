@@ -1,4 +1,4 @@
-"""Downloads of the public data sets, checked."""
+"""Downloads of the public data sets, and the check of their contents."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from .files import check, data_directory, load
 
 
 def fetch(name: str, directory: str | os.PathLike[str] | None = None) -> Path:
-    """Download a data set's public archive into `directory`, check what is in it, and return its path.
+    """Download a data set's public archive into `directory`, check its contents, and return its path.
 
     Parameters
     ----------

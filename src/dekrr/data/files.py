@@ -18,7 +18,7 @@ RESPONSE, SITE = "y", "node"
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Rows and responses of a data set, with names; ``X, y = dataset`` takes it apart.
+    """Rows and responses of a data set, with names; ``X, y = dataset`` unpacks the arrays.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Dataset:
     y : ndarray of shape (n_rows,)
     columns : tuple of str
     sites : ndarray of shape (n_rows,) or None
-        The site of each row, where the data has sites of its own.
+        The site of each row, if the data has its own sites.
     """
 
     name: str
@@ -55,7 +55,7 @@ def read_table(path: str | os.PathLike[str]) -> Any:
 
 
 def import_pandas() -> Any:
-    """Return the module pandas, or raise an ImportError that says how to get it."""
+    """Return the module pandas, or raise an ImportError that says how to install it."""
     try:
         import pandas as pd
     except ImportError:
@@ -64,13 +64,13 @@ def import_pandas() -> Any:
 
 
 def data_directory(directory: str | os.PathLike[str] | None, wanted: str) -> Path:
-    """Return `directory`, or what ``DEKRR_DATA`` says, or raise an error that says how to give one."""
-    given = directory or os.environ.get(ENVIRONMENT_VARIABLE)
-    if not given:
+    """Return `directory`, or the value of ``DEKRR_DATA``; raise `DataError` if there is neither."""
+    folder = directory or os.environ.get(ENVIRONMENT_VARIABLE)
+    if not folder:
         raise DataError(f"where is {wanted}? Give a directory, or set the environment variable {ENVIRONMENT_VARIABLE}")
-    if not Path(given).is_dir():
-        raise DataError(f"the data directory {given} does not exist, so {wanted} cannot be read from it")
-    return Path(given)
+    if not Path(folder).is_dir():
+        raise DataError(f"the data directory {folder} does not exist, so {wanted} cannot be read from it")
+    return Path(folder)
 
 
 def load(name: str, directory: str | os.PathLike[str] | None = None) -> Dataset:
@@ -79,9 +79,9 @@ def load(name: str, directory: str | os.PathLike[str] | None = None) -> Dataset:
     Parameters
     ----------
     name : str
-        The name of a file without ``.parquet``, with the response in a column `y` and, where the data has sites
-        of its own, the site in a column `node`; or a name of `CATALOGUE` whose original archive, or its
-        unpacked files, are there.
+        The name of a file without ``.parquet``. Its column `y` has the response and, if the data has its own sites,
+        its column `node` has the site. Or a name of `CATALOGUE`, if its original archive or the unpacked files are in
+        the directory.
     directory : path-like, optional
         The environment variable ``DEKRR_DATA`` by default.
 
@@ -109,7 +109,7 @@ def load(name: str, directory: str | os.PathLike[str] | None = None) -> Dataset:
 
 
 def require(name: str, directory: str | os.PathLike[str] | None = None) -> None:
-    """Raise the `DataError` that `load` would raise for want of a file, without reading one."""
+    """Raise the `DataError` that `load` raises for a missing file, but read no file."""
     folder = data_directory(directory, name)
     entry = CATALOGUE.get(name)
     originals = (entry.archive, *entry.members) if entry is not None and entry.members else ()
@@ -152,7 +152,7 @@ def _missing(name: str, entry: Entry | None, folder: Path) -> str:
 
 
 def check(dataset: Dataset) -> None:
-    """Raise a `DataError` where a data set of the catalogue is not the one that its name promises."""
+    """Raise `DataError` if a data set does not have the size and the means that the catalogue has for its name."""
     entry = CATALOGUE[dataset.name]
     shape, wanted = dataset.X.shape, (entry.n_rows, entry.n_columns)
     known_exactly = entry.means is not None

@@ -1,4 +1,4 @@
-"""Readers of the data sets as their publishers have them: archives, zipped or not, or the files in them."""
+"""Readers of the data sets in their publishers' formats: archives, or the unpacked files."""
 
 import fnmatch
 import io
@@ -31,7 +31,7 @@ _BUZZ_TOMS = ["NCD", "BL", "NAD", "AI", "NAC", "ND", "CS", "AT", "NA", "ADL", "A
 
 
 def read_original(name: str, entry: Entry, folder: Path) -> Dataset | None:
-    """Return the data set from its original files in `folder`; None where there are none.
+    """Return the data set from its original files in `folder`, or None if there are none.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def read_original(name: str, entry: Entry, folder: Path) -> Dataset | None:
         A name of the catalogue.
     entry : Entry
     folder : Path
-        Searched for the entry's archive and, unpacked, for its members, also in folders below.
+        This folder and its subfolders are searched for the entry's archive and for its unpacked members.
     """
     found = sorted(_find(folder, entry))
     if not found:
@@ -56,7 +56,7 @@ def read_original(name: str, entry: Entry, folder: Path) -> Dataset | None:
 
 
 def _find(folder: Path, entry: Entry) -> Iterator[tuple[str, bytes]]:
-    """Give the name and content of each member: unpacked ones first, else those in the archive."""
+    """Yield the name and content of each member: from unpacked files, or, if there are none, from the archive."""
     wanted = [path for path in sorted(folder.rglob("*")) if path.is_file() and _is_member(path.name, entry)]
     if wanted:
         yield from ((path.name, path.read_bytes()) for path in wanted)
@@ -71,7 +71,7 @@ def _is_member(name: str, entry: Entry) -> bool:
 
 
 def _unpack(name: str, data: bytes, entry: Entry) -> Iterator[tuple[str, bytes]]:
-    """Give the members in an archive, and in the archives within it."""
+    """Yield the members in an archive, and in archives inside it."""
     for inner, content in _contents(name, data):
         if inner.endswith(_ARCHIVES):
             yield from _unpack(inner, content, entry)

@@ -1,7 +1,8 @@
-"""Ways to divide rows over sites.
+"""Partitions of rows over sites.
 
-Each returns the site of every row, 0 to n_sites - 1. The ordered ones take `mix`, the share of every site's
-rows that is drawn at random from all rows first: 0.2 in the authors' code, and not in the paper's text.
+Each function returns the site of every row, 0 to n_sites - 1. Partitions by an order have a parameter `mix`: the share
+of every site's rows that is first drawn at random from all rows. It is 0.2 in the authors' code; the paper's text does
+not mention it.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,13 +18,13 @@ from ..types import Array
 def by_response(y: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any = None) -> np.ndarray:
     """Divide rows so that sites differ in |y|, the paper's first setting.
 
-    Rows are sorted by |y|, highest first, and dealt out in equal runs; a share `mix` of every site's rows is
-    drawn at random from all rows first, as the authors' code does.
+    Rows are sorted by |y|, highest first, and divided into runs of equal length. Before that, a share `mix` of every
+    site's rows is drawn at random from all rows, as in the authors' code.
 
     Parameters
     ----------
     y : ndarray of shape (n_rows,)
-        Scaled responses, for the paper's setting.
+        The responses; the paper's setting has scaled ones.
     n_sites : int, default=10
     mix : float, default=0.2
     random_state : int or None
@@ -83,17 +84,17 @@ def dirichlet(
     mix: float = 0.0,
     random_state: Any = None,
 ) -> np.ndarray:
-    """Deal the rows of every quantile of y out by shares drawn from a Dirichlet distribution.
+    """Divide the rows of every quantile of y by shares that are drawn from a Dirichlet distribution.
 
     Parameters
     ----------
     y : ndarray of shape (n_rows,)
     n_sites : int, default=10
     concentration : float, default=0.5
-        Small: a site sees few quantiles, and sites differ in size. Large: all sites are alike.
+        If it is small, a site has rows of few quantiles, and sites differ in size. If it is large, all sites are alike.
     n_quantiles : int, default=10
     mix : float, default=0.0
-        The share of rows that is dealt out at random, in equal parts.
+        The share of rows that is divided at random, in equal parts.
     random_state : int or None
 
     Examples
@@ -117,14 +118,15 @@ def dirichlet(
 
 
 def by_column(values: Any, n_sites: int | None = None, mix: float = 0.0, random_state: Any = None) -> np.ndarray:
-    """Divide rows by a column: its different values, or as many equal runs of its order.
+    """Divide rows by a column: by its distinct values, or by its order into runs of equal length.
 
     Parameters
     ----------
     values : array-like of shape (n_rows,)
-        One column: labels, or numbers.
+        One column of labels or numbers.
     n_sites : int, optional
-        None makes a site of each different value; a number sorts the rows by the column and deals them out.
+        None makes a site of each distinct value. A number sorts the rows by the column and divides them into that many
+        runs.
     mix : float, default=0.0
     random_state : int or None
 
@@ -165,7 +167,7 @@ def partition(name: str, X: Array, y: Array, **settings: Any) -> np.ndarray:
     X : ndarray of shape (n_rows, n_columns)
     y : ndarray of shape (n_rows,)
     **settings
-        `n_sites`, `mix` (without effect on the random ones) and `random_state`.
+        `n_sites`, `mix` (which has no effect on "imbalanced" and "iid") and `random_state`.
     """
     if name not in PARTITIONS:
         raise SettingsError(f"unknown partition {name!r}; choose one of {', '.join(PARTITIONS)}")
@@ -173,7 +175,7 @@ def partition(name: str, X: Array, y: Array, **settings: Any) -> np.ndarray:
 
 
 def halves(sites: np.ndarray, random_state: Any = None) -> np.ndarray:
-    """Return True for a random half of every site's rows, to train on; the other half is for testing."""
+    """Return a mask of training rows: a random half of every site's rows. The other half are test rows."""
     rng = np.random.default_rng(random_state)
     train = np.zeros(len(sites), dtype=bool)
     for site in np.unique(sites):
@@ -194,14 +196,14 @@ def _check(n_rows: int, n_sites: int, mix: float) -> None:
 
 
 def _mixed(n_rows: int, mix: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return a random share `mix` of the rows, shuffled, and the others in order."""
+    """Return a random share `mix` of the rows, shuffled, and the other rows in order."""
     shuffled = rng.permutation(n_rows)
     n_mixed = round(mix * n_rows)
     return shuffled[:n_mixed], np.sort(shuffled[n_mixed:])
 
 
 def _ordered(key: Array, shares: Array, mix: float, random_state: Any) -> np.ndarray:
-    """Deal rows out in the order of `key`, after a share `mix` of them at random."""
+    """Divide a share `mix` of the rows at random, and the other rows in the order of `key`."""
     _check(len(key), len(shares), mix)
     sites = np.empty(len(key), dtype=np.intp)
     mixed, ordered = _mixed(len(key), mix, np.random.default_rng(random_state))

@@ -1,4 +1,4 @@
-"""A picture of what every site sees."""
+"""A picture of the rows of every site."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from ..types import Array
 
 
 def draw_sites(sites: Any, X: Array, y: Array, axes: Any = None) -> Any:
-    """Draw, for every site, how its rows are spread in y and in |x|, and how many there are.
+    """Draw, for every site, the distributions of y and |x| over its rows, and the number of rows.
 
     Parameters
     ----------
@@ -17,7 +17,7 @@ def draw_sites(sites: Any, X: Array, y: Array, axes: Any = None) -> Any:
     X : ndarray of shape (n_rows, n_columns)
     y : ndarray of shape (n_rows,)
     axes : sequence of three matplotlib Axes, optional
-        New ones, in a new figure, by default.
+        By default new axes in a new figure.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Rows divided over sites, and at each site into rows to train on and rows to test on."""
+"""Splits: rows divided over sites, and at each site into training and test rows."""
 
 import os
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ class Split:
     Parameters
     ----------
     X, y, sites : ndarray
-        Training rows of shape (n_train, n_columns), their responses, and the site of each: 0 to J - 1.
+        The training rows, shape (n_train, n_columns), their responses, and the site of each row: 0 to J - 1.
     X_test, y_test, test_sites : ndarray
-        The same of the test rows.
+        The same for the test rows.
     n_neighbors : int
     kernel : (float, float)
-        The authors' bandwidth and regularisation, in their own files.
+        The bandwidth and regularisation in the authors' files.
     authors : mapping of str to ndarray
-        The authors' results, in their own files: method to rows of (D, mean, standard deviation).
+        The results in the authors' files: for each method, rows of (D, mean, standard deviation).
     """
 
     X: Array
@@ -41,7 +41,7 @@ class Split:
 
     @property
     def n_sites(self) -> int:
-        """How many sites there are (J)."""
+        """The number of sites (J)."""
         return int(self.sites.max()) + 1
 
 
@@ -73,7 +73,7 @@ def authors_split(name: str, directory: str | os.PathLike[str] | None = None) ->
 
 
 def has_authors_split(name: str, directory: str | os.PathLike[str] | None = None) -> bool:
-    """Tell whether the authors' split of a data set is in the data directory."""
+    """Return whether the authors' split of a data set is in the data directory."""
     return _path(name, data_directory(directory, f"the authors' split of {name}")).exists()
 
 

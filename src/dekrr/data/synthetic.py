@@ -1,4 +1,4 @@
-"""A made-up problem whose sites differ visibly."""
+"""A synthetic problem whose sites differ visibly."""
 
 from typing import Any
 
@@ -15,21 +15,21 @@ def make_sites(
     noise: float = 0.2,
     random_state: Any = None,
 ) -> tuple[Array, Array, np.ndarray]:
-    """Make stations along a coast: one smooth field, of which each station sees its own stretch.
+    """Make stations along a coast: one smooth function, of which each station sees its own section.
 
-    Station j's rows lie around its own place, with overlap to the next ones. What drives the response changes
-    from the first station to the last, so that different features suit them, and they differ in size by up to
-    three times.
+    The rows of station j lie around its own place, and overlap with those of the next stations. The dependence of the
+    response on the columns changes from the first station to the last, so that different features suit different
+    stations. The largest station has up to three times the rows of the smallest.
 
     Parameters
     ----------
     n_sites : int, default=10
     rows_per_site : int, default=60
-        On average.
+        The average number of rows of a site.
     n_columns : int, default=3
-        The first is the place along the coast.
+        The number of columns; the first column is the place along the coast.
     noise : float, default=0.2
-        Standard deviation of the response's noise.
+        The standard deviation of the response's noise.
     random_state : int, RandomState instance or None
 
     Returns
@@ -37,7 +37,7 @@ def make_sites(
     X : ndarray of shape (n_rows, n_columns)
     y : ndarray of shape (n_rows,)
     sites : ndarray of shape (n_rows,)
-        Names, "station 00" on.
+        The names of the sites: "station 00", "station 01", ...
 
     Examples
     --------

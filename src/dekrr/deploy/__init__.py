@@ -1,6 +1,6 @@
 """A site as a process: its files, its keys, its record and its status.
 
-- `tables`: what network.toml and site.toml hold. `files`: reading and writing them. `checks`: what is wrong with them.
-- `keys`: certificates. `refusals`: peers that fail in the TLS handshake.
-- `node`: the process. `events`, `record`: what happened, in a log and in run.jsonl. `status`: how it is doing now.
+- `tables`: the contents of network.toml and site.toml. `files`: reading and writing them. `checks`: their validation.
+- `keys`: certificates. `refusals`: reports of failed TLS handshakes.
+- `node`: the process. `events`, `record`: its events, in a log and in run.jsonl. `status`: its current state.
 """

@@ -1,4 +1,4 @@
-"""What is wrong with a network.toml or a site.toml: every mistake is found, and all are told at once."""
+"""The validation of network.toml and site.toml; all mistakes are reported together."""
 
 import difflib
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 def convert(table: Mapping[str, Any], kind: type[Struct], where: str, mistakes: list[str]) -> Struct | None:
-    """Make a struct of a table, field by field, so that every mistake is found."""
+    """Convert a table to a struct, field by field, so that every mistake is found; None if there are mistakes."""
     fields, settings = {field.name: field for field in msgspec.structs.fields(kind)}, entries(kind)
     unknown = sorted(set(table) - set(fields))
     mistakes += [f"{where}{key} is not known{_suggestion(key, fields)}" for key in unknown]
@@ -40,9 +40,9 @@ def convert(table: Mapping[str, Any], kind: type[Struct], where: str, mistakes: 
         if nested is not None and isinstance(table[name], dict):
             values[name] = convert(table[name], nested, f"{where}{name}.", mistakes)
         elif name == "site" and isinstance(table[name], list):
-            given = [entry if isinstance(entry, dict) else {} for entry in table[name]]
+            site_entries = [entry if isinstance(entry, dict) else {} for entry in table[name]]
             values[name] = tuple(
-                convert(entry, SiteEntry, f"site {i + 1}: ", mistakes) for i, entry in enumerate(given)
+                convert(entry, SiteEntry, f"site {i + 1}: ", mistakes) for i, entry in enumerate(site_entries)
             )
         else:
             try:
@@ -75,7 +75,7 @@ def _suggestion(key: str, known: Any) -> str:
 
 
 def check_network(network: NetworkFile, mistakes: list[str]) -> None:
-    """Add to `mistakes` what is wrong with a network file whose types are right."""
+    """Add the mistakes in a network file whose types are right to `mistakes`."""
     names = [entry.name for entry in network.site]
     _check_names([network.run], "run", mistakes)
     _check_names(names, "site", mistakes)
@@ -95,7 +95,7 @@ def check_network(network: NetworkFile, mistakes: list[str]) -> None:
 
 
 def check_site(site: SiteFile, mistakes: list[str]) -> None:
-    """Add to `mistakes` what is wrong with a site file whose types are right."""
+    """Add the mistakes in a site file whose types are right to `mistakes`."""
     _check_names([site.run], "run", mistakes)
     _check_names(site.sites, "site", mistakes)
     _check_endpoints({site.site: site.listen, **site.neighbors}, mistakes)
@@ -122,7 +122,7 @@ def _check_names(names: Any, what: str, mistakes: list[str]) -> None:
 
 def _check_bounds(bounds: Any, data: DataTable, mistakes: list[str]) -> None:
     if not isinstance(bounds, list) or [type(bound) for bound in bounds] != [list, list]:
-        return  # left out, or told as a mistake of type
+        return  # there are no bounds, or their wrong type is already among the mistakes
     try:
         dekrr.public_scaling((tuple(bounds[0]), tuple(bounds[1])), len(data.columns))
     except (SettingsError, ValueError) as error:
@@ -149,7 +149,8 @@ def _check_data(data: DataTable, mistakes: list[str]) -> None:
     _check_twice(data.columns, "column", mistakes)
 
 
-_DEPLOYED = {"exchange": ("sums",), "allocation": ("equal", "sqrt")}  # of what the estimators offer
+# Of the choices that the estimators have, a deployment has only these.
+_DEPLOYED = {"exchange": ("sums",), "allocation": ("equal", "sqrt")}
 
 
 def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:
@@ -171,7 +172,7 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
 
 
 def _check_grids(settings: Mapping[str, Any], mistakes: list[str]) -> dict[str, Any]:
-    """Check what is tuned; return the settings with one good number for each of them."""
+    """Check the settings that can be tuned; return the settings with one valid number for each of them."""
     convert(part_of(settings, TuningSettings), TuningSettings, "settings.", mistakes)
     checked = dict(settings)
     tuned = []
@@ -189,14 +190,14 @@ def _check_grids(settings: Mapping[str, Any], mistakes: list[str]) -> dict[str, 
 
 
 def _check_privacy(method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:
-    """Find what `protocols.private.require_private` would refuse when the run starts."""
+    """Find the mistakes that `protocols.private.require_private` would refuse at the start of the run."""
     if method != "dekrr":
         mistakes.append(f'settings.privacy: only method = "dekrr" offers differential privacy, not {method}')
         return
     features = settings.get("features", FeatureSettings().features)
     if features != "plain":
-        given = f"{features!r}" if "features" in settings else f"{features!r}, the default,"
-        mistakes.append(f'settings.features is {given} and looks at rows; with privacy write features = "plain"')
+        value = f"{features!r}" if "features" in settings else f"{features!r}, the default,"
+        mistakes.append(f'settings.features is {value} and looks at rows; with privacy write features = "plain"')
     if "bounds" not in settings:
         mistakes.append("settings.bounds is missing: with privacy give public bounds of the columns and the target")
     if settings.get("allocation", "equal") != "equal":

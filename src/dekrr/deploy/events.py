@@ -1,4 +1,4 @@
-"""What happens to a site as a process, beside what happens in its session."""
+"""The events of a site's process, in addition to those of its session."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from .status import Status
 
 
 class Started(Event, frozen=True, tag="started"):
-    """The process has its rows, and begins to greet."""
+    """The process has its rows, and begins to greet its neighbours."""
 
     run: str
     site: str
@@ -22,14 +22,14 @@ class Started(Event, frozen=True, tag="started"):
 
 
 class ModelNotWritten(Event, frozen=True, tag="model not written"):
-    """The model could not be written; the node tries again for a patience."""
+    """The model could not be written; the node tries again until its patience is over."""
 
     path: str
     reason: str
 
 
 class Finished(Status, Event, frozen=True, tag="finished"):
-    """The result stands and the model is written: the status, and a summary of the outcome."""
+    """The result is final and the model is written: the status, and a summary of the outcome."""
 
     rounds: int
     settled: bool
@@ -51,11 +51,11 @@ class Stopped(Status, Event, frozen=True, tag="stopped"):
 
 
 class Ended(Status, Event, frozen=True, tag="ended"):
-    """The process ends, and nobody needs it any more."""
+    """The process ends; no neighbour needs it any more."""
 
 
 def finished(status: Status, outcome: Outcome) -> Finished:
-    """Return that an outcome stands."""
+    """Return the event that an outcome is final."""
     tuned = outcome.tuned
     chosen: dict[str, Any] = (
         {}

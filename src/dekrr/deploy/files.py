@@ -22,7 +22,7 @@ def read_network(path: Path) -> NetworkFile:
 
 
 def is_site_file(path: Path) -> bool:
-    """Return whether a file is one site's, not a network's."""
+    """Return whether a file is the site.toml of one site, not a network.toml."""
     try:
         return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get("site"), str)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
@@ -41,7 +41,7 @@ def read_site(path: Path) -> SiteFile:
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """Return a table as TOML; an entry that is None is left out, since TOML has no word for it.
+    """Return a table as TOML; entries that are None are left out, because TOML has no null value.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def to_toml(table: Mapping[str, Any]) -> str:
     key = "key.pem"
     <BLANKLINE>
     """
-    import tomli_w  # of the extra `mesh`, which the rest of the command line does without
+    import tomli_w  # imported here because only the extra `mesh` installs it
 
     return tomli_w.dumps(_without_none(table))
 

@@ -1,8 +1,8 @@
-"""Keys and certificates of a network: an authority, and one certificate per site whose name is the site's.
+"""Keys and certificates of a network: a certificate authority, and one certificate per site.
 
-A certificate's common name is the site's name, and its alternative name is the host of the site's endpoint, so
-that a neighbour checks both: that it reached the host it dialled, and which site answered. Private keys are
-written for their owner's eyes alone (mode 0600), and no function here replaces a file.
+A certificate's common name is the site's name, and its alternative name is the host of the site's endpoint. A neighbour
+checks both: it reached the host that it dialled, and the right site answered. Only their owner can read private keys
+(mode 0600). No function here replaces a file.
 """
 
 import datetime
@@ -55,7 +55,7 @@ class Authority:
 
     @classmethod
     def load(cls, folder: Path) -> "Authority":
-        """Read what `save` wrote."""
+        """Read the files that `save` wrote."""
         certificate = _read(folder / AUTHORITY_CERTIFICATE, x509.load_pem_x509_certificate)
         key = _read(folder / AUTHORITY_KEY, lambda data: serialization.load_pem_private_key(data, None))
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
@@ -69,7 +69,7 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """The certificate that every site needs."""
+        """The authority's certificate, which every site needs."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     def sign(
@@ -123,7 +123,7 @@ def new_request(site: str, host: str) -> tuple[bytes, bytes]:
 
 
 def read_request(path: Path) -> x509.CertificateSigningRequest:
-    """Read a request and check that whoever made it has its private key."""
+    """Read a request and check its signature, which proves that its maker has the private key."""
     request = _read(path, x509.load_pem_x509_csr)
     try:
         valid = request.is_signature_valid
@@ -156,7 +156,7 @@ def host_of(named: x509.CertificateSigningRequest | x509.Certificate) -> str:
 
 
 def check(authority_certificate: Path, certificate: Path, key: Path, site: str) -> None:
-    """Refuse a certificate that is not this site's, has run out, or does not fit its key or authority."""
+    """Raise `KeysError` if a certificate is not this site's, has expired, or does not fit its key or authority."""
     authority = _read(authority_certificate, x509.load_pem_x509_certificate)
     own = _read(certificate, x509.load_pem_x509_certificate)
     if site_of(own) != site:
@@ -178,7 +178,7 @@ def check(authority_certificate: Path, certificate: Path, key: Path, site: str) 
 
 
 def write_new(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a file that must not exist yet; a private one for the owner alone, in a folder for the owner alone."""
+    """Write a file that must not exist yet; only its owner can read a private file and the folder made for it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o755)
     try:
         create(path, data, private=private)

@@ -50,7 +50,7 @@ _TITLES = {"dekrr": "DeKRRRegressor", "dkla": "DKLARegressor", "allreduce": "All
 
 
 def link_of(config: SiteFile, folder: Path, *, insecure: bool) -> Link:
-    """Return where a site listens and whom it reaches; refuse to go without keys unless told to."""
+    """Return the addresses of a site and its neighbours; without keys raise `SettingsError` unless it is `insecure`."""
     if insecure:
         return Link(config.site, config.listen, config.neighbors, None)
     if config.keys is None:
@@ -64,7 +64,7 @@ def link_of(config: SiteFile, folder: Path, *, insecure: bool) -> Link:
 
 
 def open_rows(config: SiteFile, folder: Path) -> Rows:
-    """Return a site's rows, to be read in batches, after a first pass that finds mistakes in them."""
+    """Return a site's rows, which are read in batches, after a first pass that checks them."""
     source = open_source(folder / config.data.file)
     there = source.columns or []
     missing = [name for name in (*config.data.columns, config.data.target) if name not in there]
@@ -82,13 +82,13 @@ class Node:
     ----------
     config : SiteFile
     folder : Path
-        Where site.toml is; the model, the record and the checkpoint go there too.
+        The folder of site.toml; the model, the record and the checkpoint go there, too.
     insecure : bool, default=False
-        Plain TCP on loopback.
+        Use plain TCP on loopback.
     fresh : bool, default=False
-        Ignore a checkpoint.
+        Ignore an existing checkpoint.
     force : bool, default=False
-        Replace a model that is there.
+        Replace an existing model.
 
     Attributes
     ----------
@@ -200,7 +200,7 @@ class Node:
         self._nonce.unlink(missing_ok=True)
 
     def status(self) -> Status:
-        """Return how the site is doing."""
+        """Return the status of the site."""
         return status_of(self.session, seconds_waiting=self._seconds_waiting, wire_bytes=self.network.wire_bytes)
 
     def _procedure(self, neighbors: tuple[str, ...], offer: Offer | None) -> Procedure[Outcome]:
@@ -236,7 +236,7 @@ class Node:
         return SiteModel(header, members, outcome.scaling)
 
     def _keep(self, outcome: Outcome) -> None:
-        """Write the model, and that the run is over; wait for space on the disk for a patience."""
+        """Write the model, and log the end of the run; on a write error try again until the patience is over."""
         model, path = self._model(outcome), self.folder / MODEL
         until = time.monotonic() + self.session.plan.patience
         while True:
@@ -255,17 +255,17 @@ class Node:
         self._tell(finished(self.status(), outcome))
 
     def refuse_stranger(self, reason: str) -> None:
-        """Have it told once, from the node's own thread, that a peer was refused before it could say who it is."""
+        """Report once, from the node's own thread, that a peer without a name was refused."""
         self._strangers.put(reason)
 
     def _after(self, waited: float) -> None:
         self._seconds_waiting += waited
-        while not self._strangers.empty():  # nobody else takes from it
+        while not self._strangers.empty():  # no other thread takes from this queue
             self.session.refuse(_STRANGER, self._strangers.get_nowait())
         self._tell_events()
 
     def _tell(self, event: Event) -> None:
-        """Give an event to all listeners, after those that the session told meanwhile."""
+        """Pass an event to all listeners, after the session's events that still wait."""
         self._events.append(event)
         self._tell_events()
 
@@ -278,7 +278,7 @@ class Node:
 
 @contextmanager
 def _nothing_old_collected() -> Iterator[None]:
-    """Keep the garbage collector from what was there before: going through all modules would stop rounds for long."""
+    """Exclude all existing objects from garbage collection: a pass over all modules would delay a round for long."""
     gc.collect()
     gc.freeze()
     try:

@@ -1,4 +1,4 @@
-"""Where events go: to run.jsonl, and to Python's `logging` under the name dekrr."""
+"""The listeners of a node: events go to run.jsonl, and to Python's `logging` under the name dekrr."""
 
 import io
 import json
@@ -17,13 +17,13 @@ from .events import ModelNotWritten, Stopped
 
 RECORD = "run.jsonl"
 logger = logging.getLogger("dekrr")
-_EXCHANGES_AT_A_TIME = 128  # lines of a record that are written together
-_LEFT_OUT = ("event", "neighbors", "terms", "site")  # of a line of words
+_EXCHANGES_AT_A_TIME = 128  # lines of a record in one write
+_LEFT_OUT = ("event", "neighbors", "terms", "site")  # fields that a line of the text log does not repeat
 _WARNINGS = (CheckpointLost, Gone, ModelNotWritten, Refused, Refusing, Stopped, Unconfirmed)
 
 
 def _line(event: Event, **before: Any) -> dict[str, Any]:
-    """Return an event as an object of JSON."""
+    """Return an event as a dictionary that can be encoded as JSON."""
     return {**before, **msgspec.to_builtins(event)}
 
 
@@ -41,11 +41,11 @@ class Record:
             create(path, b"", private=True)
         self._file: io.FileIO | None = io.FileIO(path, "ab")
         self._whole = path.read_bytes().rfind(b"\n") + 1
-        self._file.truncate(self._whole)  # what a crash left of a line
+        self._file.truncate(self._whole)  # drop a line that a crash has cut short
         self._waiting: list[tuple[float, Event]] = []
 
     def __call__(self, event: Event) -> None:
-        """Write an event; exchanges are written many at a time."""
+        """Write an event; exchanges are collected and written together."""
         self._waiting.append((time.time(), event))
         if isinstance(event, Exchanged) and len(self._waiting) < _EXCHANGES_AT_A_TIME:
             return
@@ -53,7 +53,7 @@ class Record:
         self._write(b"".join(msgspec.json.encode(_line(event, time=when)) + b"\n" for when, event in lines))
 
     def _write(self, data: bytes) -> None:
-        """Append whole lines, or give up for good: a run does not end because its record cannot be kept."""
+        """Append whole lines; after an error stop recording for good, because a run must not fail with its record."""
         if self._file is None:
             return
         written = 0
@@ -72,9 +72,9 @@ class Record:
 
 
 class Log:
-    """A listener that gives every event to Python's `logging`, under the name dekrr.
+    """A listener that passes every event to Python's `logging`, under the name dekrr.
 
-    An exchange is logged as a debug message; what may need somebody's attention as a warning; the rest as information.
+    Exchanges have the level DEBUG, events that may need attention WARNING, and all others INFO.
 
     Parameters
     ----------
@@ -96,10 +96,10 @@ class Log:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats what `Log` logs as one JSON object a line."""
+    """Formats the events of `Log` as JSON, one object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a line of JSON; the text of a log record that is of no event is its `message`."""
+        """Return a line of JSON; a log record without an event has its text under `message`."""
         event = getattr(record, "event", None)
         if not isinstance(event, Event):
             return json.dumps({"time": record.created, "event": "log", "message": record.getMessage()})
@@ -107,13 +107,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to(stream: IO[str] | None = None, *, as_json: bool = False) -> None:
-    """Have all that is logged under the name dekrr written to a stream, by default standard error.
+    """Write everything that is logged under the name dekrr to a stream, by default standard error.
 
     Parameters
     ----------
     stream : text stream, optional
     as_json : bool, default=False
-        JSON objects instead of lines of words.
+        Write JSON objects instead of lines of text.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))

@@ -1,7 +1,7 @@
-"""Peers that fail in the TLS handshake, told by the node too.
+"""Reports of peers that fail in the TLS handshake.
 
-They never reach a session: Zenoh refuses them, and says so in its log alone, at every attempt. The log goes to
-standard output, which a node has no other use for.
+Such a peer never reaches a session: Zenoh refuses it, and reports each attempt in its own log only. That log goes to
+standard output, which a node does not use otherwise, so that a node can read it from there.
 """
 
 import os
@@ -15,18 +15,18 @@ import zenoh
 
 _LEVELS = "error,zenoh_link_tls=warn"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# Zenoh ends every such line with a hint about open files, and an expired certificate's with the time in seconds.
+# Zenoh adds a hint about open files to every such line, and for an expired certificate the time in seconds.
 _REFUSED = re.compile(r" WARN .*zenoh_link_tls\S*: (.*?)(?:: verification time .*)?(?:\. Hint: .*)?$")
 
 
 @contextmanager
 def told_to(tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell why peers were refused while the block runs, and pass the rest of Zenoh's log on to standard error.
+    """Report why peers are refused while the block runs; the rest of Zenoh's log goes to standard error.
 
     Parameters
     ----------
     tell : callable
-        Given the reason at every attempt, in another thread.
+        Called with the reason at every attempt, in another thread.
     """
     zenoh.init_log_from_env_or(_LEVELS)
     sys.stdout.flush()
@@ -56,7 +56,7 @@ def _listen(readable: int, tell: Callable[[str], None]) -> None:
 
 
 def reason_of(line: str) -> str:
-    """Return why a peer was refused if a line of Zenoh's log says so, else nothing.
+    """Return why a peer was refused if a line of Zenoh's log says so, otherwise an empty string.
 
     Examples
     --------

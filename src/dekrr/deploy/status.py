@@ -1,4 +1,4 @@
-"""How a site is doing: what `dekrr status` shows and Prometheus collects."""
+"""The status of a site, for `dekrr status` and for Prometheus."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from ..networks.session import Session
 
 
 class NeighborStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A neighbour: whether it is up, away or gone, whether its frame is missing, and the bytes sent to it."""
+    """The status of a neighbour: up, away or gone, whether its frame is missing, and the bytes sent to it."""
 
     state: Literal["up", "away", "gone"]
     waited_for: bool = msgspec.field(name="waited for")
@@ -18,23 +18,23 @@ class NeighborStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """How a site is doing; in JSON the names of its fields are words.
+    """The status of a site; in JSON the names of its fields have spaces.
 
     Parameters
     ----------
     run, site, phase : str
     gone : list of str
-        Sites that have been declared gone.
+        The sites that have been declared gone.
     exchange : int
         The exchange that the site waits in; -1 before the start.
     round : int
-        Rounds of the solver.
+        The number of rounds of the solver.
     residual : float or None
-        The largest relative residual heard of.
+        The largest relative residual that the site knows.
     seconds_waiting : float
-        Spent waiting for neighbours.
+        The time spent waiting for neighbours.
     message_bytes_sent, wire_bytes_sent : int
-        Of messages; and of all that was handed to the network, with framing, hellos and repeats.
+        The bytes of messages, and of all frames handed to the network: with framing, hellos and retransmissions.
     neighbors : dict of str to NeighborStatus
     """
 
@@ -52,7 +52,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(session: Session[Any], *, seconds_waiting: float, wire_bytes: int) -> Status:
-    """Return how a session is doing."""
+    """Return the status of a session."""
     plan, progress = session.plan, session.course.progress
     sent, missing = progress.traffic.bytes, session.course.missing
     residual = progress.residual

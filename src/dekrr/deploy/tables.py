@@ -1,4 +1,4 @@
-"""What the two files of a mesh hold: network.toml describes a run, site.toml is one site's part of it."""
+"""The contents of the two files of a mesh: network.toml describes a run, site.toml is one site's part of it."""
 
 import json
 import re
@@ -23,7 +23,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class DataTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Which columns to use: [data].
+    """The table [data]: the columns to use.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
     columns : tuple of str
         The columns to predict from.
     file : str
-        A site's CSV or Parquet file, or a folder of Parquet files; in network.toml each site has its own.
+        A site's CSV or Parquet file, or a folder of Parquet files. In network.toml it is in each [[site]] instead.
     """
 
     target: str
@@ -41,7 +41,7 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SiteEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One [[site]] of network.toml: its name, where its neighbours reach it, and its rows."""
+    """One [[site]] of network.toml: its name, the address for its neighbours, and the file of its rows."""
 
     name: str
     endpoint: str
@@ -54,7 +54,7 @@ class NetworkFile(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     run : str
-        The run's id; give every run its own.
+        The run's id; every run needs a new one.
     method : {"dekrr", "dkla", "allreduce"}
     site : tuple of SiteEntry
     data : DataTable
@@ -63,7 +63,7 @@ class NetworkFile(msgspec.Struct, frozen=True, kw_only=True):
         One of `dekrr.topology.TOPOLOGIES`, laid out over the sites in their order.
     n_neighbors : int
     edges : tuple of pairs
-        Instead of a topology.
+        The edges, as an alternative to `topology`.
     patience : float
         Seconds after which a neighbour that cannot be reached is declared gone.
     start_patience : float
@@ -83,7 +83,7 @@ class NetworkFile(msgspec.Struct, frozen=True, kw_only=True):
 
     def neighbors(self) -> dict[str, list[str]]:
         """Return the graph."""
-        from .. import topology  # networkx, which a node does without
+        from .. import topology  # imported here because it loads networkx, which a node does not need
 
         names = [entry.name for entry in self.site]
         graph = topology.build(self.edges or self.topology, names, self.n_neighbors, seed=0)
@@ -91,7 +91,7 @@ class NetworkFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeysTable(msgspec.Struct, frozen=True, kw_only=True):
-    """[keys] of site.toml: the authority's certificate, the site's own, and its private key."""
+    """The table [keys] of site.toml: the authority's certificate, the site's certificate, and its private key."""
 
     authority: str
     certificate: str
@@ -106,7 +106,7 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
     run, site, method, settings, data, patience, start_patience
         As in network.toml.
     listen : str
-        host:port that this site listens on.
+        The address host:port that this site listens on.
     sites : tuple of str
         All sites of the run.
     neighbors : dict of site to host:port
@@ -126,13 +126,14 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
     start_patience: Seconds = 600.0
 
     def features(self) -> FeatureSettings:
-        """Return the shared part of the settings; a sigma to be tuned is the first of its grid."""
+        """Return the settings of all methods; a sigma that is tuned is represented by the first value of its grid."""
         return msgspec.convert(part_of(_untuned(self.method, self.settings), FeatureSettings), FeatureSettings)
 
     def method_settings(self, n_gone: int = 0) -> Any:
-        """Return the method's own settings; those to be tuned are the first of their grids.
+        """Return the method's own settings; a setting that is tuned is represented by the first value of its grid.
 
-        A run that tunes begins anew when a site is lost, and asks for as many maps again.
+        A run that tunes starts again after the loss of a site, and then asks for the same number of maps again. So the
+        limit `max_maps` grows with `n_gone`, the number of lost sites.
         """
         kind: Any = METHODS[self.method][1]
         settings = msgspec.convert(part_of(_untuned(self.method, self.settings), kind), kind)
@@ -144,7 +145,7 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(settings, max_maps=max(settings.max_maps, (1 + n_gone) * tuning.n_maps))
 
     def tuning(self) -> Tuning | None:
-        """Return what DeKRR tunes, if it does."""
+        """Return the tuning of DeKRR; None if nothing is tuned."""
         if self.method != "dekrr":
             return None
         settings = msgspec.convert(part_of(self.settings, TuningSettings), TuningSettings)
@@ -161,12 +162,12 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def terms(self, version: str) -> dict[str, str]:
-        """Return what all sites must agree on before anything that depends on rows is sent."""
-        every = {**msgspec.to_builtins(self.features()), **msgspec.to_builtins(self.method_settings())}
+        """Return the terms: all sites must agree on them before a message that depends on rows is sent."""
+        settings = {**msgspec.to_builtins(self.features()), **msgspec.to_builtins(self.method_settings())}
         tuning = self.tuning()
         if tuning is not None:
-            every |= {"sigma": tuning.sigmas, "alpha": tuning.alphas, "consensus": tuning.consensuses}
-            every |= {"folds": tuning.folds, "objective": tuning.objective}
+            settings |= {"sigma": tuning.sigmas, "alpha": tuning.alphas, "consensus": tuning.consensuses}
+            settings |= {"folds": tuning.folds, "objective": tuning.objective}
         return {
             "version of dekrr": version,
             "method": self.method,
@@ -174,12 +175,12 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
             "target": self.data.target,
             "columns": ", ".join(self.data.columns),
             "patience": f"{self.patience:g}",
-            **{key: json.dumps(value) for key, value in every.items()},
+            **{key: json.dumps(value) for key, value in settings.items()},
         }
 
 
 def _untuned(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with one number for each that DeKRR may tune."""
+    """Return the settings with a single number for each setting that DeKRR can tune."""
     if method != "dekrr":
         return dict(settings)
     first = {name: grid[0] for name, grid in TuningSettings(**part_of(settings, TuningSettings)).grids().items()}

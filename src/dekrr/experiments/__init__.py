@@ -1,1 +1,1 @@
-"""The paper's tables and figures, redone: with its own settings, with honest ones, and with our method beside them."""
+"""The paper's tables and figures, redone: with its own settings, with honest settings, and with our method added."""

@@ -1,7 +1,7 @@
-"""Objective and error after every round, and the bytes sent until then.
+"""Convergence curves: objective, error and bytes sent after every round.
 
-The node procedures are run as the estimators run them, with their paths kept and the network's bytes noted
-after every exchange.
+The node procedures run as in the estimators. In addition they keep their paths of coefficients, and an observer counts
+the bytes of every exchange.
 """
 
 from itertools import accumulate
@@ -48,7 +48,7 @@ class Meter:
 
 
 def recorded_rounds(n_rounds: int) -> np.ndarray:
-    """Return the rounds to record: all of the first, then ever fewer, and the last.
+    """Return the rounds to record: all of the first rounds, then fewer and fewer, and the last round.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def curves_of(task: Task, problem: Problem, consensus: float | None) -> dict[str
     Parameters
     ----------
     task : Task
-        Of any method but AllReduce, which has no rounds.
+        Its method has rounds; for AllReduce, which has none, the result is empty.
     problem : Problem
     consensus : float or None
         The weight c, for methods that have one.
@@ -85,8 +85,8 @@ def curves_of(task: Task, problem: Problem, consensus: float | None) -> dict[str
     groups = _members(task, problem)
     rows = np.arange(len(split.y_test))
     for k in shown:
-        each = np.array([z @ outcome.path[k] for z, outcome in zip(features, outcomes, strict=True)])
-        predictions = np.array([neighborhood_weights(len(group) - 1) @ each[group] for group in groups])
+        by_site = np.array([z @ outcome.path[k] for z, outcome in zip(features, outcomes, strict=True)])
+        predictions = np.array([neighborhood_weights(len(group) - 1) @ by_site[group] for group in groups])
         own_error.append(rse(split.y_test, predictions[split.test_sites, rows]))
         union_error.append(float(np.mean([rse(split.y_test, prediction) for prediction in predictions])))
     bytes_after = meter.bytes_after
@@ -138,7 +138,7 @@ def _members(task: Task, problem: Problem) -> list[list[int]]:
 
 
 def _best(task: Task, problem: Problem, consensus: float | None) -> float:
-    """Return the objective's minimum: exact for shared features, to 1e-12 of the residual for the others."""
+    """Return the minimum of the objective: exact for shared features, otherwise to a relative residual of 1e-12."""
     split = problem.split
     best: Any = make_estimator(task, problem, consensus)
     if consensus is None:

@@ -1,4 +1,4 @@
-"""From a task to its row of the results."""
+"""The fit of a task, which gives a row of the results."""
 
 import os
 import platform
@@ -28,10 +28,10 @@ def versions() -> dict[str, str]:
 
 
 def run(task: Task, directory: str | os.PathLike[str] | None = None) -> tuple[dict[str, Any], float]:
-    """Return the row of a task, and how many seconds its fit took, tuning left out.
+    """Return the row of a task, and the seconds of its fit, without tuning.
 
-    The row depends on the task, the data and the versions only: one thread, seeds from the task, and figures
-    rounded to ten digits.
+    The row depends only on the task, the data and the versions: the fit has one thread, the seeds are from the task,
+    and figures are rounded to ten digits.
     """
     with threadpool_limits(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -87,7 +87,7 @@ def _outcome(regressor: Any, problem: Problem) -> dict[str, Any]:
 
 
 def _all_predictions(regressor: Any, X: Array, n_sites: int) -> Array:
-    """Return every site's prediction of every row, shape (n_sites, n_rows); a model held by many is used once."""
+    """Return every site's prediction of every row, shape (n_sites, n_rows); a model of several sites runs once."""
     known: dict[tuple[bytes, bytes], Array] = {}
 
     def predict(member: Member) -> Array:
@@ -101,7 +101,7 @@ def _all_predictions(regressor: Any, X: Array, n_sites: int) -> Array:
 
 
 def _authors(task: Task, problem: Problem) -> dict[str, Any]:
-    """Return the authors' own mean and standard deviation at this D, where their file has them."""
+    """Return the authors' mean and standard deviation at this D, or None where their file has none."""
     for n_features, mean, spread in problem.split.authors.get(task.method, []):
         if n_features == task.n_features:
             return {"authors_rse": mean, "authors_std": spread}

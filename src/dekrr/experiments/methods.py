@@ -1,4 +1,4 @@
-"""The methods that the tables compare, each in one place."""
+"""The methods that the tables compare."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from .problems import Problem
 from .tasks import Task
 from .tuning import choose_consensus, cross_validate
 
-# The values of c that cross-validation chooses from. The authors' are often too large.
+# The values of c that cross-validation chooses from. The values in the authors' grid are often too large.
 CONSENSUS_GRIDS = {"paper": (0.5, 1.0, 2.0, 4.0, 8.0), "honest": (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)}
 
 
 @dataclass(frozen=True)
 class Method:
-    """How to make a method's estimator from a task and its problem.
+    """A method: how to make its estimator from a task and its problem.
 
     Parameters
     ----------
@@ -26,11 +26,11 @@ class Method:
         One line for the tables' notes.
     estimator : type
     settings : mapping
-        Keywords of the estimator, beside those that the task and the problem give.
+        Keywords of the estimator, in addition to those from the task and the problem.
     has_consensus : bool
         Whether the method has a weight c to choose.
     tunes_itself : bool
-        Whether it chooses sigma, alpha and c on its own, over edges, from training rows.
+        Whether the method itself chooses sigma, alpha and c in the network, from training rows.
     """
 
     about: str
@@ -74,7 +74,7 @@ TABLE_METHODS = (*PAPER_METHODS, "ours")
 
 
 def features_per_site(task: Task, problem: Problem) -> list[int]:
-    """Return how many features each site gets by its number of rows: equal, or in proportion to their root."""
+    """Return the number of features of each site: equal, or in proportion to the square root of its number of rows."""
     counts = np.bincount(problem.split.sites)
     if task.allocation != "sqrt":
         return [task.n_features] * len(counts)
@@ -90,7 +90,7 @@ def selectors_of(task: Task, problem: Problem) -> list[Chooser]:
 
 
 def tuned_consensus(task: Task, problem: Problem) -> float | None:
-    """Return c by 5-fold cross-validation on the training rows; None for a method without c or that tunes itself."""
+    """Return c from 5-fold cross-validation on the training rows; None if the method has no c or tunes itself."""
     method = METHODS[task.method]
     if not method.has_consensus or method.tunes_itself:
         return None

@@ -1,4 +1,4 @@
-"""What fits are timed against: the paper's algorithm as it is written, and scikit-learn on pooled rows."""
+"""The competitors in timings: the paper's algorithm as it is written, and scikit-learn on pooled rows."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,9 +13,9 @@ ROUNDS = 1500
 def paper_port(
     X: Array, y: Array, sites: np.ndarray, n_features: int, *, sigma: float, alpha: float
 ) -> tuple[list[tuple[Array, Array]], list[Array]]:
-    """Run Algorithm 1 plainly in numpy: energy features, features of every row, 1500 rounds at consensus 1.
+    """Run Algorithm 1 in plain numpy: energy features, exchange of every row's features, 1500 rounds, consensus 1.
 
-    Nothing is measured, recorded or checked in between.
+    Nothing is measured, recorded or checked during the run.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def paper_port(
     Returns
     -------
     maps : list of (frequencies, phases)
-        What every site chose, of shapes (n_columns, n_features) and (n_features,).
+        The map of every site, of shapes (n_columns, n_features) and (n_features,).
     coefficients : list of ndarray of shape (n_features,)
     """
     n_sites, rng = int(sites.max()) + 1, np.random.default_rng(0)
@@ -77,10 +77,9 @@ def paper_port(
 def pooled_peers(
     X: Array, y: Array, n_features: int, *, sigma: float, alpha: float
 ) -> Mapping[str, Callable[[], None]]:
-    """Return fits of scikit-learn's on the pooled rows with the same number of features, by name.
+    """Return fits of scikit-learn's estimators on the pooled rows with the same number of features, by name.
 
-    Exact kernel ridge regression and Nystroem, which need squares of rows or of features in kernels, are left out
-    where there are too many rows for them.
+    Exact kernel ridge regression and Nystroem are left out where there are too many rows for them.
     """
     from sklearn.kernel_approximation import Nystroem, RBFSampler
     from sklearn.kernel_ridge import KernelRidge

@@ -1,4 +1,4 @@
-"""The figures. Each is a list of panels, so that a page can lay them out for any width and a file can join them."""
+"""The figures. Each is a list of panels: a page can arrange them for any width, and a file can join them."""
 
 import io
 import re
@@ -12,7 +12,7 @@ import numpy as np
 
 from .tables import METRICS, Row, by, column, gap_curve, label_of, ordered, title_of
 
-INK = "#1a1b1c"  # what is drawn in it takes the page's own text colour
+INK = "#1a1b1c"  # in a page, this colour is replaced by the page's text colour
 _COLOURS = {
     "DKLA": "#8c8c8c",
     "DKLA-DDRF": "#c98a00",
@@ -44,7 +44,7 @@ Draw = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: what it shows in words, and how to draw it."""
+    """One pair of axes: a description in words, and a function that draws it."""
 
     about: str
     draw: Draw
@@ -57,11 +57,11 @@ class Picture:
     Parameters
     ----------
     name : str
-        For its files.
+        The name of its files.
     caption : str
     panels : sequence of Panel
     size : (float, float)
-        Of a panel, in inches.
+        The size of a panel, in inches.
     """
 
     name: str
@@ -82,7 +82,7 @@ def _pyplot() -> Iterator[Any]:
 
 
 def svg_of(panel: Panel, size: tuple[float, float], prefix: str) -> str:
-    """Return a panel as SVG to put in a page: in the page's text colour, with ids that start with `prefix`."""
+    """Return a panel as SVG for a page: in the page's text colour, and with ids that start with `prefix`."""
     with _pyplot() as plt:
         figure, axes = plt.subplots(figsize=size)
         panel.draw(axes)
@@ -132,7 +132,7 @@ def _look(row: Row) -> dict[str, Any]:
 
 
 def _legend(axes: Any) -> None:
-    """Put the legend into the axes, or below them where it is long."""
+    """Put the legend into the axes, or below them if it is long."""
     if len(axes.get_legend_handles_labels()[1]) <= 4:
         axes.legend()
     else:
@@ -158,7 +158,7 @@ def _lines_against_features(rows: Sequence[Row], metric: str, title: str) -> Pan
 
 
 def _draw_authors(axes: Any, rows: Sequence[Row], colour: str) -> None:
-    """Add the authors' own means and standard deviations, where their files have them."""
+    """Add the authors' means and standard deviations, where their files have them."""
     theirs = {r["n_features"]: (r["authors_rse"], r["authors_std"]) for r in rows if r["authors_rse"] is not None}
     if theirs:
         means, spreads = zip(*theirs.values(), strict=True)
@@ -167,7 +167,7 @@ def _draw_authors(axes: Any, rows: Sequence[Row], colour: str) -> None:
 
 
 def against_features(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
-    """Give RSE against D: a panel per data set, a figure per metric."""
+    """Yield RSE against D: a panel per data set, a figure per metric."""
     for metric in METRICS:
         panels = [_lines_against_features(group, metric, title_of(data)) for data, group in _by_data(rows)]
         caption = f"Test RSE ({metric}) against the features per site: mean and band of one standard deviation."
@@ -183,7 +183,7 @@ def _by_data(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
 
 
 def comparison(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
-    """Give every method's RSE by both metrics: a panel per data set, a dot per repetition."""
+    """Yield every method's RSE for both metrics: a panel per data set, a dot per repetition."""
     panels = [_dots(group, title_of(data)) for data, group in _by_data(rows)]
     yield Picture(
         name, "Test RSE of every repetition; the bar is the mean. Filled: own; open: union. Lower is better.", panels
@@ -208,7 +208,7 @@ def _dots(rows: Sequence[Row], title: str) -> Panel:
 
 
 def per_site(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
-    """Give RSE and MSE of every site's own model."""
+    """Yield RSE and MSE of every site's own model."""
     panels = []
     for data, group in _by_data(rows):
         panels += [_site_lines(group, quantity, title_of(data)) for quantity in ("rse", "union_rse", "mse")]
@@ -236,7 +236,7 @@ def _site_lines(rows: Sequence[Row], quantity: str, title: str) -> Panel:
 
 
 def convergence(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
-    """Give the objective gap and RSE by either metric, against rounds and against bytes."""
+    """Yield the objective gap, and RSE for each metric, against rounds and against bytes."""
     for data, group in _by_data(rows):
         first = [row for row in group if row["repetition"] == 0]
         panels = [
@@ -278,7 +278,7 @@ def _curves(rows: Sequence[Row], quantity: str, axis: str, title: str) -> Panel:
 
 
 def scaling(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
-    """Give seconds and kilobytes against the number of sites, rows and features."""
+    """Yield seconds and kilobytes against the number of sites, rows and features."""
     centre = {"n_sites": 10, "n_rows": 10000, "n_features": 60}
     centre |= {key: int(np.median([row[key] for row in rows])) for key in centre}
     panels = []
@@ -317,7 +317,7 @@ def _cost_of(row: Row, what: str) -> float:
 
 
 def networks(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
-    """Give the graph of sites: colour by RSE, width and figure of an edge by the kilobytes it carried."""
+    """Yield the graph of sites: the colour of a site shows its RSE, the width and label of an edge its kilobytes."""
     panels = []
     for data, group in _by_data(
         [row for row in rows if row["repetition"] == 0 and row["method"] in ("DeKRR-DDRF", "ours")]

@@ -1,4 +1,4 @@
-"""Which fits each experiment consists of."""
+"""The experiments, and the fits that each consists of."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ _QUICK_ROWS, _QUICK_ROUNDS, _QUICK_REPEATS = 2000, 300, 2
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user may choose.
+    """The options of a user.
 
     Parameters
     ----------
     data, methods : tuple of str
-        Empty for the experiment's own.
+        Empty for the defaults of the experiment.
     repeats : int
-        0 for the experiment's own.
+        0 for the default of the experiment.
     protocol : {"honest", "paper"}
     splits : {"own", "authors"}
         "authors" takes the authors' files where the data directory has them.
@@ -58,17 +58,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Experiment:
-    """What one command of `dekrr reproduce` does.
+    """One experiment: a command of `dekrr reproduce`.
 
     Parameters
     ----------
     title : str
     about : str
     data : tuple of str
-        The data sets that it takes when none are named.
+        The default data sets.
     repeats : int
     fits : callable
-        From (data set, its paper settings) to the settings in which fits differ.
+        Returns the settings in which the fits on a data set differ.
     """
 
     title: str
@@ -181,7 +181,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 
 
 def run_name(experiment: str, protocol: str, *, quick: bool, seed: int) -> str:
-    """Return the name of a run: what may share a table, and a section of the report.
+    """Return the name of a run; rows of the same run share tables and a section of the report.
 
     Examples
     --------
@@ -197,14 +197,15 @@ def run_of(row: Mapping[str, Any]) -> str:
 
 
 def is_quick(row: Mapping[str, Any]) -> bool:
-    """Tell whether a row is of a quick run."""
+    """Return whether a row is from a quick run."""
     return bool(row["max_rounds"] < ROUNDS)
 
 
 def plan(name: str, options: Options, directory: str | os.PathLike[str] | None = None) -> list[Task]:
-    """Return the tasks of an experiment, in the order in which they are done.
+    """Return the tasks of an experiment, in the order of their execution.
 
-    Repetition by repetition, so that a run cut short has fewer of them, and not fewer data sets.
+    All fits of one repetition come before the next repetition. A run that is stopped early has fewer repetitions, but
+    all data sets.
 
     Parameters
     ----------
@@ -212,7 +213,7 @@ def plan(name: str, options: Options, directory: str | os.PathLike[str] | None =
         A name of `EXPERIMENTS`.
     options : Options
     directory : path-like, optional
-        Where the data, and the authors' splits, are.
+        The folder of the data and of the authors' splits.
     """
     experiment = EXPERIMENTS[name]
     repeats = options.repeats or (min(_QUICK_REPEATS, experiment.repeats) if options.quick else experiment.repeats)
@@ -270,7 +271,7 @@ def _task(
 
 
 def _fewer(fits: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Keep every other number of features, where there are many."""
+    """Keep every second number of features, if there are more than two."""
     sizes = sorted({fit["n_features"] for fit in fits})
     kept = sizes[::2] if len(sizes) > 2 else sizes
     return [fit for fit in fits if fit["n_features"] in kept]

@@ -1,4 +1,4 @@
-"""Scaled training and test rows for a task, with the bandwidth and regularisation that its protocol gives."""
+"""The problem of a task: scaled training and test rows, and the bandwidth and regularisation of its protocol."""
 
 import os
 from functools import lru_cache
@@ -24,7 +24,7 @@ _TUNING_FEATURES = 500
 
 
 class Problem(NamedTuple):
-    """A split and the kernel's settings."""
+    """A split, the kernel's bandwidth and the regularisation."""
 
     split: Split
     sigma: float
@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
 
 def problem_of(task: Task, directory: str | os.PathLike[str] | None = None) -> Problem:
-    """Return the rows of a task and the settings that its protocol gives them."""
+    """Return the rows of a task and the settings of its protocol."""
     folder = os.fspath(directory) if directory is not None else None
     if task.splits == "authors":
         split = _authors(task.data, folder)
@@ -94,7 +94,7 @@ def choose_kernel(X: Array, y: Array, seed: int) -> tuple[float, float]:
     """Return sigma and alpha by 5-fold cross-validation of a centralised ridge on 500 plain features.
 
     The paper says that its bandwidth and regularisation come from cross-validation of centralised kernel ridge
-    regression; this is that, on training rows alone, over the paper's grids `SIGMAS` and `ALPHAS`.
+    regression. This function does the same, on training rows only, over the paper's grids `SIGMAS` and `ALPHAS`.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ _TITLE = "Decentralised kernel ridge regression: the results"
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure as the page has it: SVG panels and a caption."""
+    """A figure of the page: SVG panels and a caption."""
 
     caption: str
     panels: Sequence[tuple[str, str]]
@@ -40,16 +40,16 @@ class Section:
 
 
 def write_report(folder: Path, out: Path | None = None, *, figures: Path | None = None) -> Path:
-    """Write the page of the results in `folder`, and its figures as files, and return the page's path.
+    """Write the page of the results in `folder` and, if wanted, its figures as files; return the page's path.
 
     Parameters
     ----------
     folder : Path
-        Where `dekrr reproduce` wrote its results.
+        The folder with the results of `dekrr reproduce`.
     out : Path, optional
         The page; ``report.html`` in `folder` by default.
     figures : Path, optional
-        Where to write the figures as PNG, PDF and SVG; nowhere if left out.
+        The folder for the figures as PNG, PDF and SVG. By default they are not written.
     """
     results = Results(folder)
     rows = results.rows
@@ -78,7 +78,7 @@ def write_report(folder: Path, out: Path | None = None, *, figures: Path | None 
 
 
 def render(path: Path, **parts: Any) -> Path:
-    """Write a page of these parts of the template, and return its path."""
+    """Write a page from the template and these parts, and return its path."""
     try:
         from jinja2 import Environment, select_autoescape
     except ImportError:
@@ -104,7 +104,7 @@ def tables_as_markdown(folder: Path) -> str:
 
 
 def _runs(name: str, rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Divide an experiment's rows into runs: what may share a table."""
+    """Divide an experiment's rows into runs; the rows of a run share tables."""
     runs: dict[str, list[Row]] = {}
     for row in rows:
         if row["experiment"] == name:
@@ -133,7 +133,7 @@ def _section(
 
 
 def figure_of(picture: Picture) -> Figure:
-    """Return a picture as the page has it."""
+    """Return a picture as a figure of the page."""
     panels = [
         (svg_of(panel, picture.size, f"{picture.name}-{i}"), panel.about) for i, panel in enumerate(picture.panels)
     ]
@@ -141,7 +141,7 @@ def figure_of(picture: Picture) -> Figure:
 
 
 def traffic_table(rows: Sequence[Row]) -> Table:
-    """Return the bytes that each method sends, over an edge and by a site."""
+    """Return the table of the bytes that each method sends, per edge and per site."""
     lines = []
     groups = [(*key, *by_method) for key, fits in ordered(rows) for by_method in by(fits, "method")]
     for data, n_features, (method,), group in groups:

@@ -1,9 +1,8 @@
-"""The results: one Parquet file, one row per fit, whole at every moment.
+"""The results: one Parquet file with one row per fit, which is complete at any time.
 
-The file is rewritten beside itself and put in its place after every fit, in an order that depends on the tasks
-alone. So it can be read while a run goes on, a killed run loses the fits under way and no others, and a run that
-was killed and started again ends with the same file as one that was not. Times are not reproducible and live in
-a second file.
+The file is replaced atomically after every fit. The order of its rows depends on the tasks only. So the file can be
+read during a run. A killed run loses only the fits that are not finished. A run that is killed and started again ends
+with the same file as a run without interruption. Times are not reproducible, and are in a second file.
 """
 
 import json
@@ -49,7 +48,7 @@ class Results:
     Parameters
     ----------
     folder : path-like
-        Made if it is not there; what is in it is taken up.
+        It is made if it does not exist; results in it are read.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -64,11 +63,11 @@ class Results:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """All rows, in order, each with the `seconds` that its fit took (None where that is not known)."""
+        """All rows, in order, each with the `seconds` of its fit (None where they are not known)."""
         return [{**self._rows[task], "seconds": self._seconds.get(task)} for task in sorted(self._rows)]
 
     def take_over(self, tasks: Iterable[Task]) -> None:
-        """Give tasks that another experiment has done, and only those, their rows from there."""
+        """Copy the rows of fits that another experiment has done to those of `tasks` that need the same fit."""
         done = {_identity(task): task for task, row in self._rows.items() if self._is_current(row)}
         for task in tasks:
             twin = done.get(_identity(task), task)
@@ -78,20 +77,20 @@ class Results:
                     self._seconds[task] = self._seconds[twin]
 
     def waiting(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return the tasks that are not done, or were done by other versions."""
+        """Return the tasks that are not done, or were done with other versions of the software."""
         return [task for task in tasks if task not in self._rows or not self._is_current(self._rows[task])]
 
     def _is_current(self, row: dict[str, Any]) -> bool:
         return all(row[name] == value for name, value in self._versions.items())
 
     def add(self, task: Task, row: dict[str, Any], seconds: float) -> None:
-        """Take in the row of a task, and save."""
+        """Add the row of a task, and save."""
         self._rows[task] = {name: row.get(name) for name in _COLUMNS}
         self._seconds[task] = seconds
         self.save()
 
     def save(self) -> None:
-        """Put the files in their places."""
+        """Write both files."""
         self.folder.mkdir(parents=True, exist_ok=True)
         ordered = sorted(self._rows)
         timings = [
@@ -110,19 +109,19 @@ class Results:
         return json.loads(path.read_text()) if path.exists() else {}
 
     def note_command(self, run: str, command: str) -> None:
-        """Remember the command of a run, for the report."""
+        """Store the command of a run, for the report."""
         self.folder.mkdir(parents=True, exist_ok=True)
         commands = dict(sorted({**self.commands, run: command}.items()))
         replace_file(self.folder / COMMANDS, json.dumps(commands, indent=1).encode() + b"\n")
 
 
 def _identity(task: Task) -> tuple[Any, ...]:
-    """Return what two tasks must share to have the same row: only convergence has curves in it."""
+    """Return the fields that two tasks with the same row share; rows of "convergence" are apart: they have curves."""
     return (task.experiment == "convergence", *task.key)
 
 
 def task_of(row: dict[str, Any]) -> Task:
-    """Return the task whose row this is."""
+    """Return the task of a row."""
     return msgspec.convert({name: row[name] for name in Task.__struct_fields__}, Task)
 
 
@@ -140,7 +139,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
         return []
     pa = _pyarrow()
     try:
-        # All of it in one go: a run may put a new file in its place at any moment.
+        # One call reads the whole file, because a run may replace the file at any time.
         rows: list[dict[str, Any]] = pa.parquet.read_table(pa.BufferReader(path.read_bytes())).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} is damaged or no results: {error}; move it away to start afresh") from None
@@ -165,6 +164,6 @@ def _write(path: Path, rows: list[dict[str, Any]], columns: dict[str, str]) -> N
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write beside `path` and take its place in one step."""
+    """Replace the file at `path` atomically."""
     with replacing(path, private=False) as temporary:
         temporary.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Fits done side by side, each kept as soon as it is done."""
+"""Fits in parallel; the result of each is saved as soon as it is done."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -26,18 +26,19 @@ def execute(
     jobs: int = 1,
     after_each: Callable[[Task, int], None] = lambda task, waiting: None,
 ) -> int:
-    """Do the tasks that `results` does not have yet, and return how many there were.
+    """Do the tasks that `results` does not have yet, and return their number.
 
     Parameters
     ----------
     tasks : sequence of Task
     results : Results
     directory : path-like, optional
-        Where the data is.
+        The folder of the data.
     jobs : int
-        Fits at a time; the backend is joblib's, so that ``joblib.parallel_config`` can send them to a cluster.
+        The number of fits at a time. The backend is joblib's, so that ``joblib.parallel_config`` can send them to a
+        cluster.
     after_each : callable
-        Called with each task done and the number that waits.
+        Called after each task with the task and the number of tasks that are left.
     """
     with _alone(results.folder):
         results.take_over(tasks)
@@ -53,7 +54,7 @@ def execute(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep a second run out of the folder; the lock goes with the process, however that ends."""
+    """Lock the folder against a second run; the system releases the lock when the process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         try:

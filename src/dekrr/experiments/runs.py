@@ -20,13 +20,13 @@ _ABOUT = (
     "has the parts of those whose records it was made from."
 )
 _ENDS = ("ended", "finished", "stopped")
-_TOLD = ("gone", "down", "up", "resumed", "refused", "refusing", "unconfirmed", "checkpoint lost", "stopped")
-_POINTS = 200  # of a line
+_LISTED = ("gone", "down", "up", "resumed", "refused", "refusing", "unconfirmed", "checkpoint lost", "stopped")
+_POINTS = 200  # the largest number of points of a line
 _LINE = {"linewidth": 1.2, "alpha": 0.8}
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What all lines of a record have."""
+    """The fields that all lines of a record have."""
 
     time: float
     event: str
@@ -40,11 +40,11 @@ class SiteRecord:
     ----------
     site, run : str
     start : dict
-        What it told when it started, the last time if it did so more than once.
+        The event of its last start.
     events : list of dict
-        All that is neither an exchange nor a start.
+        All other events, without exchanges.
     times, rounds, residuals : list of float
-        Of every exchange.
+        The time, the round and the residual of every exchange.
     """
 
     site: str
@@ -57,16 +57,16 @@ class SiteRecord:
 
     @property
     def end(self) -> dict[str, Any]:
-        """What it told at its end; nothing if it did not get there."""
+        """The event of its end; empty if it did not end."""
         return next((event for event in reversed(self.events) if event["event"] in _ENDS), {})
 
     @property
     def result(self) -> dict[str, Any]:
-        """What it told about its model; nothing if it has none."""
+        """The event that its model is final; empty if it has no model."""
         return next((event for event in reversed(self.events) if event["event"] == "finished"), {})
 
     def residual_path(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return rounds and residuals, with a gap wherever the rounds began again."""
+        """Return rounds and residuals, with a gap (NaN) wherever the count of rounds started again."""
         rounds, residuals = np.array(self.rounds, dtype=float), np.array(self.residuals, dtype=float)
         keep = rounds > 0
         rounds, residuals = rounds[keep], residuals[keep]
@@ -74,14 +74,14 @@ class SiteRecord:
         return np.insert(rounds, again, np.nan), np.insert(residuals, again, np.nan)
 
     def round_times(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return rounds and the milliseconds that each took."""
+        """Return rounds and their durations in milliseconds."""
         rounds, times = np.array(self.rounds), np.array(self.times)
         next_one = np.flatnonzero((np.diff(rounds) == 1) & (rounds[:-1] > 0)) + 1
         return rounds[next_one], 1e3 * (times[next_one] - times[next_one - 1])
 
 
 def records_in(path: Path) -> list[Path]:
-    """Return the records at a path: itself, or those in the folder, in its folders, or in its `sites`."""
+    """Return the records at a path: the file itself, or those in the folder, in its subfolders or in `sites/*`."""
     if path.is_file():
         return [path]
     return sorted({*path.glob(RECORDS), *path.glob(f"*/{RECORDS}"), *path.glob(f"sites/*/{RECORDS}")})
@@ -123,7 +123,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             msgspec.json.decode(line, type=Event)
             yield msgspec.json.decode(line)
         except (msgspec.MsgspecError, ValueError) as error:
-            if number == len(lines):  # a crash cut it short
+            if number == len(lines):  # a crash has cut the last line short
                 return
             raise DataError(f"{path}, line {number}: not a line of a record: {error}") from None
 
@@ -166,13 +166,13 @@ def _section(run: str, records: Sequence[SiteRecord], number: int) -> Section:
 
 
 def pictures_of_run(records: Sequence[SiteRecord], name: str) -> list[Picture]:
-    """Return the figure of a run: residual and milliseconds by round, and what each site sent."""
+    """Return the figures of a run: residuals and durations by round, and the bytes that each site sent."""
 
     def residuals(axes: Any) -> None:
         for record in records:
             rounds, relative = record.residual_path()
-            every = _stride(len(rounds))
-            axes.plot(rounds[::every], relative[::every], **_LINE)
+            stride = _stride(len(rounds))
+            axes.plot(rounds[::stride], relative[::stride], **_LINE)
         axes.set(yscale="log", xlabel="round", ylabel="relative residual", title="Residual")
 
     def durations(axes: Any) -> None:
@@ -182,8 +182,8 @@ def pictures_of_run(records: Sequence[SiteRecord], name: str) -> list[Picture]:
 
     def sent(axes: Any) -> None:
         bottom = np.zeros(len(records))
-        most = max((len(record.end.get("neighbors", {})) for record in records), default=0)
-        for place in range(most):
+        max_neighbors = max((len(record.end.get("neighbors", {})) for record in records), default=0)
+        for place in range(max_neighbors):
             sizes = np.array([_sent_to(record, place) / 1e3 for record in records])
             axes.barh(range(len(records)), sizes, left=bottom, height=0.7, edgecolor="white", linewidth=0.6)
             bottom += sizes
@@ -208,12 +208,12 @@ def _stride(count: int) -> int:
 
 
 def _medians(rounds: np.ndarray, milliseconds: np.ndarray) -> tuple[list[float], list[float]]:
-    """Return the median time of every few rounds, so that a line has not too many points."""
-    every = _stride(len(rounds))
-    starts = range(0, len(rounds), every)
+    """Return medians over groups of successive rounds, so that a line has at most `_POINTS` points."""
+    stride = _stride(len(rounds))
+    starts = range(0, len(rounds), stride)
     return (
-        [float(np.median(rounds[i : i + every])) for i in starts],
-        [max(1e-3, float(np.median(milliseconds[i : i + every]))) for i in starts],
+        [float(np.median(rounds[i : i + stride])) for i in starts],
+        [max(1e-3, float(np.median(milliseconds[i : i + stride]))) for i in starts],
     )
 
 
@@ -251,19 +251,19 @@ def _sites(records: Sequence[SiteRecord]) -> Table:
 
 def _events(records: Sequence[SiteRecord]) -> Table:
     start = min(record.start["time"] for record in records)
-    told = [(event["time"], record.site, event) for record in records for event in _without_first_ups(record)]
-    start = min([start, *(when for when, _, _ in told)])
+    events = [(event["time"], record.site, event) for record in records for event in _without_first_ups(record)]
+    start = min([start, *(when for when, _, _ in events)])
     rows = [
         [Cell(f"{when - start:.1f} s"), Cell(site), Cell(event["event"]), Cell(_details(event))]
-        for when, site, event in sorted(told, key=lambda entry: entry[:2])
-        if event["event"] in (*_TOLD, "started again")
+        for when, site, event in sorted(events, key=lambda entry: entry[:2])
+        if event["event"] in (*_LISTED, "started again")
     ]
     rows = rows or [[Cell("none"), Cell(""), Cell(""), Cell("")]]
     return Table("Who went, who came back, what was refused", ["after", "site", "event", "about"], rows, "", 4)
 
 
 def _without_first_ups(record: SiteRecord) -> Iterator[dict[str, Any]]:
-    """Leave out that neighbours are there at the beginning."""
+    """Yield the events, without those that a neighbour came up for the first time."""
     was_down = set()
     for event in record.events:
         if event["event"] == "down":

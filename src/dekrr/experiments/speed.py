@@ -1,9 +1,9 @@
-"""How fast a fit is, as ratios within one run: to peers, and to the floor that the processor sets.
+"""The speed of a fit, as ratios within one run: to competitors, and to a floor that the processor sets.
 
-The floor of a fit is the time of what cannot be left out, measured in the same run on the same cores, in double
-precision: each cosine once, at the best rate; the products of rows with frequencies; and the products of features that
-make up the sums. Products are timed in the shapes that they have and, for a lower floor, taken at the rate of large
-square ones. Choosing, messages, solving and everything else are on top of it.
+The floor of a fit is the time of the operations that no fit can avoid, measured in the same run on the same cores, in
+double precision. These are each cosine once, at the best rate; the products of rows with frequencies; and the products
+of features in the sums. The products are timed in their actual shapes. A lower floor assumes the rate of large square
+products. The choice of features, messages, solving and everything else come on top of the floor.
 """
 
 import platform
@@ -34,16 +34,16 @@ from .peers import paper_port, pooled_peers
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure: a ratio within one run, and what it is made of.
+    """One figure: a ratio of two times within one run.
 
     Parameters
     ----------
     name : str
     ratio : float
-        How many times; the text says of what to what.
     text : str
+        The ratio in words.
     seconds : dict of str to float
-        What was timed.
+        The times that were measured.
     better : {"higher", "lower"}
     settings : dict
     """
@@ -71,7 +71,7 @@ class Problem:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return what a figure is about."""
+        """Return the settings to report with a figure."""
         return {
             "data": f"made, of the shape of {self.name}" if self.made else self.name,
             "rows": len(self.y),
@@ -83,7 +83,7 @@ class Problem:
         }
 
     def fit(self, features: str, **changes: Any) -> Callable[[], Any]:
-        """Return a function that fits with settings given, on a ring with four neighbours at consensus 1."""
+        """Return a function that fits without tuning, on a ring with four neighbours, at consensus 1."""
         settings: dict[str, Any] = {
             "n_features": self.n_features,
             "features": features,
@@ -98,7 +98,7 @@ class Problem:
 
 
 _LOWER = "floor at the best rate of all"
-_CHOSEN_BY = Greedy().max_rows or 0  # rows of a site
+_CHOSEN_BY = Greedy().max_rows or 0  # the number of rows by which a site chooses its features
 
 _SHAPES = {  # rows, columns, features, sigma
     "houses": (10_320, 8, 60, 0.25),
@@ -108,7 +108,7 @@ _SHAPES = {  # rows, columns, features, sigma
 
 
 def problem(name: str, directory: Path | None, n_rows: int | None = None) -> Problem:
-    """Return a data set's rows, scaled and divided over ten sites; rows of the same shape where it is not there."""
+    """Return a data set's rows, scaled and divided over ten sites; without the data set, random rows of its shape."""
     size, n_columns, n_features, sigma = _SHAPES[name]
     try:
         if directory is None:
@@ -130,7 +130,7 @@ def problem(name: str, directory: Path | None, n_rows: int | None = None) -> Pro
 
 
 def best_seconds(run: Callable[[], Any], repeats: int = 3) -> float:
-    """Return the least seconds of some runs."""
+    """Return the shortest time of `repeats` runs, in seconds."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -141,12 +141,12 @@ def best_seconds(run: Callable[[], Any], repeats: int = 3) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """What the cores do at best, all together, in operations a second.
+    """The best rates of all cores together, in operations per second.
 
     Parameters
     ----------
     cosines : float
-        Cosines, with their phase and amplitude, of angles that are there.
+        Cosines with phase and amplitude, for angles that are already computed.
     products : float
         Multiplications with an addition, in double precision.
     """
@@ -156,7 +156,7 @@ class Rates:
 
     @classmethod
     def measured(cls, n_threads: int) -> "Rates":
-        """Measure both, with as many threads as sites have."""
+        """Measure both rates with `n_threads` threads."""
         rng = np.random.default_rng(0)
         size = 1 << 15
         angles = [rng.uniform(size=(size // 256, 256)) for _ in range(n_threads)]
@@ -184,12 +184,12 @@ class Rates:
         return cls(200 * size * n_threads / cosine_seconds, 3 * 1024.0**3 * n_threads / product_seconds)
 
     def floor(self, problem: Problem, candidates: int = 0, sample: int | None = None) -> float:
-        """Return the seconds of what a fit cannot leave out, with products at the best rate of all.
+        """Return the floor in seconds, with products at the rate of large square products.
 
-        With D features at each of a site's four neighbours and its own, every row takes 5 D cosines, 5 D d
-        multiplications for their angles, D (D + 1) / 2 + 4 D^2 for products with the own features and 4 D (D + 1) / 2
-        for the neighbours' own; every row that features are chosen by takes one cosine and d multiplications a
-        candidate besides.
+        A site and its four neighbours have D features each. For every row a fit takes 5 D cosines, 5 D d
+        multiplications for their angles, D (D + 1) / 2 + 4 D^2 multiplications for products with the site's own
+        features, and 4 D (D + 1) / 2 for products of the neighbours' features with themselves. The choice of features
+        takes one cosine and d multiplications per candidate, for every row by which features are chosen.
         """
         size, n_columns, n_rows = problem.n_features, problem.X.shape[1], len(problem.y)
         products = n_rows * (5.0 * size * n_columns + 5 * size * (size + 1) / 2 + 4 * size**2)
@@ -199,7 +199,7 @@ class Rates:
     def floor_of_shapes(
         self, problem: Problem, n_threads: int, candidates: int = 0, sample: int | None = None
     ) -> float:
-        """Return the seconds of the same, with products timed in the shapes that they have, on one core of so many."""
+        """Return the floor in seconds, with products timed in their actual shapes on one of `n_threads` cores."""
         size, (n_rows, n_columns) = problem.n_features, problem.X.shape
         n_timed = min(n_rows // (int(problem.sites.max()) + 1), rows_per_block(5 * size * 8))
         rng = np.random.default_rng(0)
@@ -227,20 +227,21 @@ class Rates:
         return float(self.seconds(_cosines(problem, candidates, sample), 0) + seconds / (n_timed * n_threads))
 
     def greedy_choice(self, problem: Problem, candidates: int) -> float:
-        """Return the seconds of what a greedy choice cannot leave out besides, with L on the shortlist.
+        """Return the seconds of the further operations that no greedy choice can avoid; L is the shortlist's size.
 
-        Every row that a site chooses by takes L products with all candidates; every row of its sample, for its own
-        shortlist and four neighbours', L cosines, L d multiplications for angles and L (L + 1) / 2 for products.
+        Every row by which a site chooses takes L products with all candidates. Every row of its sample takes, for each
+        of five shortlists (its own and its four neighbours'), L cosines, L d multiplications for angles, and
+        L (L + 1) / 2 multiplications for products.
         """
         n_sites = int(problem.sites.max()) + 1
         listed, n_columns = Greedy().shortlist * problem.n_features, problem.X.shape[1]
-        chosen_by, sampled = (min(len(problem.y), n_sites * most) for most in (_CHOSEN_BY, SAMPLE_ROWS))
+        chosen_by, sampled = (min(len(problem.y), n_sites * max_rows) for max_rows in (_CHOSEN_BY, SAMPLE_ROWS))
         cosines = 5 * sampled * listed
         products = chosen_by * listed * candidates + 5 * sampled * listed * (n_columns + (listed + 1) / 2)
         return self.seconds(cosines, products)
 
     def seconds(self, cosines: float, products: float) -> float:
-        """Return how long so many of each take."""
+        """Return the seconds that these numbers of cosines and products take."""
         return float(cosines / self.cosines + products / self.products)
 
 
@@ -253,7 +254,7 @@ def _cosines(problem: Problem, candidates: int, sample: int | None) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on: processor, cores, versions."""
+    """Return the processor, the cores and the versions that the figures depend on."""
     packages = ("dekrr", "numpy", "scipy", "scikit-learn", "numba")
     versions = {}
     for package in packages:
@@ -273,12 +274,18 @@ def machine() -> dict[str, Any]:
 def split_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
     """Time a fit with energy features on Houses and Tom's against the paper's port, the floor, and scikit-learn."""
     for name in ("houses", "tomshardware")[: 1 if quick else 2]:
-        given = problem(name, directory)
-        fit = given.fit("energy")
+        workload = problem(name, directory)
+        fit = workload.fit("energy")
         fit()
-        cores, candidates = free_cores(), 20 * given.n_features
+        cores, candidates = free_cores(), 20 * workload.n_features
         port = partial(
-            paper_port, given.X, given.y, given.sites, given.n_features, sigma=given.sigma, alpha=given.alpha
+            paper_port,
+            workload.X,
+            workload.y,
+            workload.sites,
+            workload.n_features,
+            sigma=workload.sigma,
+            alpha=workload.alpha,
         )
         turns = []
         for _ in range(1 if quick else 3):
@@ -287,16 +294,16 @@ def split_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
                 {
                     "fit": best_seconds(fit, 7),
                     "port": best_seconds(port, 1),
-                    "floor": rates.floor_of_shapes(given, cores, candidates),
-                    _LOWER: rates.floor(given, candidates),
+                    "floor": rates.floor_of_shapes(workload, cores, candidates),
+                    _LOWER: rates.floor(workload, candidates),
                 }
             )
         seconds = {what: min(turn[what] for turn in turns) for what in turns[0]}
-        settings = given.settings | {"features": "energy", "consensus": 1.0, "tol": 1e-6, "solver": "chebyshev"}
+        settings = workload.settings | {"features": "energy", "consensus": 1.0, "tol": 1e-6, "solver": "chebyshev"}
         yield _ratio(f"{name}: port / fit", "port", "fit", seconds, "higher", settings)
         for floor in ("floor", _LOWER):
             yield _ratio(f"{name}: fit / {floor}", "fit", floor, seconds, "lower", settings)
-        pooled = pooled_peers(given.X, given.y, given.n_features, sigma=given.sigma, alpha=given.alpha)
+        pooled = pooled_peers(workload.X, workload.y, workload.n_features, sigma=workload.sigma, alpha=workload.alpha)
         for peer, run in pooled.items():
             timed = {"fit": seconds["fit"], peer: best_seconds(run, 1 if peer == "KernelRidge" else 3)}
             yield _ratio(f"{name}: {peer} / fit", peer, "fit", timed, "higher", settings)
@@ -304,23 +311,23 @@ def split_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
 
 def large_fit(directory: Path | None, *, quick: bool) -> Iterator[Figure]:
     """Time fits on two million rows of household power against the floor and against scikit-learn."""
-    given = problem("household_power", directory, 200_000 if quick else None)
+    workload = problem("household_power", directory, 200_000 if quick else None)
     rates = Rates.measured(free_cores())
-    pooled = pooled_peers(given.X, given.y, given.n_features, sigma=given.sigma, alpha=given.alpha)
+    pooled = pooled_peers(workload.X, workload.y, workload.n_features, sigma=workload.sigma, alpha=workload.alpha)
     peer = "RBFSampler + Ridge"
     peer_seconds = best_seconds(pooled[peer], 1)
     floors = {}
-    for features, candidates in (("plain", 0), ("greedy", 20 * given.n_features)):
+    for features, candidates in (("plain", 0), ("greedy", 20 * workload.n_features)):
         floors[features] = {
-            "floor": rates.floor_of_shapes(given, free_cores(), candidates, sample=10 * _CHOSEN_BY),
-            _LOWER: rates.floor(given, candidates, sample=10 * _CHOSEN_BY),
+            "floor": rates.floor_of_shapes(workload, free_cores(), candidates, sample=10 * _CHOSEN_BY),
+            _LOWER: rates.floor(workload, candidates, sample=10 * _CHOSEN_BY),
         }
-    chosen = rates.greedy_choice(given, 20 * given.n_features)
+    chosen = rates.greedy_choice(workload, 20 * workload.n_features)
     floors["greedy"]["floor with the choice"] = floors["greedy"]["floor"] + chosen
     for features, precision in (("plain", "double"), ("plain", "mixed"), ("greedy", "double")):
-        fit = given.fit(features, precision=precision)
+        fit = workload.fit(features, precision=precision)
         seconds = {"fit": best_seconds(fit, 3 if quick else 1), **floors[features], peer: peer_seconds}
-        settings = given.settings | {"features": features, "precision": precision, "consensus": 1.0, "tol": 1e-6}
+        settings = workload.settings | {"features": features, "precision": precision, "consensus": 1.0, "tol": 1e-6}
         name = f"household_power, {features}, {precision}"
         for floor in floors[features]:
             yield _ratio(f"{name}: fit / {floor}", "fit", floor, seconds, "lower", settings)
@@ -373,8 +380,8 @@ def _network_fit(n_sites: int, n_features: int) -> Callable[[], Any]:
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(200 * n_sites, 8))
     y, sites = np.sin(3 * X.sum(axis=1)), np.repeat(np.arange(n_sites), 200)
-    given = Problem("made", X, y, sites, n_features, sigma=0.5, made=True)
-    return given.fit("plain", topology=nx.random_regular_graph(4, n_sites, seed=0))
+    workload = Problem("made", X, y, sites, n_features, sigma=0.5, made=True)
+    return workload.fit("plain", topology=nx.random_regular_graph(4, n_sites, seed=0))
 
 
 def _ratio(name: str, above: str, below: str, seconds: Mapping[str, float], better: str, settings: Any) -> Figure:

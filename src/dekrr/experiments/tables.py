@@ -1,4 +1,4 @@
-"""The tables: means with their standard errors, what was published beside them, and paired tests."""
+"""The tables: means with standard errors, the published figures for comparison, and paired tests."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text, and "best" (of its row), "off" (more than two standard errors away) or "" ."""
+    """A cell: its text and its mark, "best" (of its row), "off" (more than two standard errors away) or none."""
 
     text: str
     mark: str = ""
@@ -34,7 +34,7 @@ class Table:
     columns : sequence of str
     rows : sequence of sequences of Cell
     n_labels : int
-        The columns that name the row; the others are figures.
+        The number of columns that name the row; the other columns have figures.
     """
 
     title: str
@@ -44,7 +44,7 @@ class Table:
     n_labels: int = 1
 
     def markdown(self) -> str:
-        """Return the table as Markdown: the best in bold, what is off in italics.
+        """Return the table as Markdown; cells marked "best" are bold, cells marked "off" are italic.
 
         Examples
         --------
@@ -71,7 +71,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: Array) -> "Mean":
-        """Return the mean of `values`; its error is NaN for a single one, and both are where a value is infinite."""
+        """Return the mean of `values`. The error of a single value is NaN; if a value is not finite, both are NaN."""
         if not np.isfinite(values).all():
             return cls(float("nan"), float("nan"))
         spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
@@ -87,7 +87,7 @@ class Mean:
 
 
 def off(ours: Mean, theirs: float, error: float, rounding: float = 0.0) -> bool:
-    """Tell whether two means differ by more than two combined standard errors (and half a last digit).
+    """Return whether two means differ by more than two combined standard errors plus `rounding`.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def column(rows: Sequence[Row], name: str) -> Array:
 
 
 def title_of(data: str) -> str:
-    """Return what a data set is called in print."""
+    """Return the title of a data set."""
     return CATALOGUE[data].title if data in CATALOGUE else data
 
 
@@ -128,10 +128,10 @@ def _rank(method: str) -> tuple[int, str]:
 def _settings(rows: Sequence[Row]) -> str:
     row = rows[0]
     counts = [len(group) for _, group in by(rows, "data", "n_features", "method", "allocation", "n_sites", "solver")]
-    least, most = min(counts), max(counts)
-    repeats = (
-        f"{most} repetition{'s' * (most != 1)}" if least == most else f"{least} to {most} repetitions (unfinished)"
-    )
+    fewest, largest = min(counts), max(counts)
+    repeats = f"{largest} repetition{'s' * (largest != 1)}"
+    if fewest != largest:
+        repeats = f"{fewest} to {largest} repetitions (unfinished)"
     rows_used = f", {row['n_rows']} rows of each set" if row["n_rows"] else ""
     split = "; authors' splits where they exist" if any(r["splits"] == "authors" for r in rows) else ""
     return (
@@ -141,7 +141,7 @@ def _settings(rows: Sequence[Row]) -> str:
 
 
 def main_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Give the main table by either metric, the comparison with the published figures, and the tests."""
+    """Yield the main table for each metric, the comparison with the published figures, and the tests."""
     for metric in METRICS:
         yield _means(rows, metric)
     published = _published(rows)
@@ -244,7 +244,7 @@ def _verdict(ours: Sequence[Row], theirs: Sequence[Row], metric: str, name: str,
 
 
 def paired_p(a: Array, b: Array) -> float:
-    """Return the two-sided p value of a paired t-test; 1 where the two are the same.
+    """Return the two-sided p value of a paired t-test; 1 if both samples are the same.
 
     Examples
     --------
@@ -288,7 +288,7 @@ def _gains(rows: Sequence[Row], ours: str, theirs: str, metric: str) -> list[flo
 
 
 def feature_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Give RSE against D, by either metric, and the authors' own figures where their files have them."""
+    """Yield RSE against D for each metric, and the authors' figures where their files have them."""
     for metric in METRICS:
         yield _means(rows, metric)
     if any(row["authors_rse"] is not None for row in rows):
@@ -296,14 +296,14 @@ def feature_tables(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def label_of(row: Row) -> str:
-    """Return a method's name with what distinguishes it: its allocation or its solver."""
+    """Return a method's name, with its allocation or its solver where these distinguish fits."""
     allocation = f", {row['allocation']}" if row["partition"] == "imbalanced" and row["consensus"] is not None else ""
     solver = f", {row['solver']}" if row["solver"] else ""
     return f"{row['method']}{allocation}{solver}"
 
 
 def allocation_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Give RSE against the mean D for equal and unequal numbers of features."""
+    """Yield RSE against the mean D, for equal and unequal numbers of features."""
     for metric in METRICS:
         labels = list(dict.fromkeys(map(label_of, rows)))
         lines = []
@@ -322,7 +322,7 @@ def allocation_tables(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def site_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Give every site's RSE and MSE on its own rows, and its model's RSE on all sites' rows."""
+    """Yield every site's RSE and MSE on its own rows, and its model's RSE on all sites' rows."""
     for quantity, title, factor, note in (
         ("rse", "Each site's RSE, own", 1.0, "RSE of a site's model on its own test rows."),
         ("union_rse", "Each site's RSE, union", 1.0, "RSE of a site's model on all sites' test rows."),
@@ -344,7 +344,7 @@ def site_tables(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def convergence_tables(rows: Sequence[Row], gap: float = 1e-6) -> Iterator[Table]:
-    """Give the rounds and bytes to a relative objective gap."""
+    """Yield the rounds and bytes until the relative objective gap is at most `gap`."""
     lines = []
     for (data, n_features), group in ordered(rows):
         for row in group:
@@ -372,7 +372,7 @@ def convergence_tables(rows: Sequence[Row], gap: float = 1e-6) -> Iterator[Table
 
 
 def gap_curve(row: Row) -> Array:
-    """Return the relative objective gap after every recorded round, |L - L*| / |L_0 - L*|, with L* the minimum."""
+    """Return the relative objective gap |L - L*| / |L_0 - L*| after every recorded round; L* is the minimum."""
     objective = np.asarray(row["curve_objective"], dtype=float)
     best = row["best_objective"]
     start = abs(objective[0] - best)
@@ -380,7 +380,7 @@ def gap_curve(row: Row) -> Array:
 
 
 def until(row: Row, gap: float) -> tuple[str, str]:
-    """Return the rounds, and the kilobytes a site has sent, from which on the gap stays small."""
+    """Return the round from which on the gap stays at most `gap`, and the kilobytes that a site has sent by then."""
     if not row["curve_round"]:
         return "-", f"{row['bytes'] / row['n_sites'] / 1e3:.0f}"
     above = np.flatnonzero(gap_curve(row) > gap)
@@ -391,7 +391,7 @@ def until(row: Row, gap: float) -> tuple[str, str]:
 
 
 def scaling_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Give seconds, rounds and bytes of every fit."""
+    """Yield seconds, rounds and bytes of every fit."""
     lines = [
         [
             Cell(str(row["n_sites"])),

@@ -1,4 +1,4 @@
-"""A task is everything that decides the outcome of one fit; its key is what makes a second run repeat nothing."""
+"""Tasks. A task has everything that decides the outcome of one fit; by its key a second run skips finished fits."""
 
 from typing import Any
 
@@ -14,29 +14,29 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, order=True):
     Parameters
     ----------
     experiment : str
-        The command that asked for it: table, response, norm, ...
+        The command that needs the fit: table, response, norm, ...
     data : str
         A name of the data catalogue.
     partition : str
-        How rows are divided over sites; see `dekrr.data.partition`.
+        The partition of rows over sites; see `dekrr.data.partition`.
     protocol : {"honest", "paper"}
-        "paper" scales by training and test rows, takes the authors' bandwidth and regularisation (picked on the
-        test error) and folds of consecutive rows, and keeps one split for all repetitions. "honest" scales and
-        tunes on training rows alone, with shuffled folds, and draws a new split for every repetition.
+        "paper" scales by training and test rows, takes the authors' bandwidth and regularisation (chosen by the test
+        error) and folds of consecutive rows, and keeps one split for all repetitions. "honest" scales and tunes on
+        training rows only, with shuffled folds, and draws a new split for every repetition.
     splits : {"own", "authors"}
-        Who divided the rows.
+        The origin of the split: drawn here, or from the authors' files.
     n_sites, n_neighbors : int
     mix : float
         The share of every site's rows that is drawn at random.
     n_rows : int
-        Rows of the data set to use, drawn at random; 0 for all.
+        The number of rows of the data set to use, drawn at random; 0 for all.
     method : str
         See `dekrr.experiments.methods`.
     solver : str
-        "" for the method's own.
+        The name of the solver; "" for the method's default.
     allocation : str
     n_features : int
-        The mean over sites.
+        The mean number of features of a site.
     max_rounds : int
     repetition, seed : int
     """
@@ -60,12 +60,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What decides the outcome: all but the experiment that asked for it."""
+        """All fields that decide the outcome; the experiment that needs the fit does not."""
         return msgspec.structs.astuple(self)[1:]
 
     @property
     def run_seed(self) -> int:
-        """The seed of the features, which differs between repetitions."""
+        """The seed of the features; it differs between repetitions."""
         return self.seed + self.repetition
 
     @property

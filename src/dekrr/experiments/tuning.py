@@ -1,8 +1,8 @@
-"""The consensus weight by cross-validation, at the price of a few fits.
+"""The choice of the consensus weight by cross-validation, at the cost of a few fits.
 
-The sums of a fold are the same for every weight c, and the block system is H(c) theta = d with H(c) affine in
-c. So each fold chooses features and sums over rows once, and solves a dense system for every c. This is an
-experimenter's shortcut: it sees all sites at once. What a run reports is always fitted by the estimators.
+The sums of a fold are the same for every weight c, and the block system is H(c) theta = d with H(c) affine in c. So
+each fold chooses features and computes sums once, and solves a dense system for every c. This is a shortcut for
+experiments, because it sees all sites at once. The figures of a run are always from fits of the estimators.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ def solve_network(
     alpha: float,
     weights: Sequence[float],
 ) -> list[list[Array]]:
-    """Return, for each consensus weight, the coefficients of all sites that minimise the paper's objective (11).
+    """Return, for each consensus weight, the coefficients of all sites at the minimum of the paper's objective (11).
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def solve_network(
 def choose_features(
     rows: Sequence[ArrayRows], neighbors: Sequence[Sequence[int]], selectors: Sequence[Chooser], random_state: int
 ) -> list[FeatureMap]:
-    """Return the features that each site of an estimator with this `random_state` chooses from its rows."""
+    """Return the features that the sites of an estimator with this `random_state` choose from their rows."""
     seed = int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
     names = names_of(list(range(len(rows))))
     maps = []
@@ -91,7 +91,7 @@ def ring_neighbors(split: Split) -> list[list[int]]:
 
 
 def folds_of(n_rows: int, *, shuffle: bool, seed: int) -> list[np.ndarray]:
-    """Return the rows of each of five folds: consecutive ones, as the authors have it, or shuffled."""
+    """Return the rows of each of five folds: consecutive rows, as in the authors' code, or shuffled rows."""
     order = np.random.default_rng(seed).permutation(n_rows) if shuffle else np.arange(n_rows)
     return [np.sort(part) for part in np.array_split(order, N_FOLDS)]
 
@@ -111,20 +111,20 @@ def cross_validate(
     shuffle: bool,
     random_state: int,
 ) -> Mapping[float, float]:
-    """Return the mean squared error of each consensus weight, each validation row predicted at its own site.
+    """Return the mean squared error of each consensus weight; each site predicts its own hold-out rows.
 
     Parameters
     ----------
     split : Split
     selectors : sequence of Chooser
-        One per site. Each fold draws a pool of its own and chooses from its own training rows, so that the error is
-        that of a fit, not of the features of one draw.
+        One per site. Each fold draws its own pool and chooses by its own training rows, so that the error is that of a
+        whole fit, and not that of one draw of features.
     weights : sequence of float
         Values of c.
     alpha : float
     prediction : {"own", "neighborhood"}
     shuffle : bool
-        Shuffled folds, or consecutive rows.
+        Whether rows are shuffled before they are divided into folds.
     random_state : int
     """
     neighbors = ring_neighbors(split)

@@ -1,1 +1,1 @@
-"""Who drives node procedures and carries their messages."""
+"""Networks: they drive the sites' procedures and carry their messages."""

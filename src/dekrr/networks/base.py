@@ -1,17 +1,18 @@
-"""What a network is: an object that drives the sites' procedures and carries their messages.
+"""The interface of a network: an object that drives the sites' procedures and carries their messages.
 
-A procedure (`dekrr.protocols.site`) is a generator. It yields an outbox, a mapping of neighbour to message, and is sent
-an inbox, a mapping of neighbour to the message that came from it. A network owes the procedures six things:
+A procedure (`dekrr.protocols.site`) is a generator. It yields an outbox, a mapping of neighbour to message. It receives
+an inbox, a mapping of neighbour to the message from that neighbour. A network guarantees six things to procedures:
 
 1. It advances all procedures in lockstep. All outboxes of an exchange are delivered before any procedure goes on.
 2. Every message is encoded (`dekrr.messages.encode`) and decoded on arrival, so that no site reaches into the memory
    of another, and every message passes the checks on arrival.
 3. A message to a site that is not a neighbour is a `MessageError`. Nothing of it is delivered.
-4. An inbox has an entry for every neighbour that sent something, and for nobody else.
-5. All procedures end after the same exchange. Otherwise the run is a `MessageError`.
+4. An inbox has an entry for every neighbour that sent something, and for no other site.
+5. All procedures end after the same exchange. Otherwise the run ends with a `MessageError`.
 6. An error in one procedure ends the run and reaches the caller. All procedures are closed.
 
-`LocalNetwork` is the reference. A further network is one file with one class that has `run` and `traffic`.
+`LocalNetwork` is the reference implementation. A further network is one file with one class, which has `run` and
+`traffic`.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -25,11 +26,11 @@ Neighbors = Mapping[str, Collection[str]]
 
 
 class Network(Protocol):
-    """Who drives procedures: all that an estimator or an experiment asks of a network.
+    """A network: all that an estimator or an experiment needs of it.
 
     Examples
     --------
-    A network that copes with one site, which has no neighbours:
+    A network for a single site, which has no neighbours:
 
     >>> class Hermit:
     ...     def __init__(self, neighbors):
@@ -55,14 +56,14 @@ class Network(Protocol):
 
     @property
     def traffic(self) -> Traffic:
-        """What went over each directed edge since the network was made."""
+        """The messages and bytes over each directed edge since the network was made."""
 
     def run(self, procedures: Mapping[str, Procedure[Result]]) -> dict[str, Result]:
-        """Drive one procedure per site to its end and return what each returned, by site."""
+        """Drive one procedure per site to its end, and return the result of each site."""
 
 
 Connect = Callable[[Neighbors], Network]
-"""What makes a network of a graph: a class such as `LocalNetwork`, or any function of the graph."""
+"""A function that makes a network from a graph; a class such as `LocalNetwork` is one."""
 
 
 class Delivery(NamedTuple):
@@ -86,4 +87,4 @@ class Delivery(NamedTuple):
 
 
 Observer = Callable[[Delivery], None]
-"""Who is told of every message, after it was decoded and before its receiver has it."""
+"""A function that is called with every message, after it is decoded and before its receiver gets it."""

@@ -1,10 +1,10 @@
-"""All sites in this process, in lockstep: the default network, and the one that checks the others' honesty.
+"""All sites in this process, in lockstep: the default network, and the reference for the others.
 
-Every message is really encoded and decoded, so that its bytes are those that would travel and a procedure
-cannot reach into its neighbour's memory. An outbox addressed to anybody but a neighbour is refused.
+Every message is encoded and decoded. So the bytes counted are those that would travel, and a procedure cannot reach
+into its neighbour's memory. An outbox with a message to a site that is not a neighbour is refused.
 
-Between two exchanges sites do not depend on each other, so that they share out the processor's cores; the result is
-the same whatever their number.
+Between two exchanges sites do not depend on each other, so that they can compute in parallel. The result does not
+depend on the number of threads.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ class LocalNetwork:
     neighbors : mapping of site to its neighbours
         The graph; for instance a networkx graph.
     n_threads : int, optional
-        How many sites may compute at the same time; one a core by default.
+        The number of sites that may compute at the same time; by default the number of cores.
     observers : iterable of callables, optional
         Each is called with every `Delivery`, in the order in which messages are carried.
 
@@ -53,7 +53,7 @@ class LocalNetwork:
         self._n_threads = max(1, min(len(self.neighbors), n_threads or free_cores()))
 
     def run(self, procedures: Mapping[str, Procedure[Result]]) -> dict[str, Result]:
-        """Drive all procedures to their end and return what each returned."""
+        """Drive all procedures to their end, and return the result of each site."""
         results: dict[str, Result] = {}
         inboxes: dict[str, dict[str, AnyMessage]] | None = None
         exchange = 0
@@ -66,7 +66,7 @@ class LocalNetwork:
                 advance(steps)
                 outboxes: dict[str, Outbox] = {}
                 for step in steps:
-                    if step.error is not None:  # the first site's, whichever thread was faster
+                    if step.error is not None:  # the first in the order of sites, not in the order of time
                         raise step.error
                     if step.ended:
                         results[step.name] = step.result
@@ -82,13 +82,13 @@ class LocalNetwork:
         return results
 
     def _carry(self, exchange: int, outboxes: dict[str, Outbox]) -> dict[str, dict[str, AnyMessage]]:
-        """Return what arrives, and empty the outboxes one by one, so that messages are in memory once."""
+        """Return the inboxes. The outboxes are emptied one by one, so that each message is in memory only once."""
         inboxes: dict[str, dict[str, AnyMessage]] = {name: {} for name in outboxes}
         for sender in list(outboxes):
             outbox = outboxes.pop(sender)
             if not self.neighbors[sender].issuperset(outbox):
                 self._refuse(sender, outbox)
-            carried: dict[int, tuple[str, int, AnyMessage]] = {}  # what is the same for all is decoded once
+            carried: dict[int, tuple[str, int, AnyMessage]] = {}  # a message to several neighbours is decoded once
             for receiver, message in outbox.items():
                 known = carried.get(id(message))
                 if known is None:

@@ -1,8 +1,8 @@
-"""One site in this process, its neighbours in others, over Eclipse Zenoh.
+"""One site in this process and its neighbours in other processes, over Eclipse Zenoh.
 
-Links exist along the graph's edges and nowhere else: endpoints are explicit, and discovery by multicast or
-gossip is off. Every link is mutual TLS, and Zenoh's access control binds a key expression to the common name of
-the certificate at the other end of the link: whoever is not called p cannot say anything in p's name.
+Links exist along the graph's edges only: endpoints are explicit, and discovery by multicast or gossip is off. Every
+link uses mutual TLS. Zenoh's access control binds a key expression to the common name of the certificate at the other
+end of the link: only the owner of p's certificate can send in p's name.
 """
 
 import ipaddress
@@ -30,14 +30,14 @@ from .session.frames import MAX_FRAME, RESERVED
 from .session.interpreter import Result
 
 _TICK = 0.25
-_LAST_WORDS = 0.3  # seconds for the last frames to leave
-_QUEUE = 4096  # frames that wait to be taken; the links wait when it is full
+_LAST_WORDS = 0.3  # seconds to wait until the last frames have left
+_QUEUE = 4096  # frames in the input queue; a full queue blocks the links
 _ALIVE, _STATUS, _TICKER = RESERVED
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Files of a site's TLS identity: the authority's certificate, its own, and its private key."""
+    """The files of a site's TLS identity: the authority's certificate, the site's certificate, and its private key."""
 
     authority: Path
     certificate: Path
@@ -46,7 +46,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Link:
-    """Where a site listens and whom it reaches where.
+    """The address of a site and the addresses of its neighbours.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Link:
         host:port.
     neighbors : mapping of neighbour to host:port
     keys : Keys or None
-        None is plain TCP, for loopback alone.
+        None means plain TCP, which is allowed on loopback only.
     """
 
     name: str
@@ -65,9 +65,9 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.keys is None:
-            away = sorted({e for e in (self.listen, *self.neighbors.values()) if not is_loopback(e)})
-            if away:
-                raise SettingsError(f"without keys a site may only talk over loopback, not with {', '.join(away)}")
+            remote = sorted({e for e in (self.listen, *self.neighbors.values()) if not is_loopback(e)})
+            if remote:
+                raise SettingsError(f"without keys a site may only talk over loopback, not with {', '.join(remote)}")
 
 
 def is_loopback(endpoint: str) -> bool:
@@ -88,7 +88,7 @@ def is_loopback(endpoint: str) -> bool:
 def zenoh_config(link: Link, run: str) -> dict[str, Any]:
     """Return Zenoh's configuration of one site.
 
-    Of the two ends of an edge the one whose name sorts last connects to the other.
+    Of the two ends of an edge, the site whose name sorts last connects to the other.
     """
     protocol = "tls" if link.keys else "tcp"
     config: dict[str, Any] = {
@@ -132,7 +132,10 @@ def _tls(keys: Keys) -> dict[str, Any]:
 
 
 def _access_control(link: Link, run: str) -> dict[str, Any]:
-    """Allow each neighbour what it needs under its own name, the site's own certificate its status; deny the rest."""
+    """Return the access rules: a neighbour may act in its own name, the site itself may ask for its status.
+
+    Everything else is denied.
+    """
     me, base = link.name, f"dekrr/{run}"
     rules: list[dict[str, Any]] = []
     policies, subjects = [], []
@@ -179,12 +182,12 @@ class MeshNetwork:
     ----------
     link : Link
     status : callable, optional
-        Returns what `dekrr status` shows, as msgspec can write it in JSON.
+        Returns the data for `dekrr status`, in types that msgspec can encode as JSON.
 
     Attributes
     ----------
     wire_bytes : int
-        Bytes of frames handed to Zenoh: messages, framing, hellos and repeats.
+        The bytes of all frames handed to Zenoh: messages, framing, hellos and retransmissions.
     """
 
     def __init__(self, link: Link, status: Callable[[], Any] | None = None) -> None:
@@ -205,9 +208,9 @@ class MeshNetwork:
         ----------
         session : Session
         keep : callable, optional
-            Called once with the result, as soon as it stands and before the neighbours hear that it does.
+            Called once with the result, as soon as it is final and before the neighbours hear so.
         after : callable, optional
-            Called after every batch of work with the seconds spent waiting for it.
+            Called after every batch of frames with the seconds spent waiting for it.
         """
         with self.open(session.plan.run) as (arrivals, speak):
             try:
@@ -269,7 +272,7 @@ class MeshNetwork:
 
     @contextmanager
     def open(self, run: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Open the Zenoh session; gives what arrives, and a publisher per neighbour."""
+        """Open the Zenoh session; give the subscriber for arriving frames, and a publisher per neighbour."""
         me, base = self.link.name, f"dekrr/{run}"
         zenoh.init_log_from_env_or("error")
         try:
@@ -316,14 +319,14 @@ class MeshNetwork:
 
 
 def _n_awaited(session: Session[Any]) -> int:
-    """Return how many frames must come before there is anything to do: those that are missing while it runs, or one."""
+    """Return the number of frames to wait for: in a run all frames that are missing, otherwise one."""
     return len(session.course.missing) if session.phase is Phase.RUNNING else 1
 
 
 def _take(arrivals: Any, count: int) -> list[tuple[str, bytes]]:
-    """Wait for so many frames, or for the ticker; return them and what else is there, with their senders.
+    """Wait for `count` frames or for the ticker; return all frames that have arrived, with their senders.
 
-    A site that wakes up once for all the frames it lacks, not once for each, gets through them in half the time.
+    A site that wakes up once for all missing frames is faster than a site that wakes up once per frame.
     """
     frames: list[tuple[str, bytes]] = []
     sample = arrivals.recv()
@@ -340,18 +343,18 @@ def _take(arrivals: Any, count: int) -> list[tuple[str, bytes]]:
 
 
 def _tick(peer: Any, key: str, over: threading.Event) -> None:
-    """Wake the site's own subscriber from time to time, so that no wait is without end."""
+    """Wake the site's own subscriber at regular intervals, so that no wait is endless."""
     while not over.wait(_TICK):
         with suppress(zenoh.ZError):
             peer.put(key, b"", allowed_destination=zenoh.Locality.SESSION_LOCAL)
 
 
 def ask_status(link: Link, run: str, timeout: float = 3.0) -> dict[str, Any] | None:
-    """Ask a running site for its status with its own keys; None if it does not answer."""
+    """Ask a running site for its status, with the site's own keys; return None if it does not answer."""
     host, _, port = link.listen.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout).close()
-    except OSError:  # nobody listens; Zenoh would go on trying
+    except OSError:  # no process listens; Zenoh would retry until the timeout
         return None
     protocol = "tls" if link.keys else "tcp"
     config: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""How the sites of one process share its cores: helper threads, and one BLAS thread for each of them.
+"""The sites of one process share its cores: helper threads, with one BLAS thread each.
 
-Sites do not depend on each other between two exchanges, so that threads take their steps side by side. A result does
-not depend on the number of threads.
+Sites do not depend on each other between two exchanges, so that threads can execute their steps in parallel. The result
+does not depend on the number of threads.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from threadpoolctl import OpenBLASController, ThreadpoolController
 
 from ..protocols.site import Outbox, Procedure
 
-_SLOW = 5e-4  # seconds of one site's step, from which threads gain more than they cost
-_GLANCES = 3e-4, 0.02  # seconds between two looks at how long a step takes: at first, and at most
+_SLOW = 5e-4  # seconds; for steps that last longer, helper threads gain more than they cost
+_GLANCES = 3e-4, 0.02  # seconds between two polls of the running step's duration: the first value, and the largest
 
 
 class Step:
-    """One site's way from an inbox to its next outbox, or to its result."""
+    """One step of a site's procedure: from an inbox to the next outbox, or to the result."""
 
     def __init__(self, name: str, procedure: Procedure[Any], inboxes: Mapping[str, Any] | None, exchange: int) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class Step:
         self._exchange = exchange
 
     def take(self) -> None:
-        """Let the procedure take its inbox, and keep what it gives or how it fails."""
+        """Send the inbox to the procedure, and keep its outbox, its result or its error."""
         try:
             self.outbox = next(self._procedure) if self._inbox is None else self._procedure.send(self._inbox)
         except StopIteration as stop:
@@ -57,11 +57,12 @@ def _take(steps: deque[Step]) -> None:
 
 
 class _Crew:
-    """Threads that take steps beside the one that asks for it, once a step lasts.
+    """Helper threads, which take steps beside the calling thread as soon as a step turns out to be slow.
 
-    They are called after a step that has lasted; and one of them looks meanwhile, the less often the longer it has
-    not been needed, since every look takes the lock of Python from whoever has it. Where it finds a step that might
-    last it comes back when it would have.
+    The calling thread wakes the helpers after a slow step. In addition, one helper polls the duration of the running
+    step. Every poll takes Python's global lock from the thread that has it, so that the helper polls with exponential
+    back-off while it is not needed. If a step is not yet slow but may become so, the helper polls again at the time at
+    which it would be.
     """
 
     def __init__(self, n_helpers: int) -> None:
@@ -92,7 +93,7 @@ class _Crew:
                 helper.join()
 
     def take_all(self, steps: list[Step]) -> None:
-        """Take all steps and return when the last is taken."""
+        """Take all steps, and return when the last one has ended."""
         self._left = left = deque(steps)
         self._called = False
         with contextlib.suppress(IndexError):
@@ -134,9 +135,10 @@ class _Crew:
 
 @contextlib.contextmanager
 def sharing_out(n_threads: int, *, alone: bool) -> Iterator[Callable[[list[Step]], None]]:
-    """Give a function that takes all steps.
+    """Give a function that takes all steps of an exchange.
 
-    Threads of other libraries would fight ours, and results differ in their last digits: a site that is alone has them.
+    BLAS has one thread meanwhile: its threads would compete with the helpers, and would change the last digits of the
+    results. Only a site that is `alone` keeps all BLAS threads.
     """
     if alone:
         yield lambda steps: _take(deque(steps))
@@ -146,12 +148,13 @@ def sharing_out(n_threads: int, *, alone: bool) -> Iterator[Callable[[list[Step]
 
 
 class _OneBlasThread:
-    """A limit of the whole process to one BLAS thread, held by any number of blocks at the same time.
+    """A limit of the whole process to one BLAS thread; any number of `with` blocks can hold it at the same time.
 
-    The number of BLAS threads belongs to the process. Were it saved and restored by every block, the last of two
-    blocks that overlap would restore what the first has set. So the first to enter saves it, and the last to leave
-    restores it. threadpoolctl listens to one thread at a time, the first that sets a limit. The last to leave may be
-    another thread than the first to enter, so each gives this right back at once.
+    The number of BLAS threads belongs to the process. If every block saved and restored it, the last of two overlapping
+    blocks would restore the limit of the first. So the holders are counted: the first block to enter saves the number,
+    and the last block to leave restores it. threadpoolctl lets only one thread control OpenBLAS, the first thread that
+    sets a limit. The last block may leave in another thread than the first entered, so that each block gives this
+    control back at once.
     """
 
     def __init__(self) -> None:
@@ -183,7 +186,7 @@ def _controller() -> ThreadpoolController:
 
 
 def free_cores() -> int:
-    """Return the cores of this process; one in a child process, whose siblings have the others."""
+    """Return the number of cores for this process; a child process has one, because its siblings use the others."""
     if multiprocessing.parent_process() is not None:
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What a run sends: messages and bytes by directed edge and by kind of message."""
+"""The traffic of a run: numbers of messages and bytes, by directed edge and by kind of message."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ Edge = tuple[Any, Any]
 
 
 class Traffic:
-    """What went over each directed edge: encoded messages, without a network's framing.
+    """The encoded messages over each directed edge; the framing of a network is not counted.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class Traffic:
 
     @property
     def messages_by_kind(self) -> Counter[str]:
-        """Messages by their kind."""
+        """Messages by kind of message."""
         return self._total(by=2, what=0)
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class Traffic:
         return sum(size for _, (_, size) in self._items())
 
     def relabelled(self, labels: Mapping[str, Any]) -> "Traffic":
-        """Return the same with each site's name replaced by its label."""
+        """Return the same traffic with each site's name replaced by its label."""
         traffic = Traffic()
         traffic._counts = {(labels[a], labels[b], kind): [*counted] for (a, b, kind), counted in self._items()}
         return traffic

@@ -1,8 +1,11 @@
-"""Where rows come from: memory, files, datasets, lazy frames, and functions of batches.
+"""Where rows come from: memory, files, datasets, lazy frames, and functions that return batches.
 
-`rows` has what a site's procedure asks of its rows, `streamed` the rows that are read in batches, `survey` what a first
-pass finds out, `spool` the temporary file for the sites of one table, `sources` all that rows can be read from, and
-`batches` the arrays in what a source gives.
+- `rows`: the interface of a site's rows, and rows in memory.
+- `streamed`: rows that are read in batches.
+- `survey`: the first pass over rows: their number, their bounds and a sample.
+- `spool`: a temporary file with the rows of the sites of one table.
+- `sources`: the kinds of objects that rows can be read from.
+- `batches`: the conversion of a source's batches to arrays.
 """
 
 from .rows import ArrayRows, ChainedRows, Rows

@@ -1,4 +1,4 @@
-"""Batches of a source, and the arrays in them."""
+"""Batches of a source, and their conversion to arrays."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,9 +15,9 @@ class Batch(NamedTuple):
     Parameters
     ----------
     where : str
-        The file, or what else they are from.
+        The name of the file or of the source.
     start : int
-        How many rows come before them there.
+        The number of rows before this batch in the file or the source.
     table : table or pair of arrays
     """
 
@@ -27,18 +27,18 @@ class Batch(NamedTuple):
 
 
 def without_index(schema: Any) -> list[str]:
-    """Return the columns of an Arrow schema but for those that pandas wrote as a frame's index."""
+    """Return the column names of an Arrow schema, without the columns of a pandas index."""
     index = (schema.pandas_metadata or {}).get("index_columns", [])
     return [name for name in schema.names if name not in index]
 
 
 def n_rows_of(table: Any) -> int:
-    """Return how many rows a table has."""
+    """Return the number of rows of a table."""
     return len(next(iter(table.values()), ())) if isinstance(table, Mapping) else len(table)
 
 
 def column_names(table: Any) -> list[str] | None:
-    """Return the names of a table's columns; None for anything else."""
+    """Return the names of a table's columns, or None if `table` is not a table."""
     if isinstance(table, Mapping):
         return [str(name) for name in table]
     if hasattr(table, "schema") and hasattr(table, "column_names"):
@@ -48,7 +48,7 @@ def column_names(table: Any) -> list[str] | None:
 
 
 def is_pair(table: Any) -> bool:
-    """Return whether this is a pair of arrays X, y."""
+    """Return whether `table` is a pair of arrays X, y."""
     return isinstance(table, tuple | list) and len(table) == 2 and np.ndim(table[0]) == 2
 
 
@@ -61,16 +61,17 @@ def block_of(
     ----------
     batch : Batch
     columns : sequence of str, or int
-        Names, or how many there are where they have none.
+        The names of the columns, or their number where they have no names.
     response : str, sequence of str, or None
-        The name of the response's column, or of each output's; for pairs it is not needed.
+        The name of the response's column, or of the column of each output; a pair X, y does not need it.
     weight : str, optional
-        The name of the column that tells how often each row counts.
+        The name of the column of weights.
     """
     if is_pair(batch.table):
-        given = np.asarray(batch.table[1])
-        outputs = [_numbers(batch, output, "the response") for output in (given.T if given.ndim == 2 else [given])]
-        y = np.column_stack(outputs) if given.ndim == 2 else outputs[0]
+        responses = np.asarray(batch.table[1])
+        columns_of_y = responses.T if responses.ndim == 2 else [responses]
+        outputs = [_numbers(batch, column, "the response") for column in columns_of_y]
+        y = np.column_stack(outputs) if responses.ndim == 2 else outputs[0]
         X = inputs_of(batch, columns)
         if len(X) != len(y):
             raise DataError(f"{batch.where}: a batch has {len(X)} rows and {len(y)} responses")
@@ -90,7 +91,7 @@ def block_of(
 
 
 def inputs_of(batch: Batch, columns: Sequence[str] | int) -> Array:
-    """Return a batch's rows alone, as a finite float64 array."""
+    """Return the inputs of a batch, without responses, as a finite float64 array."""
     n_columns = columns if isinstance(columns, int) else len(columns)
     if column_names(batch.table) is None or isinstance(columns, int):
         table = batch.table[0] if is_pair(batch.table) else batch.table
@@ -141,7 +142,7 @@ def _numbers(batch: Batch, values: np.ndarray, name: str, *, finite: bool = True
 
 
 def _first_word(values: np.ndarray) -> int | None:
-    """Return where the first text is that is no number, or else the first text."""
+    """Return the row of the first text that is not a number; if all texts are numbers, that of the first text."""
     words = [row for row, value in enumerate(values.tolist()) if isinstance(value, str | bytes)]
     for row in words:
         try:

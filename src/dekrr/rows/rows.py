@@ -1,7 +1,7 @@
-"""A site's rows: in memory, from several places, or as another module reads them.
+"""The interface of a site's rows, rows in memory, and chains of rows.
 
-Everything that a procedure asks of its rows is here: how many there are, their bounds, a sample to choose features
-and settings by, and blocks to sum over.
+A procedure needs four things of its rows: their number, their bounds, a sample for the choice of features and settings,
+and blocks for the sums.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from ..scaling import AnyScaling, Scaling, Unscaled
 from ..types import Array, Block
 from .survey import Survey, sampled
 
-_BLOCK_ROWS = 1 << 14  # of passes that compute next to nothing
+_BLOCK_ROWS = 1 << 14  # the block size of passes that compute very little per row
 Admits = Callable[[Array], np.ndarray]
 
 
@@ -26,12 +26,12 @@ class Rows(ABC):
     ----------
     n_columns : int
     streamed : bool
-        Whether they are read in batches, so that they cannot be had as arrays.
+        Whether the rows are read in batches; `arrays` is then not available.
     expansion : float
-        How many rows of the site each of these stands for: above 1 for a sample. The weight of a single row is another
-        thing, and is in its `Block`.
+        The number of rows of the site that each of these rows stands for; above 1 for a sample. It is not the weight of
+        a single row, which is in the `Block`.
     seed : int
-        Of the sample.
+        The seed of the sample.
     """
 
     n_columns: int
@@ -41,7 +41,7 @@ class Rows(ABC):
 
     @abstractmethod
     def blocks(self, size: int) -> Iterator[Block]:
-        """Pass over all rows in blocks of at most `size` rows: at least one block, which may be empty."""
+        """Pass over all rows in blocks of at most `size` rows. There is at least one block; it may be empty."""
 
     @cached_property
     def survey(self) -> Survey:
@@ -53,27 +53,27 @@ class Rows(ABC):
 
     @property
     def n_rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self.survey.n_rows
 
     @property
     def bounds(self) -> Scaling:
-        """The smallest and largest value of each column and, last, of each output."""
+        """The smallest and largest value of each column, followed by those of each output."""
         return self.survey.bounds
 
     @property
     def sample(self) -> "ArrayRows":
-        """All rows if they are few, otherwise some drawn at random without replacement; see `sampled`."""
+        """All rows if they are few, otherwise a random sample without replacement; see `survey.sampled`."""
         return ArrayRows(*self.survey.sample, expansion=self.survey.expansion)
 
     def arrays(self) -> Block:
-        """Return all rows at once, where they are in memory."""
+        """Return all rows as arrays; rows that are read in batches raise `SettingsError`."""
         if self.streamed:
             raise SettingsError("rows that are read in batches cannot be had all at once: load them before")
         return joined(list(self.blocks(_BLOCK_ROWS)))
 
     def owned(self) -> "Rows":
-        """Return the rows in memory that nobody else can write to, or where they are read from."""
+        """Return the rows in memory that no other object can write to; rows that are streamed stay as they are."""
         return self
 
     def mapped(self, function: Callable[[Block], Block]) -> "Rows":
@@ -87,22 +87,22 @@ class Rows(ABC):
         return self.mapped(lambda block: block._replace(X=scaling.rows(block.X), y=scaling.responses(block.y)))
 
     def withholding(self, admits: Admits) -> "Rows":
-        """Return the rows with those marked as withheld that `admits` does not let into sums.
+        """Return the rows with a mark on those that `admits` keeps out of sums: they are withheld.
 
         Parameters
         ----------
         admits : callable
-            Returns a mask from rows, shape (n_rows, n_columns).
+            Takes rows of shape (n_rows, n_columns) and returns a mask: True for rows that may be in sums.
         """
         return _JudgedRows(self, partial(_mark, admits))
 
     def admitted(self) -> "Rows":
-        """Return the rows without those that are withheld."""
+        """Return the rows that are not withheld."""
         return _AdmittedRows(self)
 
     @property
     def n_withheld(self) -> int:
-        """How many rows are withheld, as far as the sample tells."""
+        """The number of withheld rows, estimated from the sample."""
         return 0
 
 
@@ -114,13 +114,13 @@ class ArrayRows(Rows):
     X : ndarray of shape (n_rows, n_columns)
     y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
     weight : ndarray of shape (n_rows,), optional
-        How often each row counts; see `dekrr.types.Block`.
+        The weight of each row; see `dekrr.types.Block`.
     withheld : ndarray of bool, shape (n_rows,), optional
-        Which rows are in no sum that leaves the site.
+        True for rows that must be in no sum that leaves the site.
     expansion : float, default=1.0
-        How many rows of the site each of these stands for.
+        The number of rows of the site that each of these rows stands for.
     seed : int, default=0
-        Of the sample.
+        The seed of the sample.
 
     Examples
     --------
@@ -157,22 +157,22 @@ class ArrayRows(Rows):
 
     @property
     def n_rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self._block.n_rows
 
     @property
     def bounds(self) -> Scaling:
-        """The smallest and largest value of each column and, last, of each output."""
+        """The smallest and largest value of each column, followed by those of each output."""
         return Scaling.of(self.X, self.y)
 
     @property
     def sample(self) -> "ArrayRows":
-        """These rows, or some of them; see `Rows.sample`."""
+        """All rows or a random sample; see `Rows.sample`."""
         return self if self._is_sample else super().sample
 
     @property
     def _is_sample(self) -> bool:
-        """Whether the rows are so few that the sample has all of them."""
+        """Whether the sample has all rows, because they are few."""
         return sampled(self.n_rows) == self.n_rows
 
     def arrays(self) -> Block:
@@ -185,30 +185,30 @@ class ArrayRows(Rows):
             yield self._block.take(slice(start, start + size))
 
     def owned(self) -> "ArrayRows":
-        """Return the rows in memory that nobody else can write to."""
+        """Return the rows in memory that no other object can write to."""
         if all(part.flags.owndata for part in self._block if part is not None):
             return self
         return self._like(self._block.copy())
 
     def mapped(self, function: Callable[[Block], Block]) -> Rows:
-        """Return the rows with a function applied: at once where they are few."""
+        """Return the rows with a function applied: at once if they are few, otherwise block by block."""
         return self._like(function(self._block)) if self._is_sample else super().mapped(function)
 
     def take(self, rows: np.ndarray | slice) -> "ArrayRows":
-        """Return some of the rows, by a mask, indices or a slice."""
+        """Return the rows of a mask, of indices or of a slice."""
         return self._like(self._block.take(rows))
 
     def withholding(self, admits: Admits) -> "ArrayRows":
-        """Return the rows with those marked as withheld that `admits` does not let into sums."""
+        """Return the rows with a mark on those that `admits` keeps out of sums."""
         return self._like(_mark(admits, self._block))
 
     def admitted(self) -> "ArrayRows":
-        """Return the rows without those that are withheld."""
+        """Return the rows that are not withheld."""
         return self._like(_without_withheld(self._block))
 
     @property
     def n_withheld(self) -> int:
-        """How many rows are withheld."""
+        """The number of withheld rows."""
         return 0 if self._block.withheld is None else int(self._block.withheld.sum())
 
     def _like(self, block: Block) -> "ArrayRows":
@@ -244,7 +244,7 @@ class _MappedRows(Rows):
 
 
 class _JudgedRows(_MappedRows):
-    """Rows of which some are marked as withheld; nothing else of them changes."""
+    """Rows with marks on those that are withheld; the rows themselves do not change."""
 
     @property
     def bounds(self) -> Scaling:
@@ -259,7 +259,7 @@ class _JudgedRows(_MappedRows):
 
 
 class _AdmittedRows(Rows):
-    """Rows without those that are withheld."""
+    """The rows that are not withheld."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -278,7 +278,7 @@ class ChainedRows(Rows):
     Parameters
     ----------
     parts : sequence of Rows
-        With the same columns. A chain among them is replaced by its own parts, so that chains of chains stay flat.
+        All have the same columns. A chain among them is replaced by its own parts, so that chains of chains stay flat.
     """
 
     def __init__(self, parts: Sequence[Rows]) -> None:
@@ -291,7 +291,7 @@ class ChainedRows(Rows):
 
     @property
     def n_rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return sum(part.n_rows for part in self.parts)
 
     def blocks(self, size: int) -> Iterator[Block]:
@@ -301,7 +301,7 @@ class ChainedRows(Rows):
 
 
 def joined(blocks: Sequence[Block]) -> Block:
-    """Return the rows of all blocks as one; empty blocks count only where there is no other."""
+    """Return the rows of all blocks as one block; empty blocks are ignored unless all are empty."""
     filled = [block for block in blocks if block.n_rows] or list(blocks[:1])
     if len(filled) == 1:
         return filled[0]

@@ -1,4 +1,4 @@
-"""Where rows can be read from in batches: files, datasets, lazy frames, and batches of one's own.
+"""The sources that rows can be read from in batches: files, datasets, lazy frames, and batches that a user makes.
 
 A source is one of
 
@@ -6,10 +6,10 @@ A source is one of
 - a pyarrow dataset;
 - a Polars lazy frame;
 - a table in memory: a pandas or Polars frame, a pyarrow table, a mapping of names to columns;
-- a callable that returns an iterator of batches, or an object that can be iterated over again and again. A batch
-  is a table, or a pair of arrays X, y.
+- a callable that returns an iterator of batches, or an iterable that is not an iterator. A batch is a table, or a pair
+  of arrays X, y.
 
-pandas, pyarrow and Polars are imported only for what needs them.
+pandas, pyarrow and Polars are imported only for the sources that need them.
 """
 
 import os
@@ -29,15 +29,15 @@ PARQUET = (".parquet", ".pq")
 
 
 class Source(ABC):
-    """Rows that can be read again and again.
+    """Rows that can be read more than once.
 
     Parameters
     ----------
     name : str
-        What to call it in errors.
+        The name of the source in error messages.
     """
 
-    guesses_types: bool = False  # whether a column may be numbers in one batch and words in another
+    guesses_types: bool = False  # True if a column can be read as numbers in one batch and as text in another
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,19 +45,19 @@ class Source(ABC):
     @property
     @abstractmethod
     def columns(self) -> list[str] | None:
-        """The names of the columns; None where they have none."""
+        """The names of the columns; None where they have no names."""
 
     @property
     def n_columns(self) -> int:
-        """How many columns there are."""
+        """The number of columns."""
         return len(self.columns or [])
 
     @abstractmethod
     def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
-        """Read all rows; of the columns at least those wanted that are there."""
+        """Read all rows. Each batch has at least the wanted columns that exist."""
 
     def batches(self, columns: Sequence[str] | int, *more: str | None) -> Iterator[Batch]:
-        """Read the columns that have these names, or all that there are."""
+        """Read the columns with the names `columns` and `more`; all columns where `columns` is a number."""
         wanted = None if isinstance(columns, int) else [*columns, *(name for name in more if name is not None)]
         yield from self.read(wanted)
 
@@ -102,7 +102,7 @@ def _parquet_tables(path: Path, wanted: Sequence[str] | None) -> Iterator[Any]:
 
 
 def _csv_tables(path: Path, wanted: Sequence[str] | None) -> Iterator[Any]:
-    _read_csv(path, header=None, nrows=2, dtype=str)  # fails where the first row is longer than the header
+    _read_csv(path, header=None, nrows=2, dtype=str)  # raises an error if the first row is longer than the header
     with _read_csv(path, chunksize=BATCH_ROWS, index_col=False, low_memory=False) as chunks:
         for chunk in chunks:
             yield chunk if wanted is None else chunk[[name for name in chunk.columns if name in wanted]]
@@ -156,7 +156,7 @@ class _LazyFrame(Source):
 
 
 class _Batches(Source):
-    """Batches from a function; the first batch that was read for its columns is part of the next pass."""
+    """Batches from a function. The first batch, which is read to learn the columns, is part of the next pass."""
 
     def __init__(self, name: str, start: Callable[[], Iterable[Any]]) -> None:
         super().__init__(name)
@@ -191,7 +191,7 @@ class _Batches(Source):
 
 
 class _Again:
-    """A table as its only batch, or batches that can be iterated over again."""
+    """A function that returns the same iterable of batches at every call."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
@@ -208,13 +208,13 @@ def _numbered(where: str, tables: Iterable[Any]) -> Iterator[Batch]:
 
 
 def open_source(given: Any, *, once: bool = False) -> Source:
-    """Return the source that a user has given; see the module's documentation.
+    """Return the `Source` for an object that a user has given; see the module's documentation.
 
     Parameters
     ----------
     given : object
     once : bool, default=False
-        Whether one pass is all that is needed, so that an iterator will do.
+        Whether the caller needs one pass only; an iterator is then allowed, too.
     """
     if isinstance(given, str | os.PathLike):
         return _Files(_files_of(Path(given)))
@@ -242,12 +242,12 @@ def open_source(given: Any, *, once: bool = False) -> Source:
 
 
 def is_mapping(given: Any) -> bool:
-    """Return whether this maps sites to sources; some sparse arrays are mappings too."""
+    """Return whether `given` maps sites to sources. Some sparse arrays are mappings, too; they have a shape."""
     return isinstance(given, Mapping) and not hasattr(given, "shape")
 
 
 def is_source(given: Any) -> bool:
-    """Return whether this is something to read in batches rather than an array or a table of rows."""
+    """Return whether `given` is a source to be read in batches, and not an array or a table of rows."""
     if isinstance(given, str | os.PathLike | Mapping) or _is_paths(given):
         return not hasattr(given, "shape")
     if any(hasattr(given, name) for name in ("collect_batches", "get_fragments", "column_names")):
@@ -259,8 +259,8 @@ def is_source(given: Any) -> bool:
     return callable(given) or isinstance(given, Iterable)
 
 
-def _is_paths(given: Any) -> bool:
-    return isinstance(given, list | tuple) and bool(given) and all(isinstance(p, str | os.PathLike) for p in given)
+def _is_paths(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(p, str | os.PathLike) for p in value)
 
 
 def _files_of(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Rows of several sites in one temporary file, each site's to be read again on its own."""
+"""A temporary file with the rows of several sites; the rows of each site can be read separately."""
 
 import math
 import tempfile
@@ -12,13 +12,13 @@ import numpy as np
 from ..errors import DataError
 from ..types import Block
 
-_IN_MEMORY = 1 << 26  # bytes; more go to a file
+_IN_MEMORY = 1 << 26  # bytes; larger spools go to a file
 
 
 class Spool:
-    """Blocks of rows by site, on disk where they are many.
+    """Blocks of rows by site, in memory if they are few and on disk otherwise.
 
-    The file has no name and is erased with the object. Blocks may be read by several threads at once.
+    The file has no name, and is erased together with the object. Several threads may read at the same time.
 
     Examples
     --------
@@ -33,8 +33,8 @@ class Spool:
         self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115
         self._turn = threading.Lock()
         self._end = 0
-        self._shapes: list[tuple[int, ...]] = []  # of one row's part of X, y and, where there is one, weight
-        self._places: dict[Hashable, array[int]] = defaultdict(lambda: array("q"))  # starts and numbers of rows
+        self._shapes: list[tuple[int, ...]] = []  # shapes of one row of X, of y and, if there is one, of weight
+        self._places: dict[Hashable, array[int]] = defaultdict(lambda: array("q"))  # offset and n_rows of each block
 
     def __contains__(self, site: Hashable) -> bool:
         return site in self._places
@@ -55,7 +55,7 @@ class Spool:
         self._end += sum(part.nbytes for part in parts)
 
     def read(self, site: Hashable) -> Iterator[Block]:
-        """Pass over the rows of a site, in blocks as they were written."""
+        """Pass over the rows of a site, in the blocks in which they were written."""
         widths = [math.prod(shape) for shape in self._shapes]
         places = self._places[site]
         for start, n_rows in zip(places[::2], places[1::2], strict=True):

@@ -1,7 +1,7 @@
 """Rows that are read in batches from a source, and the rows of the sites of one table.
 
-Rows that are read in batches are passed over twice at most: once for their number, their bounds and a sample, and once
-for the sums; once where only sums are asked for, over all rows. A table with a column of sites is read once for all.
+There are at most two passes over streamed rows: one for their number, their bounds and a sample, and one for the sums.
+Where only sums are needed, there is one pass. A table with a column of sites is read once for all sites.
 """
 
 from collections import defaultdict
@@ -21,19 +21,19 @@ from .survey import Survey
 
 
 class StreamedRows(Rows):
-    """Rows that are read in batches, each time they are passed over, and checked as they are read.
+    """Rows that every pass reads from their source in batches, and checks.
 
     Parameters
     ----------
     source : Source
     columns : sequence of str, or int
-        The names of the columns, or how many there are where they have no names.
+        The names of the columns, or their number where they have no names.
     response : str, sequence of str, or None
-        The name of the response's column, or of each output's.
+        The name of the response's column, or of the column of each output.
     weight : str, optional
-        The name of the column that tells how often each row counts.
+        The name of the column of weights.
     seed : int, default=0
-        Of the sample.
+        The seed of the sample.
     """
 
     streamed = True
@@ -57,11 +57,11 @@ class StreamedRows(Rows):
 
     @property
     def n_rows(self) -> int:
-        """How many rows there are: as counted by any pass, or by one that surveys them."""
+        """The number of rows, as an earlier pass has counted them; if there was none, a survey counts them now."""
         return self.survey.n_rows if self._counted is None else self._counted
 
     def blocks(self, size: int) -> Iterator[Block]:
-        """Read the rows from their source; so few that the sample has all of them are not read again."""
+        """Read the rows from their source; rows that are all in the sample are not read again."""
         if "survey" in self.__dict__ and self.survey.is_whole:
             yield from self.sample.blocks(size)
             return
@@ -82,7 +82,7 @@ class StreamedRows(Rows):
         return (self._block_of(batch) for batch in self._batches())
 
     def _batches(self, *more: str) -> Iterator[Batch]:
-        """Read the columns of these rows, and some more."""
+        """Read the columns of these rows, and the columns `more`."""
         responses = [self._response] if self._response is None or isinstance(self._response, str) else self._response
         return self.source.batches(self.columns, *responses, self._weight, *more)
 
@@ -91,7 +91,7 @@ class StreamedRows(Rows):
 
 
 class _SiteOfTable(StreamedRows):
-    """The rows of one site of a table, from where the first pass over the table has left them."""
+    """The rows of one site of a table, which the first pass over the table has left in a spool."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class _SiteOfTable(StreamedRows):
         self.survey, self._counted = survey, survey.n_rows
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the temporary file: a copy in another process reads the table again."""
+        """Return the state without the temporary file: a copy in another process reads the table again."""
         return {**self.__dict__, "_spool": None}
 
     def _read(self) -> Iterator[Block]:
@@ -128,8 +128,8 @@ def split_by_site(
 ) -> dict[Hashable, Rows]:
     """Return the rows of every site of one table, from one pass over it.
 
-    The pass surveys all sites. The rows of sites that are larger than their sample go to a temporary file as they come,
-    from which each site's sums are made later. Memory holds the samples and one batch; the table is not read again.
+    The pass surveys all sites. If a site is larger than its sample, its rows go to a temporary file, and its sums are
+    later made from that file. Memory holds the samples and one batch. The table is not read again.
     """
     surveys: dict[Hashable, Survey] = defaultdict(lambda: Survey(seed))
     spool = Spool()
@@ -150,7 +150,7 @@ def split_by_site(
             survey, own = surveys[label], block.take(places)
             if survey.n_rows + own.n_rows > survey.size:
                 if label not in spool and survey.n_rows:
-                    spool.write(label, survey.sample_so_far())  # all rows that came before
+                    spool.write(label, survey.sample_so_far())  # all earlier rows of the site
                 spool.write(label, own)
             survey.add(own)
     if not surveys:
@@ -171,13 +171,13 @@ def split_by_site(
 
 
 def _rechunked(batches: Iterable[Block], size: int) -> Iterator[Block]:
-    """Yield blocks of `size` rows, and what is left at the end, from batches of any size."""
+    """Yield blocks of `size` rows from batches of any size; the last block has the remaining rows."""
     waiting: list[Block] = []
     n_waiting = 0
     for batch in batches:
         n_waiting += batch.n_rows
         if n_waiting < size:
-            waiting.append(batch.copy())  # the next batch may be in the same memory
+            waiting.append(batch.copy())  # the next batch may overwrite this batch's memory
             continue
         rows = joined([*waiting, batch])
         whole = n_waiting - n_waiting % size

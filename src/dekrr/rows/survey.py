@@ -1,4 +1,4 @@
-"""What a first pass over rows finds out: how many there are, their bounds, and a sample."""
+"""The first pass over rows, which finds their number, their bounds and a sample (reservoir sampling)."""
 
 from functools import cached_property
 
@@ -8,13 +8,14 @@ from ..scaling import Scaling
 from ..types import Array, Block
 
 SAMPLE_ROWS = 20_000
-_SAMPLE_STREAM = 1  # sets the sample's random numbers apart from those of features with the same seed
+_SAMPLE_STREAM = 1  # makes the sample's random numbers independent of the features' with the same seed
 
 
 def sampled(n_rows: int) -> int:
-    """Return how many of a site's rows are in its sample: all where they are few, otherwise half of them at most.
+    """Return the number of rows in a site's sample: all rows if they are few, otherwise at most half of them.
 
-    What a sum over the sample and one over all rows differ by is then a sum over as many rows, not over a few.
+    The difference between a sum over all rows and a sum over the sample is a sum over the other rows. These are then
+    as many as the sample, and not just a few rows.
     """
     return _within(SAMPLE_ROWS, n_rows)
 
@@ -26,15 +27,15 @@ def _within(size: int, n_rows: int) -> int:
 class Survey:
     """The number of rows, their bounds and a sample, from blocks that are added one after another.
 
-    The sample is Vitter's reservoir (Algorithm R, ACM Transactions on Mathematical Software 11, 1985): row i, from 0,
-    takes a place drawn from i + 1, if there is such a place in the sample. It does not depend on how rows come in
-    blocks.
+    The sample is Vitter's reservoir (Algorithm R, ACM Transactions on Mathematical Software 11, 1985). For row i,
+    counted from 0, one of i + 1 places is drawn; if the reservoir has that place, the row takes it. The sample does not
+    depend on the division into blocks.
 
     Parameters
     ----------
     seed : int
     size : int, optional
-        Of the sample; `SAMPLE_ROWS` by default.
+        The size of the sample; `SAMPLE_ROWS` by default.
 
     Examples
     --------
@@ -73,7 +74,7 @@ class Survey:
 
     @property
     def bounds(self) -> Scaling:
-        """The smallest and largest value of each column and, last, of each output."""
+        """The smallest and largest value of each column, followed by those of each output."""
         return Scaling(self._lower, self._upper)
 
     @property
@@ -83,24 +84,24 @@ class Survey:
 
     @property
     def expansion(self) -> float:
-        """How many rows each row of the sample stands for."""
+        """The number of rows that each row of the sample stands for."""
         return self.n_rows / max(_within(self.size, self.n_rows), 1)
 
     @cached_property
     def sample(self) -> Block:
-        """The sampled rows, in their order, once all rows are added."""
+        """The sample, in the order of the rows; it is final once all rows are added."""
         n_sampled = _within(self.size, self.n_rows)
         if n_sampled == min(self.n_rows, self.size):
             return self.sample_so_far()
         return self.sample_so_far().take(np.sort(self._rng.permutation(self.size)[:n_sampled]))
 
     def sample_so_far(self) -> Block:
-        """Return the sampled rows of those that are added, in their order."""
+        """Return the reservoir, that is, a sample of the rows added so far, in the order of the rows."""
         assert self._reservoir is not None, "a survey of no block has no sample"
         return self._reservoir.take(np.argsort(self._numbers[: min(self.n_rows, self.size)]))
 
 
 def _empty_like(block: Block, n_rows: int) -> Block:
-    """Return so many rows of the shape of a block's, whose values are yet to be written."""
+    """Return a block of `n_rows` uninitialised rows with the shapes and types of `block`."""
     parts = (None if part is None else np.empty((n_rows, *part.shape[1:]), part.dtype) for part in block)
     return Block(*parts)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""How features are chosen: pools of candidates, and the choosers by name.
+"""The choice of features: pools of candidates, and the choosers by name.
 
-`transformers` has every chooser as a scikit-learn transformer. It is the only module here that imports scikit-learn,
-and nothing here imports it.
+`transformers` has every chooser as a scikit-learn transformer. It is the only module of this package that imports
+scikit-learn, and no other module of this package imports it.
 """
 
 from .choosers import MAPPINGS, Chooser, Energy, Leverage, Plain, Surrogate

@@ -1,11 +1,11 @@
-"""How a site chooses its features from its own rows.
+"""Choosers: they choose a site's features by its own rows.
 
 A chooser draws a pool of `pool_ratio` times `n_features` candidates from the kernel's spectral density and keeps
-`n_features` of them. It is a frozen object of plain numpy; `transformers` has each as a scikit-learn transformer.
-`Chooser` is the base class of a chooser of one's own, and `greedy` has the chooser that asks its neighbours too.
+`n_features` of them. It is a frozen object that needs numpy only; `transformers` has a scikit-learn transformer for
+each. `Chooser` is the base class for choosers that a user writes. The chooser in `greedy` asks its neighbours, too.
 
-Responses `y` have one column, shape (n_rows,), or several, shape (n_rows, n_outputs). Scores of several columns are
-added up, as squares.
+Responses `y` have one column, shape (n_rows,), or several, shape (n_rows, n_outputs). With several columns the squares
+of the scores are added.
 
 References
 ----------
@@ -37,40 +37,41 @@ MAPPINGS = ("cos", "cossin")
 
 @dataclass(frozen=True, kw_only=True)
 class Chooser:
-    """How features are chosen: the parameters that all choosers share, and what a run asks a chooser for.
+    """The base class of choosers: their common parameters, and the methods that a run calls.
 
-    A chooser of one's own is a subclass with a method `select`, or with a method `choose`, which is given the pool.
-    Its further parameters are fields, under the decorator ``@dataclass(frozen=True, kw_only=True)``. It may also say:
+    A user's chooser is a subclass with a method `select`, or with a method `choose`, which gets the pool. Its further
+    parameters are fields, under the decorator ``@dataclass(frozen=True, kw_only=True)``. It can declare capabilities:
 
-    - ``uses_rows = False``: it looks at the kernel alone. Under differential privacy nothing else is allowed, and
-      features must then be the cos/sin pairs of a pool of mapping "cossin", all of one amplitude.
-    - a field `shortlist` above 1: it asks neighbours. The site then calls `shortlisted` with its own rows, gets its
-      neighbours' sums over that many times `n_features` features, and calls `choose_from` with the sums over all.
-    - ``tells_gains = True``: its method `gains` serves ``allocation="gain"``.
+    - ``uses_rows = False``: the choice depends on the kernel only. Differential privacy allows no other choosers. The
+      features must then be the cos/sin pairs of a pool of mapping "cossin", all with the same amplitude.
+    - a field `shortlist` above 1: the chooser asks neighbours. The site first calls `shortlisted` with its own rows.
+      The shortlist has `shortlist` times `n_features` features. The neighbours send their sums over these features,
+      and the site calls `choose_from` with the sums over the rows of all.
+    - ``tells_gains = True``: the chooser has a method `gains`, which ``allocation="gain"`` needs.
 
-    Sites that verify each other's features (``verify_features=True``) draw each other's pools again. Only features of
-    the pool that `draw_pool` draws first, with the generator given to `select`, can then be sent.
+    Sites that verify each other's features (``verify_features=True``) draw each other's pools again. They accept only
+    features of the first pool that `draw_pool` draws with the generator that `select` gets.
 
     Parameters
     ----------
     n_features : int, default=100
-        How many features to keep (the paper's D). A cos/sin pair is two.
+        The number of features to keep (the paper's D). A cos/sin pair is two features.
     kernel : {"gaussian", "laplacian", "cauchy"}, Kernel class or object, default="gaussian"
     sigma : float, optional
-        The kernel's bandwidth. None leaves it to the regressor that is given the chooser; without one it is 1.
+        The kernel's bandwidth. None leaves it to the regressor that uses the chooser; without a regressor it is 1.
     bandwidths : sequence of float, default=(1.0,)
-        Candidates are drawn in equal parts with bandwidth sigma times each of these.
+        Factors of sigma. The candidates are divided evenly among the bandwidths sigma * factor.
     max_columns : int, optional
-        Let every candidate look at 1 to `max_columns` columns, drawn at random, with the same length of
-        frequency as if it looked at all. None has it look at all columns.
+        Every candidate depends on 1 to `max_columns` random columns. Its frequency is scaled up to the expected squared
+        length that it has with all columns. None means all columns.
     mapping : {"cos", "cossin"}, default="cos"
-        One cosine with a random phase per candidate, or a cos/sin pair.
+        "cos" makes a candidate one cosine with a random phase, "cossin" a cos/sin pair.
     pool_ratio : float, default=20
-        Candidates per feature kept (the paper's D_0 / D).
+        The number of candidates per feature that is kept (the paper's D_0 / D).
 
     Examples
     --------
-    A chooser that keeps the smoothest candidates, whatever the response:
+    A chooser that keeps the smoothest candidates, without regard to the response:
 
     >>> import numpy as np
     >>> from dekrr import Chooser, DeKRRRegressor
@@ -110,34 +111,34 @@ class Chooser:
     def __post_init__(self) -> None:
         check(type(self).__name__, vars(self), self.rules)
         object.__setattr__(self, "bandwidths", tuple(map(float, self.bandwidths)))
-        make_kernel(self.kernel, self.bandwidth)  # refuses a kernel object with another bandwidth
+        make_kernel(self.kernel, self.bandwidth)  # raises an error if the kernel object has another bandwidth
 
     def replace(self, **changes: Any) -> Self:
-        """Return the chooser with other values of some parameters."""
+        """Return a copy of the chooser with other values of some parameters."""
         return replace(self, **changes)
 
     @property
     def bandwidth(self) -> float:
-        """The bandwidth used: sigma or, where it is left open, the kernel's own, which is 1 by default."""
+        """The bandwidth in use: sigma, or the kernel's own bandwidth (by default 1) where sigma is None."""
         if self.sigma is not None:
             return float(self.sigma)
         return self.kernel.sigma if isinstance(self.kernel, Kernel) else 1.0
 
     @property
     def width(self) -> int:
-        """Features that a candidate gives: a cosine, or a cosine and a sine."""
+        """The number of features per candidate: 1 for a cosine, 2 for a cos/sin pair."""
         return 1 if self.mapping == "cos" else 2
 
     @property
     def n_kept(self) -> int:
-        """How many candidates are kept: half of `n_features` when each is a pair."""
+        """The number of candidates that are kept: half of `n_features` if each is a pair."""
         if self.n_features % self.width:
             raise SettingsError(f'mapping="cossin" needs an even number of features, got {self.n_features}')
         return int(self.n_features) // self.width
 
     @property
     def shortlist(self) -> float:
-        """Candidates per feature that neighbours are asked about; 1 asks nobody."""
+        """The number of candidates per feature in the shortlist for the neighbours; 1 means that none is sent."""
         return 1.0
 
     @property
@@ -146,7 +147,7 @@ class Chooser:
         return self.shortlist > 1
 
     def select(self, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
-        """Draw a pool with `rng` and keep the best candidates for some rows.
+        """Draw a pool with `rng` and keep the best candidates for the rows `X`, `y`.
 
         Parameters
         ----------
@@ -165,7 +166,7 @@ class Chooser:
         return self._draw(n_columns, round(self.n_kept * self.pool_ratio), rng)
 
     def draw_large_enough_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
-        """Draw the candidates, and refuse a pool of fewer than are kept."""
+        """Draw the candidates; raise `SettingsError` if they are fewer than those to keep."""
         pool = self.draw_pool(n_columns, rng)
         if self.n_kept > pool.n_candidates:
             raise SettingsError(
@@ -175,34 +176,34 @@ class Chooser:
         return pool
 
     def most_features(self, wanted: int, n_rows: int) -> int:
-        """Return how many features to choose by `n_rows` rows when `wanted` are asked for."""
+        """Return the number of features to choose from `n_rows` rows: `wanted`, or fewer."""
         return wanted
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
-        """Return a length that a candidate's frequency exceeds with at most this chance.
+        """Return a length that a candidate's frequency exceeds with probability at most `chance`.
 
-        A candidate that looks at q of n columns has sqrt(n / q) times the kernel's frequencies in them: with a
-        gaussian kernel its length is sqrt(n / q) chi_q, the longer the fewer columns.
+        A candidate that depends on q of n columns has sqrt(n / q) times the kernel's frequencies in these columns. With
+        a gaussian kernel its length is distributed as sqrt(n / q) chi_q, which has a heavier tail for smaller q.
         """
         kernel = self._kernels()[int(np.argmin(self.bandwidths))]
         counts = range(1, min(self.max_columns, n_columns) + 1) if self.max_columns else (n_columns,)
         return max(float(np.sqrt(n_columns / q)) * kernel.longest_frequency(q, chance) for q in counts)
 
     def shortened(self, most: float) -> Self:
-        """Return the chooser with a shortlist of at most `most` features."""
+        """Return a copy of the chooser whose shortlist has at most `most` features."""
         longest = most // self.width * self.width / self.n_features
         return self.replace(shortlist=max(1.0, min(self.shortlist, longest)))
 
     def shortlisted(self, X: Array, y: Array, rng: np.random.Generator) -> Pool:
-        """Return the best candidates by these rows: `shortlist` times as many as will be kept."""
+        """Return the shortlist: the best candidates for these rows, `shortlist` times as many as will be kept."""
         raise _lacks(self, "shortlisted(X, y, rng)")
 
     def fold_shortlists(
         self, X: Array, y: Array, fold_of: np.ndarray, n_folds: int, rng: np.random.Generator
     ) -> list[Pool]:
-        """Return the shortlist by the rows outside each fold, and last the one by all rows.
+        """Return a shortlist for each fold, from the rows outside the fold, and last a shortlist from all rows.
 
-        All are chosen from the same pool: each draws with a copy of the generator.
+        All shortlists are from the same pool, because each is drawn with a copy of the generator.
 
         Parameters
         ----------
@@ -216,7 +217,7 @@ class Chooser:
         return [self.shortlisted(X[rows], y[rows], deepcopy(rng)) for rows in kept]
 
     def choose_from(self, pool: Pool, gram: Array, moment: Array, n_rows: float) -> FeatureMap:
-        """Return the map of the best candidates of a shortlist by sums over `n_rows` (weighted) rows.
+        """Return the map of the best candidates of a shortlist, given sums over `n_rows` (weighted) rows.
 
         Parameters
         ----------
@@ -230,11 +231,11 @@ class Chooser:
         raise _lacks(self, "choose_from(pool, gram, moment, n_rows)")
 
     def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator) -> Array:
-        """Return by how much each further candidate would lower the squared error on these rows, at most `n_taken`."""
+        """Return the reduction of the squared error on these rows by each further candidate, for up to `n_taken`."""
         raise _lacks(self, "gains(X, y, n_taken, rng)")
 
     def _kernels(self) -> list[Kernel]:
-        """Return the kernel at each of the bandwidths."""
+        """Return the kernel with each of the bandwidths."""
         kernel = make_kernel(self.kernel, self.bandwidth)
         return [kernel.with_bandwidth(self.bandwidth * factor) for factor in self.bandwidths]
 
@@ -259,7 +260,7 @@ def outputs(y: Array) -> list[Array]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plain(Chooser):
-    """No selection: as many features as asked for, straight from the kernel's density.
+    """No selection: `n_features` features, drawn from the kernel's spectral density.
 
     `pool_ratio` has no effect here.
 
@@ -277,25 +278,26 @@ class Plain(Chooser):
     uses_rows: ClassVar[bool] = False
 
     def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
-        """Draw just the features that are kept."""
+        """Draw a pool of exactly the features that are kept."""
         return self._draw(n_columns, self.n_kept, rng)
 
     def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
-        """Keep all."""
+        """Keep all candidates."""
         return pool.keep(np.arange(pool.n_candidates))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Energy(Chooser):
-    """Keep the candidates that correlate most with the response: the highest |mean(y psi)|, the paper's.
+    """Keep the candidates with the highest energy score |mean(y psi)|, the paper's choice.
 
     Parameters
     ----------
     redraw_phases : bool, default=True
-        Draw new phases for the chosen frequencies, as the authors' code does. Keeping the scored ones
-        keeps near-copies of one good feature.
+        Draw new phases for the chosen frequencies, as the authors' code does. With the scored phases, near-copies of
+        one good feature would be kept.
     phase_free : bool, default=False
-        Score sqrt(C^2 + S^2) of the correlations with the cosine and the sine, whatever the phase.
+        Use the score sqrt(C^2 + S^2), with C and S the correlations with the cosine and the sine of the frequency. This
+        score does not depend on the phase.
 
     See Also
     --------
@@ -310,7 +312,7 @@ class Energy(Chooser):
     def scores(self, pool: Pool, X: Array, y: Array) -> Array:
         """Return sqrt(2 / n_candidates) |mean(y psi)| of every candidate, shape (n_candidates,).
 
-        |.| is the length of the vector over outputs, where there are several.
+        With several outputs |.| is the norm of the vector over outputs.
         """
         scored = self._scored(pool)
         strength = self._strength(pool, [scored.moment(X, column) for column in outputs(y)])
@@ -320,14 +322,15 @@ class Energy(Chooser):
         return pool.pairs if self.phase_free else pool.feature_map
 
     def _strength(self, pool: Pool, moments: list[Array]) -> Array:
-        """Return |y'psi| of every candidate: its length over outputs, and over the cosine and the sine of a pair."""
+        """Return |y'psi| of every candidate: the norm over outputs, and over the cosine and the sine of a pair."""
         parts = np.concatenate(moments).reshape(-1, pool.n_candidates)
         return np.asarray(np.abs(np.hypot.reduce(parts)))
 
     def best(self, pool: Pool, X: Array, y: Array) -> np.ndarray:
-        """Return the candidates of the highest scores, best first.
+        """Return the indices of the candidates with the highest scores, best first.
 
-        Single precision tells which may be among them; double precision, of those alone, which are.
+        Scores in single precision, with error bounds, rule out most candidates. Double precision decides among the
+        rest.
         """
         scored = self._scored(pool)
         moments, errors = zip(*(scored.rough_moment(X, column) for column in outputs(y)), strict=True)
@@ -337,7 +340,7 @@ class Energy(Chooser):
         return possible[np.argsort(-self.scores(pool.take(possible), X, y), kind="stable")[: self.n_kept]]
 
     def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
-        """Keep the candidates of the highest scores."""
+        """Keep the candidates with the highest scores."""
         chosen = self.best(pool, X, y)
         if self.redraw_phases and pool.phases is not None:
             return FeatureMap.unweighted(pool.frequencies[:, chosen], rng.uniform(0, 2 * np.pi, chosen.size))
@@ -346,14 +349,17 @@ class Energy(Chooser):
 
 @dataclass(frozen=True, kw_only=True)
 class _Sampled(Chooser, ABC):
-    """Draw candidates with replacement in proportion to a score, weighted so that the kernel stays unbiased."""
+    """Importance sampling: draw candidates with replacement in proportion to a score.
+
+    Weights keep the features an unbiased estimate of the kernel.
+    """
 
     @abstractmethod
     def scores(self, pool: Pool, X: Array, y: Array) -> Array:
         """Return a positive score of every candidate, shape (n_candidates,)."""
 
     def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
-        """Sample by the scores."""
+        """Sample in proportion to the scores."""
         scores = self.scores(pool, X, y)
         probabilities = scores / scores.sum()
         chosen = rng.choice(pool.n_candidates, size=self.n_kept, p=probabilities)
@@ -379,7 +385,7 @@ class Leverage(_Sampled):
     alpha: float = 1e-6
 
     def scores(self, pool: Pool, X: Array, y: Array) -> Array:
-        """Return the ridge leverage score of every candidate; a pair has the sum of its two."""
+        """Return the ridge leverage score of every candidate; the score of a pair is the sum over its two features."""
         features = pool.feature_map(X)
         features *= np.sqrt(2 / features.shape[1])
         ridge = len(X) * self.alpha
@@ -405,7 +411,7 @@ class Surrogate(_Sampled):
     """
 
     def scores(self, pool: Pool, X: Array, y: Array) -> Array:
-        """Return (z'y)^2 + n |z|^2 of every candidate z; a pair has the sum of its two."""
+        """Return (z'y)^2 + n |z|^2 of every candidate z; the score of a pair is the sum over its two features."""
         features = pool.feature_map(X)
         correlations = sum((column @ features) ** 2 for column in outputs(y))
         scores = correlations + len(X) * np.einsum("ni,ni->i", features, features)

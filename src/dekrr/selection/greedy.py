@@ -1,4 +1,4 @@
-"""Orthogonal least squares: features one after another, each the one that helps most beside those before it.
+"""Orthogonal least squares: a greedy choice of features. Each step adds the feature that lowers the residual most.
 
 References
 ----------
@@ -20,39 +20,38 @@ from ..types import Array
 from .choosers import Chooser, outputs
 from .pool import Pool
 
-_WHOLE_FROM = 0.1  # of the pool taken, its products are computed as a whole
+_WHOLE_FROM = 0.1  # the share of candidates taken from which on Z'Z of the whole pool is computed at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Greedy(Chooser):
     """Orthogonal least squares: take, one after another, the candidate that most reduces the ridge residual.
 
-    With S the features taken so far, G the pool's Gram matrix and mu the ridge, adding candidate i lowers
+    S are the features taken so far, G is the pool's Gram matrix, and mu is the ridge. Adding candidate i lowers
     min |y - Z_S theta|^2 + mu |theta|^2 by r_i^2 / s_i, where r = Z'(y - Z_S theta) and
-    s_i = G_ii + mu - G_iS (G_SS + mu I)^-1 G_Si. Both are kept up to date for all candidates with one
-    column of a growing Cholesky factor per feature taken; nothing is refitted. Where y has several columns, what
-    counts is the sum of r_i^2 / s_i over them.
+    s_i = G_ii + mu - G_iS (G_SS + mu I)^-1 G_Si. Each step adds one row to a Cholesky factor and updates r and s of
+    all candidates; nothing is refitted. Where y has several columns, the gain is the sum of r_i^2 / s_i over them.
 
-    The choice needs sums over rows only. In a network a site takes `shortlist` times as many candidates by its
-    own rows first, asks its neighbours for their sums over those, and chooses among them with the neighbours'
-    rows counting as much, together, as its own.
+    The choice needs sums over rows only. In a network a site first takes `shortlist` times as many candidates, by its
+    own rows. It then asks its neighbours for their sums over this shortlist, and makes the final choice from it. In
+    that choice the rows of all neighbours together have the same weight as the site's own rows.
 
     Parameters
     ----------
     bandwidths : sequence of float, default=(1.0, 2.0, 4.0, 8.0)
     max_columns : int or None, default=4
     linear : bool, default=True
-        Have the raw columns and a constant among the candidates (for mapping "cos"). A raw column is a very long
-        wave.
+        Add the raw columns and a constant to the candidates (for mapping "cos"). A raw column is represented by a
+        cosine of very low frequency.
     long_wave : float, default=0.02
-        The frequency of that wave, in radians a unit. On [0, 1], where scaled columns are, 0.02 makes it straight to
-        1 in 15,000. Columns that are not scaled and have larger values need a lower one.
+        That frequency, in radians per unit. On [0, 1], the range of scaled columns, 0.02 makes the cosine linear up to
+        a relative error of 1 in 15,000. Unscaled columns with larger values need a lower frequency.
     shortlist : float, default=3.0
-        Candidates per feature that neighbours are asked about; 1 asks nobody.
+        The number of candidates per feature in the shortlist for the neighbours; 1 means that none is sent.
     ridge : float, default=1e-6
         mu divided by the number of rows, for candidates of amplitude 1.
     max_rows : int or None, default=5000
-        Choose by at most so many rows, drawn at random.
+        The largest number of rows to choose by. A site with more rows takes a random sample.
 
     See Also
     --------
@@ -78,7 +77,7 @@ class Greedy(Chooser):
     max_rows: int | None = 5000
 
     def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
-        """Draw the candidates, and add a constant and the raw columns where they are wanted."""
+        """Draw the candidates, and add a constant and the raw columns if `linear` is set."""
         drawn = super().draw_pool(n_columns, rng)
         if not self.linear or drawn.phases is None:
             return drawn
@@ -88,24 +87,24 @@ class Greedy(Chooser):
         return Pool(frequencies, phases, amplitudes)
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
-        """Return a length that a candidate's frequency exceeds with at most this chance."""
+        """Return a length that a candidate's frequency exceeds with probability at most `chance`."""
         drawn = super().longest_frequency(n_columns, chance)
         return max(drawn, self.long_wave) if self.linear else drawn
 
     def most_features(self, wanted: int, n_rows: int) -> int:
-        """Return at most as many features as rows: what comes after leaves no residual to choose by."""
+        """Return at most `n_rows` features: with as many features as rows there is no residual left to choose by."""
         return min(wanted, max(self.width, n_rows - n_rows % self.width))
 
     def shortlisted(self, X: Array, y: Array, rng: np.random.Generator) -> Pool:
-        """Return the best candidates by these rows: `shortlist` times as many as will be kept."""
+        """Return the shortlist: the best candidates for these rows, `shortlist` times as many as will be kept."""
         return self.fold_shortlists(X, y, np.zeros(len(y), dtype=int), 0, rng)[-1]
 
     def fold_shortlists(
         self, X: Array, y: Array, fold_of: np.ndarray, n_folds: int, rng: np.random.Generator
     ) -> list[Pool]:
-        """Return the shortlist by the rows outside each fold, and last the one by all rows.
+        """Return a shortlist for each fold, from the rows outside the fold, and last a shortlist from all rows.
 
-        Sums over rows add up, so that all folds cost one pass over the pool.
+        The sums over the rows of each fold are computed once and then added, so that all folds cost one pass.
 
         Parameters
         ----------
@@ -124,7 +123,7 @@ class Greedy(Chooser):
         return [pool.take(self._order(pool, PoolSums(products, folds), n_listed)) for folds in kept]
 
     def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator) -> Array:
-        """Return by how much each further candidate would lower the squared error on these rows, at most `n_taken`."""
+        """Return the reduction of the squared error on these rows by each further candidate, for up to `n_taken`."""
         pool = self.draw_large_enough_pool(X.shape[1], rng)
         sample = self._sample(len(y), rng)
         n_taken = min(n_taken, pool.n_candidates)
@@ -133,7 +132,7 @@ class Greedy(Chooser):
         return np.asarray(gains * len(y) / sums.n_rows)
 
     def choose_from(self, pool: Pool, gram: Array, moment: Array, n_rows: float) -> FeatureMap:
-        """Return the map of the best candidates by sums Z'Z and Z'y over `n_rows` (weighted) rows."""
+        """Return the map of the best candidates, given Z'Z and Z'y over `n_rows` (weighted) rows."""
         return pool.keep(self._order(pool, GramSums(gram, moment, n_rows), self.n_kept))
 
     def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
@@ -152,7 +151,7 @@ class Greedy(Chooser):
 
 
 class CandidateSums(Protocol):
-    """Z'y and Z'Z of all candidates over some rows, as far as they are asked for.
+    """Z'y and Z'Z of all candidates over some rows; the entries of Z'Z may be computed on demand.
 
     `moment` has the shape (n_features,) or (n_features, n_outputs).
     """
@@ -168,7 +167,7 @@ class CandidateSums(Protocol):
 
 
 class GramSums:
-    """Sums whose Z'Z is there."""
+    """Sums with Z'Z in memory."""
 
     def __init__(self, gram: Array, moment: Array, n_rows: float) -> None:
         self._gram = gram
@@ -187,10 +186,11 @@ class GramSums:
 class Products:
     """Products of candidates over the rows of each fold.
 
-    Orthogonal least squares needs the columns of Z'Z of what it takes. Where folds together take a tenth of the pool or
-    more, Z'Z as a whole takes the least time. Otherwise columns are computed when they are asked for. Each reads the
-    whole pool, which is then kept in single precision, if compiled loops are there; products and sums of it are in
-    double, so that Z'Z is that of features next to the right ones.
+    Orthogonal least squares needs only the columns of Z'Z that belong to the candidates it takes. If all folds together
+    take a tenth of the pool or more, Z'Z is computed at once, which is then faster. Otherwise a column is computed when
+    it is needed, and each column reads the features of the whole pool. Where compiled loops are available, these
+    features are in single precision; products and sums are in double precision. Z'Z is then exact for features that
+    differ from the true ones by their rounding.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ class Products:
     X : ndarray of shape (n_rows, n_columns)
     y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
     n_taken : int
-        How many candidates are going to be taken.
+        The number of candidates that will be taken.
     fold_of : ndarray of int, shape (n_rows,), optional
 
     Attributes
@@ -262,7 +262,7 @@ class PoolSums:
     ----------
     products : Products
     folds : ndarray of int, optional
-        Places in `products.folds`; all by default.
+        Indices into `products.folds`; all folds by default.
     """
 
     def __init__(self, products: Products, folds: np.ndarray | None = None) -> None:
@@ -281,9 +281,9 @@ class PoolSums:
 
 
 def greedy_path(sums: CandidateSums, n_taken: int, *, ridge: float, width: int = 1) -> tuple[np.ndarray, Array]:
-    """Return what orthogonal least squares takes, in order, and by how much each lowers the ridge residual.
+    """Return the candidates that orthogonal least squares takes, in order, and the reduction of the objective by each.
 
-    It needs sums over rows alone.
+    The function needs sums over rows only.
 
     Parameters
     ----------
@@ -299,7 +299,7 @@ def greedy_path(sums: CandidateSums, n_taken: int, *, ridge: float, width: int =
     -------
     taken : ndarray of int, shape (n_taken,)
     gains : ndarray of shape (n_taken,)
-        Summed over outputs, where there are several.
+        Each gain is summed over the outputs.
     """
     correlation = np.atleast_2d(sums.moment.T)  # one row per output
     n_features = correlation.shape[1]
@@ -333,7 +333,7 @@ def greedy_path(sums: CandidateSums, n_taken: int, *, ridge: float, width: int =
 
 
 def _gain(correlation: Array, remaining: Array, pair_product: Array, width: int, floor: float) -> Array:
-    """Return how much each candidate lowers the ridge residual: r's^-1 r, with s a number or 2 x 2, over all outputs.
+    """Return the gain of each candidate, r's^-1 r summed over outputs; s is a number, or a 2 x 2 matrix for a pair.
 
     Parameters
     ----------
@@ -342,10 +342,10 @@ def _gain(correlation: Array, remaining: Array, pair_product: Array, width: int,
     remaining : ndarray of shape (n_features,)
         The diagonal of s.
     pair_product : ndarray of shape (n_candidates,)
-        What is off the diagonal of s, for pairs.
+        The off-diagonal entry of s, for pairs.
     width : {1, 2}
     floor : float
-        The least that s counts.
+        The lower limit of s.
     """
     if width == 1:
         return np.asarray((correlation**2).sum(axis=0) / np.maximum(remaining, floor))

@@ -15,7 +15,7 @@ class Pool:
     phases : ndarray of shape (n_candidates,) or None
         None makes every candidate a cos/sin pair, which counts as two features.
     amplitudes : ndarray of shape (n_candidates,), optional
-        1 when left out.
+        All 1 by default.
 
     Examples
     --------
@@ -32,17 +32,17 @@ class Pool:
 
     @property
     def n_candidates(self) -> int:
-        """How many candidates there are; a pair is one."""
+        """The number of candidates; a pair is one candidate."""
         return int(self.frequencies.shape[1])
 
     @property
     def width(self) -> int:
-        """How many features one candidate is: 1, or 2 for a pair."""
+        """The number of features per candidate: 1, or 2 for a pair."""
         return 1 if self.phases is not None else 2
 
     @property
     def feature_map(self) -> FeatureMap:
-        """All candidates as features of their own amplitudes; pairs have all cosines, then all sines."""
+        """The map of all candidates with their own amplitudes; for pairs, all cosines come before all sines."""
         if self.phases is not None:
             return FeatureMap(self.frequencies, self.phases, self.amplitudes)
         pairs = paired(self.frequencies)
@@ -50,7 +50,7 @@ class Pool:
 
     @property
     def pairs(self) -> FeatureMap:
-        """The cosine and the sine of every candidate's frequency, whatever its phase; all cosines come first."""
+        """The map of the cosine and the sine of every candidate's frequency, without phases; cosines come first."""
         return Pool(self.frequencies, None, self.amplitudes).feature_map
 
     def take(self, chosen: np.ndarray) -> "Pool":
@@ -66,20 +66,22 @@ class Pool:
         chosen : ndarray of int, shape (n_chosen,)
         weights : ndarray of shape (n_chosen,), optional
         """
-        every = self.take(chosen).feature_map
-        amplitudes = every.amplitudes * np.sqrt(2 / max(every.n_features, 1))
+        kept = self.take(chosen).feature_map
+        amplitudes = kept.amplitudes * np.sqrt(2 / max(kept.n_features, 1))
         if weights is not None:
             amplitudes = amplitudes * np.tile(weights, self.width)
-        return FeatureMap(every.frequencies, every.phases, amplitudes)
+        return FeatureMap(kept.frequencies, kept.phases, amplitudes)
 
 
 def random_columns(n_columns: int, n_candidates: int, most: int, rng: np.random.Generator) -> Array:
-    """Return factors that leave each candidate 1 to `most` random columns, at the same expected length.
+    """Return factors for frequencies by which each candidate depends on 1 to `most` random columns only.
+
+    The expected squared length of a frequency stays the same.
 
     Returns
     -------
     ndarray of shape (n_columns, n_candidates)
-        0 for a column that a candidate does not look at, sqrt(n_columns / q) for each of its q columns.
+        0 for a column that a candidate does not depend on, sqrt(n_columns / q) for each of its q columns.
     """
     how_many = np.minimum(rng.integers(1, most + 1, n_candidates), n_columns)
     draws = rng.random((n_columns, n_candidates))

@@ -1,7 +1,7 @@
-"""The choosers as scikit-learn transformers, which work alone, for instance in a pipeline with Ridge.
+"""The choosers as scikit-learn transformers, for use without a network, for instance in a pipeline with Ridge.
 
-A transformer has its chooser's parameters, from the chooser's own fields, and a `random_state`. This is the only module
-of the package that imports scikit-learn.
+The parameters of a transformer are the fields of its chooser, and `random_state`. This is the only module of the
+package that imports scikit-learn.
 """
 
 from dataclasses import dataclass, field, fields
@@ -19,9 +19,9 @@ from . import Chooser, Energy, Greedy, Leverage, Plain, Surrogate
 
 @dataclass_transform(eq_default=False, kw_only_default=True)
 def parameters(estimator: type[Any]) -> Any:
-    """Give an estimator a constructor that only stores its keywords, as scikit-learn wants it.
+    """Give an estimator a constructor that only stores its keywords, as scikit-learn requires.
 
-    Its signature, which scikit-learn asks for in every call of fit, is found once.
+    The signature is computed once, because scikit-learn asks for it in every call of fit.
     """
     made = dataclass(eq=False, repr=False, kw_only=True)(estimator)
     made.__init__.__signature__ = signature(made.__init__)
@@ -29,7 +29,7 @@ def parameters(estimator: type[Any]) -> Any:
 
 
 class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Base of the transformers: chooses features in `fit` and computes them in `transform`.
+    """Base class of the transformers: `fit` chooses features, `transform` computes them.
 
     Attributes
     ----------
@@ -43,16 +43,17 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.__annotations__ = {}
-        for each in fields(cls.chooser_type):
-            cls.__annotations__[each.name] = each.type
-            setattr(cls, each.name, field(default=each.default, kw_only=each.kw_only))
+        for parameter in fields(cls.chooser_type):
+            cls.__annotations__[parameter.name] = parameter.type
+            setattr(cls, parameter.name, field(default=parameter.default, kw_only=parameter.kw_only))
         cls.random_state = None
         cls.__annotations__["random_state"] = Any
         parameters(cls)
 
     def chooser(self) -> Chooser:
-        """Return the chooser with this transformer's parameters, or raise an error that names those that are wrong."""
-        return self.chooser_type(**{each.name: getattr(self, each.name) for each in fields(self.chooser_type)})
+        """Return the chooser with this transformer's parameters, or raise an error that names the wrong ones."""
+        names = [parameter.name for parameter in fields(self.chooser_type)]
+        return self.chooser_type(**{name: getattr(self, name) for name in names})
 
     def fit(self, X: Any, y: Any) -> Self:
         """Choose features from rows.
@@ -82,7 +83,7 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
 
 
 class PlainSelector(Selector):
-    """No selection: as many features as asked for, straight from the kernel's density.
+    """No selection: `n_features` features, drawn from the kernel's spectral density.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ class PlainSelector(Selector):
 
 
 class EnergySelector(Selector):
-    """Keep the candidates that correlate most with the response, the paper's choice.
+    """Keep the candidates with the highest energy score, that is, correlation with the response: the paper's choice.
 
     Parameters
     ----------
@@ -174,7 +175,7 @@ class GreedySelector(Selector):
     n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio
         As in `dekrr.selection.Greedy`.
     linear, long_wave, shortlist, ridge, max_rows
-        As in `dekrr.selection.Greedy`. A shortlist matters in networks alone.
+        As in `dekrr.selection.Greedy`. `shortlist` has an effect in networks only.
     random_state : int, RandomState instance or None, default=None
 
     Attributes

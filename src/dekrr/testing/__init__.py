@@ -1,1 +1,1 @@
-"""What tests a network of sites: faults that are drawn from a seed."""
+"""Tests of a network of sites under random faults, which are drawn from a seed."""

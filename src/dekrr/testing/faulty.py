@@ -1,8 +1,8 @@
-"""All sessions of a run in one process, under faults: what the mesh does, with a clock and a network of our own.
+"""All sessions of a run in one process, under faults: a simulation of the mesh, with its own clock and network.
 
-Time is simulated, and every fault is drawn from a seed: frames are lost, delayed, doubled and overtake each
-other, links go out, sites crash and come back from their journals, or from a journal that lost its end, or
-without one, or never. A seed always gives the same run.
+Time is simulated, and every fault is drawn from a seed. Frames are lost, delayed, duplicated and reordered. Links fail.
+Sites crash, and come back from their journals, from a journal that lost its end, without a journal, or never. The same
+seed always gives the same run.
 """
 
 import heapq
@@ -27,15 +27,17 @@ TICK = 0.5
 
 @dataclass(frozen=True)
 class Crash:
-    """A site that dies at a time, and starts again at another or never.
+    """A crash of a site, and its restart.
 
     Parameters
     ----------
     site : str
     at : float
+        The time of the crash.
     back : float or None
+        The time of the restart; None for no restart.
     torn : int
-        Records that its journal loses.
+        The number of records that its journal loses.
     forgets : bool
         Whether the whole journal is lost.
     """
@@ -49,7 +51,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class Outage:
-    """A link that carries nothing for a while."""
+    """A link that carries no frames from `start` to `end`."""
 
     edge: tuple[str, str]
     start: float
@@ -58,18 +60,18 @@ class Outage:
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong in one run.
+    """The faults of one run.
 
     Parameters
     ----------
     drop, double : float
-        The chance that a frame is lost, and that it comes twice.
+        The probabilities that a frame is lost, and that it is duplicated.
     delay : float
-        The mean time a frame takes; times vary, so that frames overtake each other.
+        The mean delay of a frame. Delays are random, so that frames are reordered.
     crashes : tuple of Crash
     outages : tuple of Outage
     late : mapping of site to float
-        Sites that start late.
+        The sites that start late, and their times.
     """
 
     drop: float = 0.0
@@ -82,15 +84,15 @@ class Faults:
 
 @dataclass
 class Ending:
-    """How a site's part in a run ended.
+    """The end of a site's part in a run.
 
     Parameters
     ----------
     outcome : Outcome or None
     gone : frozenset of str
-        Who was gone in the epoch of the outcome.
+        The sites that were gone in the epoch of the outcome.
     error : DekrrError or None
-        Why there is no outcome; None also for a site that crashed and never came back.
+        The reason why there is no outcome; None also for a site that crashed and never came back.
     """
 
     outcome: Outcome | None = None
@@ -112,15 +114,15 @@ class FaultyNetwork:
     Attributes
     ----------
     endings : dict of site to Ending
-        Sites that crashed for good are not in it.
+        The endings, without the sites that crashed for good.
     injected : Counter of str
-        Faults that happened, by kind.
+        The number of faults that happened, by kind.
     offers : dict of (gone, site) to message
-        The features that each site told its neighbours in each epoch.
+        The features that each site announced to its neighbours in each epoch.
     unconfirmed : set of str
-        Sites that kept their result without hearing from all that it stands.
+        The sites that kept their result, although not all neighbours confirmed that it is final.
     hung : list of str
-        Sites that had not ended when the time was over; always a defect.
+        The sites that had not ended when the time was over; this is always a defect.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class FaultyNetwork:
         self._lives: Counter[str] = Counter()
 
     def run(self, seconds: float = 2000.0) -> dict[str, Ending]:
-        """Run until every site has ended, and return how."""
+        """Run until every site has ended or the time is over, and return the endings."""
         for name in self.neighbors:
             self._at(float(self._faults.late.get(name, 0.0)), self._begin, name)
         for crash in self._faults.crashes:
@@ -194,7 +196,7 @@ class FaultyNetwork:
             return
         self.injected["crash"] += 1
         session = self._sessions.pop(crash.site)
-        if session.phase is Phase.FINISHED:  # its model is written, and it only stayed for the others
+        if session.phase is Phase.FINISHED:  # its model is written; it stayed only for its neighbours
             self.endings[crash.site] = Ending(session.result, session.gone)
         self._journals[crash.site].tear(crash.torn)
         if crash.forgets:
@@ -214,7 +216,7 @@ class FaultyNetwork:
         self._tell_neighbors(edge[0])
 
     def _tell_neighbors(self, name: str) -> None:
-        """Have both ends of a site's links learn, some time later, whether the other can be reached."""
+        """Schedule that both ends of each of a site's links learn, some time later, whether the other is reachable."""
         for other in self.neighbors[name]:
             for one, two in ((name, other), (other, name)):
                 self._at(self._now + float(self._rng.uniform(0, 1)), self._learn, one, two)
@@ -230,7 +232,7 @@ class FaultyNetwork:
         return _Ending(self, name)
 
     def end_if_over(self, name: str, error: BaseException | None) -> bool:
-        """Send what the session wants sent; take the session away if it is done or has failed."""
+        """Send the session's frames; remove the session, and return True, if it is done or has failed."""
         session = self._sessions.get(name)
         if session is None:
             return False
@@ -277,7 +279,7 @@ class FaultyNetwork:
 
 
 class _Ending:
-    """Ends a site's session when a block raised one of dekrr's own errors, or when it is done."""
+    """Ends a site's session when the block raises a `DekrrError`, or when the session is done."""
 
     def __init__(self, network: FaultyNetwork, name: str) -> None:
         self._network = network
@@ -292,7 +294,7 @@ class _Ending:
 
 
 def draw_faults(names: list[str], edges: list[tuple[str, str]], patience: float, seed: int) -> Faults:
-    """Draw what goes wrong in one run."""
+    """Draw the faults of one run."""
     rng = np.random.default_rng([seed, 1])
     span = 3 * patience
     return Faults(

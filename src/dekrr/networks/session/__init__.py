@@ -1,12 +1,12 @@
-"""One site's side of a run over a mesh: agreement, keeping in step, surviving losses, and stopping together.
+"""One site's side of a run over a mesh: agreement, lockstep, recovery from losses, and a common end.
 
-A session does no I/O but to write its checkpoint. The mesh drives it with a real clock and real links, and
+The only I/O of a session is the checkpoint. The mesh drives a session with a real clock and real links,
 `dekrr.testing.faulty` with simulated ones.
 
-- `frames`: what travels. `peers`: what is known of a neighbour. `speaking`: what is sent to it.
-- `greeting`: agreement before the start. `epochs`, `course`: the procedure among the sites that are left.
-- `phases`: the table of phases. `session`: what is done about each frame and each tick of the clock.
-- `journal`: the checkpoint. `events`: what happened. `interpreter`: what the application tells about its messages.
+- `frames`: the frames that travel. `peers`: the state of a neighbour. `speaking`: the frames to send.
+- `greeting`: agreement before the start. `epochs`, `course`: the procedure among the remaining sites.
+- `phases`: the table of phases. `session`: the reaction to each frame and to each tick of the clock.
+- `journal`: the checkpoint. `events`: the events for listeners. `interpreter`: the application's knowledge of messages.
 """
 
 from .interpreter import Interpreter

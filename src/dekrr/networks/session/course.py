@@ -1,4 +1,4 @@
-"""The procedure's way through exchanges and epochs, kept in the checkpoint and repeated from it."""
+"""The course of the procedure through exchanges and epochs, logged in the checkpoint and replayed from it."""
 
 from collections.abc import Mapping
 from typing import Generic
@@ -20,11 +20,11 @@ class Course(Generic[Result]):
     ----------
     plan : Plan
     make : callable
-        Makes the node procedure for given neighbours and, in a later epoch, the message that announced the features.
+        Makes the node procedure from the neighbours and, in a later epoch, the message that announced the features.
     interpreter : Interpreter
     checkpoint : Checkpoint
     peers : mapping of neighbour to Peer
-        Whose frames the procedure gets.
+        The neighbours whose frames the procedure gets.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Course(Generic[Result]):
     progress : Progress
         Traffic, rounds and residual.
     waiting_since : float
-        When the frames of the present exchange were sent.
+        The time at which the frames of the present exchange were sent.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class Course(Generic[Result]):
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The neighbours whose frame for this exchange has not come."""
+        """The neighbours whose frame for this exchange has not arrived."""
         exchange, peers = self.epoch.exchange, self._peers
         return tuple([name for name in self.epoch.present if exchange not in peers[name].frames])
 
     def leave(self, gone: frozenset[str]) -> None:
-        """Leave the present epoch for one in which the sites `gone` are."""
+        """Leave the present epoch for an epoch in which the sites `gone` are gone."""
         self.epoch.close()
         self.epoch = Epoch(self._plan, gone, self.epoch.exchange)
         for peer in self._peers.values():
             peer.begin_epoch()
 
     def open(self, now: float) -> None:
-        """Start the procedure in the present epoch, and the epoch in the checkpoint."""
+        """Start the procedure in the present epoch, and log the start of the epoch in the checkpoint."""
         plan, choice = self._plan, self.progress.choice
         body = None if choice is None else encode(choice)
         origins = {name: self._peers[name].origin for name in self.epoch.present}
@@ -75,7 +75,7 @@ class Course(Generic[Result]):
         self._begin(now)
 
     def go_on(self, now: float) -> None:
-        """Give the procedure the frames of the present exchange, all of which have come."""
+        """Give the procedure the frames of the present exchange; all of them must have arrived."""
         frames: dict[str, bytes] = {}
         inbox: dict[str, AnyMessage] = {}
         for name in self.epoch.present:
@@ -86,7 +86,7 @@ class Course(Generic[Result]):
         self._step(inbox, now)
 
     def repeat(self, opening: Opening, received: list[Received], reader: FrameReader, now: float) -> None:
-        """Go through an epoch of the checkpoint again."""
+        """Replay an epoch from the checkpoint."""
         self.epoch = Epoch(self._plan, frozenset(opening.gone))
         self.progress.choice = None if opening.features is None else decode(opening.features, "checkpoint")
         for name in self.epoch.present:

@@ -1,6 +1,6 @@
-"""One epoch of a run: the node procedure among the sites that are left, exchange by exchange.
+"""One epoch of a run: the node procedure among the remaining sites, exchange by exchange.
 
-The set of sites that are gone names an epoch. A larger set begins a new one, with a procedure of its own.
+An epoch is named by the set of sites that are gone. When the set grows, a new epoch begins, with a new procedure.
 """
 
 import math
@@ -18,7 +18,7 @@ from .plan import Plan
 
 
 class Progress:
-    """What a site has sent, for its status and for a later epoch.
+    """The progress of a site, for its status and for a later epoch.
 
     Parameters
     ----------
@@ -27,13 +27,13 @@ class Progress:
     Attributes
     ----------
     traffic : Traffic
-        Of all epochs.
+        The traffic of all epochs.
     rounds : int
-        Rounds of the solver in this epoch.
+        The number of rounds of the solver in this epoch.
     residual : float
-        The largest relative residual heard of; NaN if none was.
+        The largest relative residual that the site knows; NaN if it knows none.
     choice : message or None
-        What announced the site's features.
+        The message that announced the site's features.
     """
 
     def __init__(self, interpreter: Interpreter[Any]) -> None:
@@ -44,7 +44,7 @@ class Progress:
         self._interpreter = interpreter
 
     def watch(self, message: Message) -> None:
-        """Learn from a message that is sent, once however many neighbours get it."""
+        """Update the progress by a message that is sent; called once even if several neighbours get the message."""
         residual = self._interpreter.residual(message)
         if residual is not None:
             self.rounds += 1
@@ -53,20 +53,20 @@ class Progress:
             self.choice = message
 
     def event(self, exchange: int) -> Exchanged:
-        """Return that all frames before those of `exchange` came."""
+        """Return the event that all exchanges before `exchange` are complete."""
         residual = self.residual if math.isfinite(self.residual) else None
         return Exchanged(exchange=exchange, round=self.rounds, residual=residual)
 
 
 class Epoch(Generic[Result]):
-    """One epoch: who is gone, how far the procedure is, and what was sent in it.
+    """One epoch: the sites that are gone, the state of the procedure, and the frames that were sent.
 
     Parameters
     ----------
     plan : Plan
     gone : frozenset of str
     exchange : int, default=-1
-        The exchange that an earlier epoch came to: what the site tells until this one starts.
+        The exchange that the earlier epoch reached. The site's hellos have it until this epoch starts.
 
     Attributes
     ----------
@@ -79,11 +79,11 @@ class Epoch(Generic[Result]):
     sent : list of dict of neighbour to bytes
         The frames of every exchange so far.
     result : object or None
-        What the procedure returned.
+        The result of the procedure.
     is_over : bool
-        Whether the procedure has ended, and the closing exchanges too.
+        Whether the procedure and the closing exchanges have ended.
     stands : bool
-        Whether the result stands: all sites have theirs, or did not object in time.
+        Whether the result is final: all sites have their results, or did not object in time.
     """
 
     def __init__(self, plan: Plan, gone: frozenset[str] = frozenset(), exchange: int = -1) -> None:
@@ -98,7 +98,7 @@ class Epoch(Generic[Result]):
         self._procedure: Generator[Mapping[str, Message], Mapping[str, AnyMessage], None] | None = None
 
     def start(self, procedure: Procedure[Result], interpreter: Interpreter[Result]) -> None:
-        """Take on the procedure; the first `step` starts it."""
+        """Set the procedure; the first `step` starts it."""
         self.exchange = -1
         self._procedure = self._until_all_have_theirs(procedure, interpreter)
 
@@ -108,7 +108,7 @@ class Epoch(Generic[Result]):
             self._procedure.close()
 
     def step(self, inbox: Mapping[str, AnyMessage] | None, progress: Progress) -> None:
-        """Let the procedure take one inbox and give the next outbox, or end."""
+        """Send one inbox to the procedure, which yields the next outbox or ends."""
         assert self._procedure is not None
         try:
             outbox = next(self._procedure) if inbox is None else self._procedure.send(inbox)
@@ -120,7 +120,7 @@ class Epoch(Generic[Result]):
 
     def _frames(self, outbox: Mapping[str, Message], progress: Progress) -> dict[str, bytes]:
         frames: dict[str, bytes] = {}
-        encoded: dict[int, tuple[bytes, int]] = {}  # what is the same for all is encoded once
+        encoded: dict[int, tuple[bytes, int]] = {}  # a message to several neighbours is encoded once
         me, present, count = self._plan.name, self.present, progress.traffic.count
         for name, message in outbox.items():
             if name not in present:
@@ -142,9 +142,9 @@ class Epoch(Generic[Result]):
     def _until_all_have_theirs(
         self, procedure: Procedure[Result], interpreter: Interpreter[Result]
     ) -> Generator[Mapping[str, Message], Mapping[str, AnyMessage], None]:
-        """Follow the procedure by as many empty exchanges as the diameter.
+        """Run the procedure, and after it as many empty exchanges as the diameter.
 
-        Whoever is through them knows that every site was through with the procedure.
+        A site that has completed them knows that every site has completed the procedure.
         """
         result = yield from procedure
         absent = interpreter.absent(result, self._plan.sites - self.gone)

@@ -1,6 +1,6 @@
-"""What happens to a site in a run, each as a struct. Whoever wants to know is a listener: a callable that takes one.
+"""The events of a session, as structs. A listener is a callable that takes an event.
 
-As JSON an event is one object: its name under `event`, and its fields.
+In JSON an event is one object: its name under `event`, and its fields.
 """
 
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from ...errors import one_line
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """Base of all events."""
+    """Base class of all events."""
 
 
 Listener = Callable[[Event], None]
 
 
 class Resumed(Event, frozen=True, tag="resumed"):
-    """The site went through its checkpoint and waits in `exchange`."""
+    """The site has replayed its checkpoint and waits in `exchange`."""
 
     exchange: int
 
@@ -30,13 +30,13 @@ class Up(Event, frozen=True, tag="up"):
 
 
 class Down(Event, frozen=True, tag="down"):
-    """A neighbour died, or cannot be reached."""
+    """A neighbour has died or cannot be reached."""
 
     neighbor: str
 
 
 class Refused(Event, frozen=True, tag="refused"):
-    """Something from `sender` was refused."""
+    """A frame from `sender` was refused."""
 
     sender: str
     reason: str
@@ -68,11 +68,11 @@ class Exchanged(Event, frozen=True, tag="exchange"):
     Parameters
     ----------
     exchange : int
-        The one that is waited for next.
+        The exchange that the site waits for next.
     round : int
-        Rounds of the solver so far.
+        The number of rounds of the solver so far.
     residual : float or None
-        The largest relative residual heard of, if any was.
+        The largest relative residual that the site knows; None if it knows none.
     """
 
     exchange: int
@@ -81,19 +81,19 @@ class Exchanged(Event, frozen=True, tag="exchange"):
 
 
 class Unconfirmed(Event, frozen=True, tag="unconfirmed"):
-    """The site keeps its result without the word of the sites `missing` that it stands."""
+    """The site keeps its result, although the sites `missing` have not confirmed that it is final."""
 
     missing: list[str]
 
 
 class CheckpointLost(Event, frozen=True, tag="checkpoint lost"):
-    """The checkpoint cannot be written any more; the run goes on without it."""
+    """The checkpoint can no longer be written; the run goes on without it."""
 
     reason: str
 
 
 class TellOnce:
-    """Tells once why something from a sender was refused.
+    """Reports each pair of a sender and a reason for a refusal once.
 
     Parameters
     ----------
@@ -101,15 +101,15 @@ class TellOnce:
         Gets a `Refused` for every new pair of sender and reason, up to a limit.
     """
 
-    _MOST = 1000  # refusals
+    _MAX_REPORTS = 1000
 
     def __init__(self, listen: Listener) -> None:
         self._listen = listen
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def __call__(self, sender: str, reason: str) -> None:
-        """Tell that something from `sender` was refused, and why, unless that was told before."""
+        """Report that a frame from `sender` was refused, and why, unless that was reported before."""
         reason = one_line(reason)
-        if (sender, reason) not in self._told and len(self._told) < self._MOST:
-            self._told.add((sender, reason))
+        if (sender, reason) not in self._reported and len(self._reported) < self._MAX_REPORTS:
+            self._reported.add((sender, reason))
             self._listen(Refused(sender=sender, reason=reason))

@@ -1,7 +1,7 @@
-"""What travels between two sites: hellos and data, and what is wrong with a frame that came.
+"""The frames that travel between two sites, hellos and data, and the checks on their arrival.
 
-- A *hello* says who the sender is, the terms it runs on, who is gone to its knowledge, and the exchange it waits in.
-- A *data* frame is one neighbour's message in one exchange, or that it has none.
+- A *hello* has the sender's name, its terms, the sites that it knows to be gone, and the exchange that it waits in.
+- A *data* frame has one neighbour's message in one exchange, or says that there is none.
 """
 
 from typing import Any
@@ -13,30 +13,30 @@ from ...messages import MAX_BYTES, AnyMessage, check, decoder_of
 from .interpreter import Interpreter
 from .plan import Plan
 
-MAX_FRAME = MAX_BYTES + (1 << 16)  # bytes of a message and of what is around it
-RESERVED = ("alive", "status", "ticker")  # no site's name: each stands where a key has the sender's name
+MAX_FRAME = MAX_BYTES + (1 << 16)  # bytes of a message with its framing
+RESERVED = ("alive", "status", "ticker")  # not allowed as names of sites: keys have them in the sender's place
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_unknown_fields=True):
-    """What a site says about itself.
+    """A site's announcement of its state.
 
     Parameters
     ----------
     run, sender : str
     gone : tuple of str
-        The epoch: sites that have been declared gone, sorted.
+        The epoch, named by the sites that have been declared gone, sorted.
     exchange : int
         The exchange whose frames the sender waits for; -1 before the start.
     terms : dict of str to str
-        What all sites must agree on.
+        The settings that all sites must agree on.
     agreed : tuple of str
-        Sites known to have the same terms, and to have heard so from all their neighbours.
+        The sites that are known to have the same terms, and to have heard the same from all their neighbours.
     asks : bool
-        Whether the sender wants a hello back.
+        Whether the sender wants a hello in return.
     finished : bool
         Whether the sender knows that all sites have their models.
     refusal : str
-        Why the run cannot start, if it cannot.
+        The reason why the run cannot start; empty if there is none.
     origin : str
         A code for the rows and settings that the sender starts from. Another code means other rows or settings.
     """
@@ -54,7 +54,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_un
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="data", forbid_unknown_fields=True):
-    """One neighbour's message in one exchange; None means that it has none."""
+    """One neighbour's message in one exchange; None means that it has no message."""
 
     run: str
     sender: str
@@ -69,18 +69,18 @@ frame_decoder: msgspec.msgpack.Decoder[Frame] = decoder_of(Frame)
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """Return a hello's bytes."""
+    """Return the bytes of a hello."""
     return _encoder.encode(hello)
 
 
 def encode_data(plan: Plan, gone: tuple[str, ...], exchange: int, body: bytes | None) -> bytes:
-    """Return the bytes of a data frame around a message that is encoded already."""
+    """Return the bytes of a data frame; `body` is the encoded message."""
     message = None if body is None else msgspec.Raw(body)
     return _encoder.encode(("data", plan.run, plan.name, gone, exchange, message))
 
 
 class FrameReader:
-    """Reads what came from a neighbour, and refuses what cannot be.
+    """Decodes frames from neighbours, and refuses those that cannot be true.
 
     Parameters
     ----------

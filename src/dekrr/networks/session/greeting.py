@@ -1,4 +1,4 @@
-"""Agreement before the start: whether all sites have the same terms, and have heard so from all their neighbours."""
+"""Agreement before the start: all sites must have the same terms, and have heard so from all their neighbours."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,11 +7,11 @@ from .frames import Frame, Hello
 from .peers import Peer
 from .plan import Plan
 
-REFUSING = 5.0  # seconds for which a site that refuses the run tells its neighbours why
+REFUSING = 5.0  # seconds for which a site that refuses the run repeats the reason to its neighbours
 
 
 class Greeting:
-    """What a site knows about the others' agreement.
+    """A site's knowledge of the agreement of all sites.
 
     Parameters
     ----------
@@ -21,11 +21,11 @@ class Greeting:
     Attributes
     ----------
     agreed : set of str
-        Sites known to have the same terms, and to have heard so from all their neighbours.
+        The sites that are known to have the same terms, and to have heard the same from all their neighbours.
     refusal : str
-        Why the run cannot start, if it cannot.
+        The reason why the run cannot start; empty if there is none.
     since : float
-        When the site began to greet, or to refuse.
+        The time at which the site began to greet, or to refuse.
     """
 
     def __init__(self, plan: Plan, peers: Mapping[str, Peer]) -> None:
@@ -36,7 +36,7 @@ class Greeting:
         self._peers = peers
 
     def disagreement(self, hello: Hello) -> str:
-        """Return why the run cannot start after a neighbour's hello: its terms, or a refusal that it passes on."""
+        """Return why a neighbour's hello prevents the start: other terms, or a refusal that it passes on."""
         return one_line(hello.refusal) or disagreement(self._plan.name, self._plan.terms, hello.sender, hello.terms)
 
     def refuse(self, reason: str, now: float) -> None:
@@ -44,15 +44,15 @@ class Greeting:
         self.refusal, self.since = reason, now
 
     def hear_refusal(self, frame: Frame, present: Iterable[str]) -> bool:
-        """Learn from a frame whether its sender knows of the refusal; return whether all neighbours do."""
+        """Note whether the sender of a frame knows of the refusal; return whether all neighbours do."""
         if isinstance(frame, Hello):
             self._peers[frame.sender].refused |= bool(frame.refusal)
         return all(self._peers[name].refused for name in present)
 
     def hear(self, hello: Hello, present: Iterable[str]) -> bool:
-        """Learn who agrees from a hello with the same terms; return whether that is news."""
+        """Add the sites that agree according to a hello with the same terms; return whether any of them is new."""
         known = len(self.agreed)
-        # A run that is under way has started after all sites heard from all their neighbours.
+        # A run starts only after all sites have heard from all their neighbours.
         for peer in self._peers.values() if hello.exchange >= 0 else [self._peers[hello.sender]]:
             peer.met = True
         self.agreed |= self._plan.sites.intersection(hello.agreed)
@@ -68,7 +68,7 @@ class Greeting:
         return now - self.since > REFUSING
 
     def absence(self, present: Iterable[str], gone: frozenset[str], now: float) -> str:
-        """Return who is missing once the patience of the start is over, else nothing."""
+        """Return which sites are missing if `start_patience` is over, otherwise an empty string."""
         if now - self.since <= self._plan.start_patience:
             return ""
         away = sorted(self._plan.sites - self.agreed - gone)
@@ -86,7 +86,7 @@ class Greeting:
         return [name for name in present if not self._peers[name].met]
 
     def _count_own(self, present: Iterable[str]) -> bool:
-        """Count this site among those that agree if all its neighbours have said hello; return whether they have."""
+        """Add this site to those that agree if all its neighbours have said hello; return whether they have."""
         if self._strangers(present):
             return False
         self.agreed.add(self._plan.name)
@@ -94,7 +94,7 @@ class Greeting:
 
 
 def disagreement(name: str, terms: Mapping[str, str], other: str, their_terms: Mapping[str, str]) -> str:
-    """Return what two sites do not agree on, or nothing.
+    """Return the terms on which two sites do not agree, in words; an empty string if they agree.
 
     Examples
     --------

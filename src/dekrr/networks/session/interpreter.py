@@ -1,4 +1,4 @@
-"""What a session asks about messages that it does not know: the application's side of it."""
+"""The application's side of a session: it answers the session's questions about messages."""
 
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol, TypeVar
@@ -12,10 +12,10 @@ Maker = Callable[[tuple[str, ...], Any], Procedure[Result]]
 
 
 class Interpreter(Protocol[ResultIn]):
-    """Reads messages and results for a session; the application implements it."""
+    """Reads messages and results for a session, which does not know them; the application implements it."""
 
     def check(self, message: AnyMessage, sender: str, exchange: int, sites: frozenset[str]) -> None:
-        """Refuse a message that cannot be true of the run (`MessageError`).
+        """Raise `MessageError` for a message that cannot be true in this run.
 
         Parameters
         ----------
@@ -23,20 +23,20 @@ class Interpreter(Protocol[ResultIn]):
         sender : str
         exchange : int
         sites : frozenset of str
-            All sites of the run but those that the sender knows to be gone.
+            All sites of the run, without those that the sender knows to be gone.
         """
 
     def is_exact(self, message: AnyMessage) -> bool:
-        """Return whether a site that starts again sends this message again to the last bit."""
+        """Return whether a restarted site sends the same message again, bit for bit."""
 
     def is_choice(self, message: Message) -> bool:
-        """Return whether a message announces what the site chose, and goes on with after a loss."""
+        """Return whether a message announces the site's choice of features, which it keeps after a loss."""
 
     def residual(self, message: Message) -> float | None:
-        """Return the relative residual that a round's message tells (NaN if none yet); None for other messages."""
+        """Return the relative residual in a message of a round (NaN if it has none yet); None for other messages."""
 
     def absent(self, result: ResultIn, sites: frozenset[str]) -> str:
-        """Return in words which of `sites` did not take part in a result; nothing if all did."""
+        """Return, in words, which of `sites` did not take part in a result; an empty string if all did."""
 
     def diameter(self, result: ResultIn) -> int:
-        """Return the most hops between two sites that took part in a result."""
+        """Return the diameter of the graph of the sites that took part in a result, in hops."""

@@ -1,7 +1,7 @@
-"""A site's checkpoint: the log of what it received.
+"""A site's checkpoint: the log (journal) of the frames that it received.
 
-A node procedure is deterministic, so that a site which reads its log again is where it was. Records are only
-ever appended; a record that a crash cut short is dropped, and any beginning of a log is a good checkpoint.
+A node procedure is deterministic, so that a site restores its state by a replay of the log. Records are only appended.
+A record that a crash has cut short is dropped. Every prefix of a log is a valid checkpoint.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from .plan import Plan
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
-    """The beginning of an epoch: what must be the same when a site resumes, who is gone, the site's features.
+    """The beginning of an epoch.
 
     Parameters
     ----------
-    run, site : str
-    digest : str
-        Of the terms of the run and of the site's rows.
+    run, site, digest : str
+        They must be the same when the site resumes. The digest is that of the run's terms and of the site's rows.
     gone : tuple of str
+        The sites that are gone.
     features : bytes or None
-        The message that told the neighbours of the site's features, if it had chosen them in an earlier epoch.
+        The message that announced the site's features, if it had chosen them in an earlier epoch.
     origins : dict of str to str
-        What each neighbour said that it starts from.
+        The origin code of each neighbour; see `Hello`.
     """
 
     run: str
@@ -49,7 +49,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="end"):
 
 
 class Received(msgspec.Struct, frozen=True, array_like=True, tag="inbox"):
-    """What came in one exchange: the frame of every neighbour that sent a message."""
+    """The frames of one exchange, from all neighbours that sent a message."""
 
     exchange: int
     frames: dict[str, bytes]
@@ -64,19 +64,19 @@ _HEAD = struct.Struct(">QI")  # a record's length and checksum
 
 
 class Journal(Protocol):
-    """Where records go."""
+    """A store of records."""
 
     def append(self, record: Record) -> None:
-        """Take a record; OSError when that is impossible."""
+        """Add a record; raise OSError if that is impossible."""
 
     def flush(self) -> None:
-        """Keep what was taken; OSError when that is impossible."""
+        """Write the records that were added; raise OSError if that is impossible."""
 
     def records(self) -> Iterator[Record]:
-        """Yield all records that were kept whole."""
+        """Yield all complete records."""
 
     def discard(self) -> None:
-        """Forget everything, and keep nothing from now on."""
+        """Erase all records, and store none from now on."""
 
 
 class MemoryJournal:
@@ -92,24 +92,24 @@ class MemoryJournal:
             self._kept.append(_encoder.encode(record))
 
     def flush(self) -> None:
-        """Do nothing: all is kept."""
+        """Do nothing: records need not be written."""
 
     def records(self) -> Iterator[Record]:
         """Yield all records."""
         return map(_decoder.decode, list(self._kept))
 
     def discard(self) -> None:
-        """Forget everything."""
+        """Erase all records, and store none from now on."""
         self._kept.clear()
         self._off = True
 
     def tear(self, n_records: int) -> None:
-        """Lose the last records, as a crash may."""
+        """Drop the last records, as a crash may do."""
         del self._kept[len(self._kept) - n_records :]
 
 
 class NoJournal:
-    """Keeps nothing."""
+    """A journal that stores nothing."""
 
     def append(self, record: Record) -> None:
         """Do nothing."""
@@ -126,18 +126,18 @@ class NoJournal:
 
 
 class FileJournal:
-    """A journal in a file that its owner alone can read.
+    """A journal in a file that only its owner can read.
 
-    What was flushed survives the death of the process. It is on the disk, and survives a power cut, when a thread of
-    its own has synchronised it; rounds do not wait for that, which takes seconds where a disk is busy. After a
-    crash the neighbours send again what is missing. Each record has its length and a checksum before it: what a power
-    cut left half-written is found and dropped, with all that follows.
+    Flushed records survive the death of the process. A background thread synchronises them to the disk, so that they
+    also survive a power cut. Rounds do not wait for the synchronisation, which can take seconds on a busy disk: after a
+    crash the neighbours retransmit the frames that are missing. A header with the length and a checksum precedes each
+    record. A record that a power cut left half-written is thereby found, and dropped with all that follows it.
 
     Parameters
     ----------
     path : Path
     fresh : bool, default=False
-        Forget what is there.
+        Erase the records in an existing file.
     """
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
@@ -164,7 +164,7 @@ class FileJournal:
         self._file.truncate(self._end)
 
     def append(self, record: Record) -> None:
-        """Take a record; the beginning of an epoch is written at once."""
+        """Add a record; the beginning of an epoch is written at once."""
         data = _encoder.encode(record)
         self._pending += _HEAD.pack(len(data), zlib.crc32(data))
         self._pending += data
@@ -172,7 +172,7 @@ class FileJournal:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was taken; what is half-written when that fails is taken back."""
+        """Write the records that were added; if that fails, undo a partial write."""
         if self._off or not self._pending:
             return
         if self._failure is not None:
@@ -184,14 +184,15 @@ class FileJournal:
             with contextlib.suppress(OSError):
                 self._file.truncate(self._end)
             raise
-        self._pending, self._end = bytearray(), self._end + len(data)  # no signal comes between the two
+        # One statement, so that no signal handler runs between the two assignments.
+        self._pending, self._end = bytearray(), self._end + len(data)
         if not self._synchroniser.is_alive() and time.monotonic() - self._synchronised > _SYNCHRONISE_EVERY:
             self._synchronised = time.monotonic()
             self._synchroniser = threading.Thread(target=self._synchronise, daemon=True)
             self._synchroniser.start()
 
     def records(self) -> Iterator[Record]:
-        """Yield all records; those of another version are refused."""
+        """Yield all records; raise `DataError` for those of another version."""
         for data in self._frames():
             try:
                 yield _decoder.decode(data)
@@ -207,7 +208,7 @@ class FileJournal:
             self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file and leave it for the next start."""
+        """Close the file, and keep it for the next start."""
         if not self._off:
             with contextlib.suppress(OSError):
                 self.flush()
@@ -231,7 +232,7 @@ class FileJournal:
             self._synchroniser.join()
 
     def _frames(self) -> Iterator[bytes]:
-        """Yield records' bytes as far as they are whole."""
+        """Yield the bytes of each record, up to the first that is not complete."""
         position, end = len(_MAGIC), self._file.size
         while position + _HEAD.size <= end:
             size, checksum = _HEAD.unpack(self._file.read(_HEAD.size, position))
@@ -246,7 +247,7 @@ class FileJournal:
 
 
 class Checkpoint:
-    """A journal that a run can do without: the first failure is told, and then nothing is kept.
+    """A journal whose failure does not end the run: the first failure is reported, and then nothing more is stored.
 
     Parameters
     ----------
@@ -267,14 +268,17 @@ class Checkpoint:
             self._give_up(error)
 
     def flush(self) -> None:
-        """Write out what was added."""
+        """Write the records that were added."""
         try:
             self._journal.flush()
         except OSError as error:
             self._give_up(error)
 
     def last_epoch(self, plan: Plan) -> tuple[Opening, list[Received]] | None:
-        """Return the last epoch that was kept, if any was; refuse one of another run, site or set of rows."""
+        """Return the last epoch in the journal, or None if it has none.
+
+        An epoch of another run, site or set of rows raises `AgreementError`.
+        """
         records = list(self._journal.records())
         openings = [i for i, record in enumerate(records) if isinstance(record, Opening)]
         if not openings:

@@ -1,4 +1,4 @@
-"""What a site knows about a neighbour: whether it lives, where it is, its frames that wait, how long to wait for it."""
+"""A site's knowledge of a neighbour: is it alive, how far is it, its buffered frames, and how long to wait for it."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -7,41 +7,42 @@ from ...messages import AnyMessage
 from .frames import Data
 from .plan import Plan
 
-WINDOW = 64  # exchanges that are buffered ahead, and sent again at a time
-BUFFER_BYTES = 1 << 28  # of a neighbour; a frame that would make it more is not kept
-SMALL_FRAME = 1 << 16  # bytes; smaller ones are always kept
-SLOWNESS = 10  # patiences granted to a neighbour that is alive but says nothing, or does not send what it owes
+WINDOW = 64  # exchanges: the number buffered ahead, and the number retransmitted at a time
+BUFFER_BYTES = 1 << 28  # the buffer for one neighbour's frames; a frame that does not fit is dropped
+SMALL_FRAME = 1 << 16  # bytes; frames up to this size are always buffered
+SLOWNESS = 10  # a neighbour that is alive, but is silent or does not send a due frame, has this many times the patience
 
 
 @dataclass
 class Peer:
-    """What a site knows about a neighbour in the present epoch.
+    """A site's knowledge of a neighbour in the present epoch.
 
     Parameters
     ----------
     up : bool
-        Whether it is known to be alive.
+        Whether the neighbour is known to be alive.
     changed : float
-        When that was last learnt.
+        The time at which `up` last changed.
     heard : float
-        When its last frame came.
+        The time at which its last frame came.
     asked : float
-        When it was last asked for frames.
+        The time at which it was last asked for frames.
     position : int
-        The last exchange it is known to have sent a frame for.
+        The last exchange for which it is known to have sent a frame.
     met : bool
-        Whether it has said hello itself, and with the same terms.
+        Whether it has said hello itself, with the same terms.
     origin : str
-        The code of what it starts from, as its first hello told it.
+        The code of the rows and settings that it started from, as in its first hello.
     finished : bool
+        Whether it knows that all sites have their models.
     refused : bool
         Whether it knows that the run cannot start.
     frames : dict of exchange to (frame, message)
-        Its frames that are not yet used, as they came, and the message in each.
+        Its frames that are not used yet, as they came, each with its message.
     said : dict of exchange to digest
-        Of the frames that it would send again to the last bit.
+        The digests of those frames that it would send again bit for bit.
     garbled : bool
-        Whether something from it was refused.
+        Whether a frame from it was refused.
     """
 
     up: bool = False
@@ -58,19 +59,19 @@ class Peer:
     garbled: bool = False
 
     def mark(self, up: bool, now: float) -> bool:
-        """Learn whether it can be reached; return whether that is news."""
+        """Set whether the neighbour can be reached; return whether that is a change."""
         if self.up == up:
             return False
         self.up, self.changed = up, now
         return True
 
     def begin_epoch(self) -> None:
-        """Forget what belongs to an epoch."""
+        """Forget the state that belongs to an epoch."""
         self.position, self.finished, self.asked = -1, False, float("-inf")
         self.frames, self.said, self.garbled = {}, {}, False
 
     def take(self, frame: Data, data: bytes, exchange: int, *, is_exact: bool) -> bool:
-        """Keep a frame that is due or early, within limits; compare a late one or a duplicate with what came before.
+        """Buffer a frame that is due or early, within limits; compare a late frame or a duplicate with the first copy.
 
         Parameters
         ----------
@@ -80,12 +81,12 @@ class Peer:
         exchange : int
             The exchange that is waited for.
         is_exact : bool
-            Whether the neighbour would send the frame again to the last bit.
+            Whether the neighbour would send the frame again bit for bit.
 
         Returns
         -------
         bool
-            False where the neighbour said something else before.
+            False if the frame contradicts one that the neighbour sent before.
         """
         self.position = max(self.position, frame.exchange)
         if frame.exchange < exchange or frame.exchange in self.frames:
@@ -98,7 +99,7 @@ class Peer:
         return True
 
     def remember(self, exchange: int, data: bytes) -> None:
-        """Know a frame again that the neighbour would send again to the last bit."""
+        """Keep the digest of a frame that the neighbour would send again bit for bit."""
         self.said[exchange] = hashlib.sha256(data).digest()
 
     def _has_room(self, n_ahead: int, size: int) -> bool:
@@ -107,9 +108,10 @@ class Peer:
         return size <= SMALL_FRAME or sum(len(frame) for frame, _ in self.frames.values()) + size <= BUFFER_BYTES
 
     def is_overdue(self, plan: Plan, exchange: int, since: float, started: float, now: float) -> bool:
-        """Return whether its frame is to be waited for no longer.
+        """Return whether the neighbour's frame is overdue.
 
-        A neighbour that waits itself, as its hellos say, is waited for as long as a chain of slow sites may take.
+        A neighbour may itself wait for others, as its hellos tell. It then has as much time as a chain of slow sites
+        may take.
 
         Parameters
         ----------
@@ -117,7 +119,7 @@ class Peer:
         exchange : int
             The exchange that is waited for.
         since : float
-            The time since which it is.
+            The time at which the wait for this exchange began.
         started : float
             The time at which the run started.
         now : float

@@ -1,7 +1,7 @@
-"""The phases of a site in a run, and what leads from one to another.
+"""The phases of a site in a run, and the transitions between them: a state machine.
 
-The session changes its phase by this table alone, and ends with the errors that stand in it. The diagram in
-docs/protocol.md is written from it: `diagram`.
+All changes of a session's phase, and all errors that end a session, are in this table. The function `diagram` writes
+the diagram in docs/protocol.md from it.
 """
 
 from enum import StrEnum
@@ -10,7 +10,7 @@ from ...errors import AbsenceError, AgreementError, DisconnectedError, GoneError
 
 
 class Phase(StrEnum):
-    """Where a site is."""
+    """The phase of a site."""
 
     GREETING = "greeting"
     REFUSING = "refusing"
@@ -20,7 +20,7 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """What leads from one phase to another, in the words of the diagram."""
+    """The cause of a transition, in the words of the diagram."""
 
     RESUMED = "a checkpoint is there"
     AGREED = "all sites agree on the terms"
@@ -80,7 +80,7 @@ def after(phase: Phase, cause: Cause) -> Phase:
 
 
 def error_after(phase: Phase, cause: Cause) -> type[NetworkError]:
-    """Return the error that a session ends with when `cause` comes in `phase`."""
+    """Return the error with which `cause` ends a session in `phase`."""
     target = TABLE[phase, cause]
     assert isinstance(target, type)
     return target

@@ -1,4 +1,4 @@
-"""What a site knows of a run before it starts."""
+"""A site's knowledge of a run before the start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plan:
-    """What a site knows of a run before it starts.
+    """A site's knowledge of a run before the start.
 
     Parameters
     ----------
@@ -18,17 +18,17 @@ class Plan:
     sites : frozenset of str
         All sites of the run.
     terms : mapping of str to str
-        What all sites must agree on.
+        The settings that all sites must agree on.
     digest : str
-        Of the terms and of this site's rows. A checkpoint with another digest is refused. The digest stays at the
-        site: whoever knows all rows but one could try values for that one.
+        The digest of the terms and of this site's rows. A checkpoint with another digest is refused. The digest stays
+        at the site: an attacker who knows all rows but one could use it to test guesses of that row.
     origin : str
-        The code that neighbours know the digest by. It is the same whenever the site starts from the same rows and
-        settings, and tells nothing else.
+        A keyed code of the digest, for the neighbours. It is the same whenever the site starts from the same rows and
+        settings, and reveals nothing else.
     patience : float
         Seconds after which a neighbour that cannot be reached is declared gone.
     start_patience : float
-        Seconds to wait for all sites before the start.
+        Seconds to wait for all sites before the run starts.
     """
 
     run: str

@@ -1,11 +1,12 @@
-"""One site's side of a run, without I/O: who agreed, who is late, who is gone, and what to send again.
+"""One site's side of a run, without I/O: agreement, failure detection, epochs and retransmissions.
 
-A session drives the site's node procedure. Its driver tells it what arrived and what time it is, and takes away what
-it wants sent. It does not know the messages of the procedure: an `Interpreter` reads them for it. docs/protocol.md has
-the diagram of its phases and the reasons.
+A session drives the site's node procedure. Its driver passes in the frames that arrived and the time, and takes away
+the frames to send. The session does not know the messages of the procedure: an `Interpreter` reads them for it.
+docs/protocol.md has the diagram of its phases and the reasons.
 
-The sites that are gone name the epoch: every frame carries them, sets that meet are united, and a larger set starts the
-procedure again without those sites, with the features that were already chosen.
+An epoch is named by the set of sites that are gone. Every frame carries this set. A site that receives a frame with
+another set takes the union of both. When its set grows, it restarts the procedure without the sites that are gone, and
+keeps the features that it has already chosen. A site goes on only with a quorum: more than half of all sites.
 """
 
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ from .plan import Plan
 from .speaking import Speaker
 
 _UNDER_WAY = (Phase.RUNNING, Phase.CLOSING)
-RETRY = 1.0  # seconds after which a site asks for what it lacks
+RETRY = 1.0  # seconds after which a site asks again for missing frames
 _OTHER_ROWS = "site {!r} came back with other rows or features than it had"
 
 
@@ -35,24 +36,24 @@ class Session(Generic[Result]):
     ----------
     plan : Plan
     make : callable
-        Makes the node procedure for given neighbours and, in a later epoch, the message that announced the features.
+        Makes the node procedure from the neighbours and, in a later epoch, the message that announced the features.
     interpreter : Interpreter
         Reads the procedure's messages.
     journal : Journal, optional
         The checkpoint to resume from and to write.
     observe : callable, optional
-        Gets every event; it must not wait for anything.
+        Gets every event; it must not block.
 
     Attributes
     ----------
     phase : Phase
     out : list of (receiver, bytes)
-        What to send; the driver takes it away.
+        The frames to send; the driver takes them away.
     peers : dict of neighbour to Peer
     course : Course
-        The procedure's way: the present epoch, which frames are missing, traffic, rounds and residual.
+        The course of the procedure: the present epoch, the missing frames, traffic, rounds and residual.
     refuse : callable
-        Tells once that something from a sender was refused, and why.
+        Reports that a frame from a sender was refused, and why; each pair is reported once.
     """
 
     def __init__(
@@ -89,11 +90,11 @@ class Session(Generic[Result]):
 
     @property
     def result(self) -> Result | None:
-        """What the procedure returned, if it has; it stands in the phase `finished`."""
+        """The result of the procedure, or None before it has returned; the result is final in the phase `finished`."""
         return self.course.epoch.result
 
     def start(self, now: float) -> None:
-        """Resume from the journal, if it has anything, and greet the neighbours."""
+        """Resume from the journal, if it has records, and greet the neighbours."""
         self._greeting.since = self.course.waiting_since = now
         for peer in self.peers.values():
             peer.changed = peer.heard = now
@@ -117,7 +118,7 @@ class Session(Generic[Result]):
         self._observe(Resumed(exchange=self.exchange))
 
     def done(self, now: float) -> bool:
-        """Return whether nobody needs this site any more, or has had a patience of time to say so."""
+        """Return whether the session is over: all neighbours have finished, or the patience is over."""
         if (self.phase, Cause.RELEASED) not in TABLE:
             return False
         if now - self._finished_at > self.plan.patience:
@@ -132,7 +133,7 @@ class Session(Generic[Result]):
             self._speaker.greet([name], self.course.epoch, now, asks=True)
 
     def receive(self, frames: Iterable[tuple[str, bytes]], now: float) -> None:
-        """Take in frames, each with who it came from; what is wrong with one is told once, and changes nothing."""
+        """Take in frames, each with its sender. A frame that is refused is reported once and changes nothing else."""
         for sender, data in frames:
             try:
                 frame = self._reader.read(sender, data)
@@ -146,7 +147,7 @@ class Session(Generic[Result]):
         self._advance(now)
 
     def tick(self, now: float) -> None:
-        """Write the checkpoint, ask again for what is missing, and give up on who is away for too long."""
+        """Write the checkpoint, ask again for missing frames, and give up on neighbours that are overdue."""
         if self.phase is Phase.FINISHED:
             return
         self._checkpoint.flush()
@@ -181,7 +182,7 @@ class Session(Generic[Result]):
                 self._speaker.greet([name], epoch, now, asks=True)
 
     def _take(self, frame: Frame, data: bytes, now: float) -> None:
-        """Take in a frame that may be true."""
+        """Take in a frame that has passed the checks."""
         if self.phase is Phase.REFUSING:
             self._tell_refusal(frame, now)
         elif frame.sender in self.gone or self.phase is Phase.FINISHED:
@@ -198,7 +199,7 @@ class Session(Generic[Result]):
                     self._give_up(frame.sender, _OTHER_ROWS.format(frame.sender), now)
 
     def _unite(self, frame: Frame, now: float) -> None:
-        """Unite what the sender and this site know of who is gone."""
+        """Take the union of the sites that the sender and this site know to be gone."""
         news = self.gone.union(frame.gone) - self.gone
         if self.plan.name in news:
             raise error_after(self.phase, Cause.DECLARED_GONE)(
@@ -248,24 +249,24 @@ class Session(Generic[Result]):
             self._speaker.send(self.course.epoch)
 
     def _give_up(self, name: str, reason: str, now: float) -> None:
-        """Go on without a neighbour that would not do better if it were asked again, and tell it; a result stays."""
+        """Go on without a neighbour that would repeat its fault, and tell it so; if there is a result, keep it."""
         self.refuse(name, reason)
         if self.course.epoch.result is None:
             self._lose(frozenset({name}), reason, now)
             self._speaker.greet([name], self.course.epoch, now, asks=False)
 
     def _lose(self, names: frozenset[str], reason: str, now: float) -> None:
-        """Begin an epoch without further sites."""
+        """Begin an epoch without the sites `names`."""
         self._observe(Gone(sites=sorted(names - self.gone), reason=reason, exchange=self.exchange))
         self.course.leave(self.gone | names)
         for peer in self.peers.values():
             peer.begin_epoch()
-        left = self.plan.sites - self.gone
-        if not self.course.epoch.present or 2 * len(left) <= len(self.plan.sites):
+        remaining = self.plan.sites - self.gone
+        if not self.course.epoch.present or 2 * len(remaining) <= len(self.plan.sites):
             self._speaker.greet(self.plan.neighbors, self.course.epoch, now, asks=False)
             raise error_after(self.phase, Cause.CUT_OFF)(
-                f"site {self.plan.name!r} is left with {', '.join(sorted(left))} ({reason}): it has no neighbour any "
-                "more, or not more than half of the sites, and the others may go on without it"
+                f"site {self.plan.name!r} is left with {', '.join(sorted(remaining))} ({reason}): it has no neighbour "
+                "any more, or not more than half of the sites, and the others may go on without it"
             )
         self.phase = after(self.phase, Cause.LOST)
         if self.phase is Phase.RUNNING:
@@ -276,7 +277,7 @@ class Session(Generic[Result]):
         self._speaker.greet(self.course.epoch.present, self.course.epoch, now, asks=True)
 
     def _advance(self, now: float) -> None:
-        """Take as many exchanges as are complete."""
+        """Advance the procedure through all exchanges that are complete."""
         while self.phase in _UNDER_WAY:
             epoch = self.course.epoch
             if self.phase is Phase.RUNNING and epoch.result is not None:
@@ -289,7 +290,7 @@ class Session(Generic[Result]):
                 return
             missing = self.course.missing
             if missing:
-                for name in missing:  # whoever is known to have sent its frame is asked at once
+                for name in missing:  # a neighbour that is known to have sent its frame is asked at once
                     if self.peers[name].position > epoch.exchange and now > self.peers[name].asked:
                         self._speaker.greet([name], epoch, now, asks=True)
                 return

@@ -1,4 +1,4 @@
-"""What a site sends: hellos, the frames of an exchange, and those again that a neighbour lacks."""
+"""The frames that a site sends: hellos, the frames of an exchange, and retransmissions."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from .plan import Plan
 
 
 class Speaker:
-    """Collects what a site sends.
+    """Collects the frames that a site sends.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class Speaker:
     Attributes
     ----------
     out : list of (receiver, bytes)
-        What to send; the driver takes it away.
+        The frames to send; the driver takes them away.
     """
 
     def __init__(self, plan: Plan, peers: Mapping[str, Peer], greeting: Greeting) -> None:
@@ -52,7 +52,7 @@ class Speaker:
                 self._peers[name].asked = now
 
     def answer(self, hello: Hello, epoch: Epoch[Any], now: float) -> None:
-        """Send a hello back if one is asked for, and the frames that the sender lacks."""
+        """Return a hello if the sender asks for one, and retransmit the frames that it lacks."""
         if hello.asks:
             self.greet([hello.sender], epoch, now, asks=False)
         if hello.exchange >= 0 and hello.gone == epoch.label:
