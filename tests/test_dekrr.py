@@ -16,7 +16,8 @@ from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.messages import Coefficients
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols import allreduce, dekrr, dkla
+from dekrr.protocols import dekrr
+from dekrr.protocols.baselines import allreduce, dkla
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows

@@ -15,17 +15,20 @@ from dekrr.attacks.overhearing import Record
 from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
-from dekrr.messages import Chosen, Features, Moments, Sums, Tally, decode, encode
+from dekrr.messages import Chosen, Features, Moments, Shortlist, Sums, Tally, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import admission, guards
 from dekrr.privacy.admission import learn
 from dekrr.protocols import dekrr
-from dekrr.protocols.consensus import Roster
-from dekrr.protocols.shared import share_features
+from dekrr.protocols.baselines.shared import share_features
+from dekrr.protocols.roll_call import RollCall
+from dekrr.protocols.roster import Roster
 from dekrr.protocols.site import Site
+from dekrr.protocols.stages import Offers, Start
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows, ChainedRows
-from dekrr.selection import CHOOSERS, Energy, Greedy
+from dekrr.scaling import UNSCALED
+from dekrr.selection import CHOOSERS, Energy, Greedy, Plain
 from dekrr.settings import GRIDS, DeKRRSettings
 from dekrr.statistics import accumulate, unpack_symmetric
 
@@ -156,6 +159,8 @@ class Malicious:
                 return stop.value
 
     def _forge(self, message):
+        if isinstance(message, Shortlist):
+            return Shortlist(self._forge(message.candidates))
         if not isinstance(message, Features):
             return message
         forged = self.feature_map
@@ -229,8 +234,9 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
             network.run(procedures)
         return
     network.run(procedures)
-    lengths = [m.frequencies.shape[1] for m in record.between("b", "a", Features)]
-    assert 6 <= lengths[-2] <= n_rows / (2 * rows_per_feature)
+    lengths = [m.candidates.frequencies.shape[1] for m in record.between("b", "a", Shortlist)]
+    assert 6 <= lengths[-1] <= n_rows / (2 * rows_per_feature)
+    lengths += [m.frequencies.shape[1] for m in record.between("b", "a", Features)]
     assert all(length <= n_rows / (2 * rows_per_feature) for length in lengths)
     assert len(record.between("a", "b", Moments)) == (5 if tuned else 1)
 
@@ -325,7 +331,9 @@ def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
     for seed, refused in ((0, False), (1, True)):
         rng = np.random.default_rng(seed)
         maps = {p: FeatureMap.unweighted(rng.normal(size=(2, 3)), np.zeros(3)) for p in site.neighbors}
-        procedure = dekrr.exchange_sums(site, site.rows, maps["b"], maps, run_settings)
+        run_ = dekrr.plan(Plain(3), run_settings)
+        start = Start(site, site.rows, UNSCALED, RollCall(site))
+        procedure = run_.exchange.sums(start, maps["b"], Offers(maps, {}), run_)
         if refused:
             with pytest.raises(MessageError, match="max_maps=1"):
                 next(procedure)

@@ -88,7 +88,7 @@ class Bounds(Message, frozen=True, tag="bounds"):
 
 
 class Features(Message, frozen=True, tag="features"):
-    """The sender's feature map, and how many neighbours it has; 0 with a shortlist, which is no choice yet."""
+    """The sender's feature map, and how many neighbours it has."""
 
     frequencies: np.ndarray
     phases: np.ndarray
@@ -109,6 +109,15 @@ class Chosen(Message, frozen=True, tag="chosen"):
     phases: np.ndarray
     amplitudes: np.ndarray
     n_neighbors: int
+
+
+Offer = Features | Chosen
+
+
+class Shortlist(Message, frozen=True, tag="shortlist"):
+    """The candidates that the sender wants its neighbours' sums over. Its choice comes later, in its own message."""
+
+    candidates: Offer
 
 
 class Degree(Message, frozen=True, tag="degree"):
@@ -167,6 +176,7 @@ AnyMessage = (
     | Bounds
     | Features
     | Chosen
+    | Shortlist
     | Degree
     | Sums
     | Moments
@@ -248,6 +258,8 @@ def check(message: AnyMessage, sender: str) -> None:
 
     Coefficients alone may travel in less than double precision.
     """
+    if isinstance(message, Shortlist):
+        message = message.candidates
     if isinstance(message, (Coefficients, Unchanged)):
         if not all(map(math.isfinite, message.progress)):
             raise MessageError(f"site {sender!r} sent progress that is NaN or infinite", sender)
