@@ -488,3 +488,21 @@ def test_more_features_than_agreed_are_refused(make_selector, verify):
     procedures["b"] = dekrr.train(sites(n_rows=90)[1], make_selector(14), settings)
     with pytest.raises(MessageError, match=r"'b' sent .* features where .* are the most"):
         LocalNetwork(RING).run(procedures)
+
+
+def test_a_choice_is_no_shortlist_and_a_shortlist_is_no_choice():
+    def chosen_at_once(receiver, message):
+        return message.candidates if isinstance(message, Shortlist) else message
+
+    def never_chosen(receiver, message):
+        return Shortlist(message) if isinstance(message, Features) else message
+
+    settings = DeKRRSettings(scale=None, verify_features=False)
+    for selector, change, reason in (
+        (Greedy(4, sigma=0.5), chosen_at_once, "'b' sent Features where Shortlist is due"),
+        (Energy(4), never_chosen, "'b' sent Shortlist where Features is due"),
+    ):
+        procedures = {site.name: dekrr.train(site, selector, settings) for site in sites()}
+        procedures["b"] = tampered(procedures["b"], change)
+        with pytest.raises(MessageError, match=reason):
+            LocalNetwork(RING).run(procedures)

@@ -25,7 +25,7 @@ class Weights:
     Parameters
     ----------
     n_rows : float
-        N: rows of all sites that are in the sums; where rows have weights, the sum of those.
+        N: how many rows of all sites are in the sums. A row counts once here, whatever its weight is.
     n_sites : int
         J.
     alpha : float
