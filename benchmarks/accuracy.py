@@ -153,6 +153,7 @@ def rounds_to(gap, method, consensus, name, directory):
         max_rounds=1,
         min_rows=1,
         rows_per_feature=0,
+        max_leverage=1,
     )
     selector = Energy(N_FEATURES[name], sigma=sigma)
     procedures = {
@@ -191,13 +192,13 @@ def rounds_to(gap, method, consensus, name, directory):
 
 
 def _system(site, selector, settings):
-    from dekrr.protocols.consensus import roll_call
-    from dekrr.system import assemble
+    from dekrr.protocols.cross_validation import set_up
 
-    roster = yield from roll_call(site)
-    ready = yield from dekrr.set_up(site, site.rows, selector, roster, settings)
-    weights = ready.weights(roster, settings.alpha, settings.consensus)
-    return assemble(ready.own, ready.received, ready.sent, weights), weights.own_penalty * ready.own.gram
+    run = dekrr.plan(selector, settings)
+    start = yield from dekrr.begin(site, run)
+    ready = yield from set_up(start, run)
+    system = ready.system(settings.alpha, settings.consensus)
+    return system.row, system.weights.own_penalty * ready.own.gram
 
 
 def _full(names, rows):

@@ -40,8 +40,8 @@ from dekrr.features import FeatureMap
 from dekrr.messages import Coefficients, encode, expect
 from dekrr.networks.mesh import MeshNetwork
 from dekrr.networks.session.events import Exchanged
-from dekrr.protocols.consensus import roll_call
 from dekrr.protocols.outcome import Outcome
+from dekrr.protocols.roll_call import roll_call
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.scaling import UNSCALED

@@ -20,7 +20,8 @@ import numpy as np
 from dekrr.messages import encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.session import Plan, Session
-from dekrr.protocols import allreduce, dekrr, dkla
+from dekrr.protocols import dekrr
+from dekrr.protocols.baselines import allreduce, dkla
 from dekrr.protocols.reading import MessageReader
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
@@ -98,7 +99,7 @@ class Problem:
 def run_seed(seed):
     """Run one seed; return what was injected and how the run ended, or raise AssertionError."""
     problem = Problem(seed)
-    with mock.patch("dekrr.protocols.consensus._MOST_NAMED", problem.most_named):
+    with mock.patch("dekrr.protocols.roll_call._MOST_NAMED", problem.most_named):
         return _run(problem, seed)
 
 

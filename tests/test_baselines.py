@@ -21,7 +21,7 @@ from dekrr import (
 from dekrr.data import make_sites
 from dekrr.messages import Total
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols import allreduce
+from dekrr.protocols.baselines import allreduce
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import Plain

@@ -13,8 +13,10 @@ from conftest import tampered
 from dekrr.errors import MessageError
 from dekrr.messages import Branch, Census, Roll, Tally, Total
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols.consensus import Progress, agree_on_scaling, roll_call, tree_sum
+from dekrr.protocols.agreeing import agree_on_scaling, tree_sum
+from dekrr.protocols.roll_call import roll_call
 from dekrr.protocols.site import Site
+from dekrr.protocols.stopping import Progress
 from dekrr.rows import ArrayRows
 
 
@@ -35,7 +37,7 @@ def networks(draw):
 
 def named_at_most(most):
     """Let networks of more sites than these count by a census."""
-    return mock.patch("dekrr.protocols.consensus._MOST_NAMED", most)
+    return mock.patch("dekrr.protocols.roll_call._MOST_NAMED", most)
 
 
 FEW_OR_MANY = st.integers(0, 9)

@@ -16,8 +16,11 @@ from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.messages import Coefficients
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols import allreduce, dekrr, dkla
-from dekrr.protocols.site import Site
+from dekrr.protocols import dekrr
+from dekrr.protocols.baselines import allreduce, dkla
+from dekrr.protocols.choosing import ALLOCATIONS
+from dekrr.protocols.run import Allocation
+from dekrr.protocols.site import Site, without_exchange
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
 from dekrr.selection import Energy, Greedy, Plain
@@ -470,3 +473,72 @@ def test_the_privacy_budget_is_for_rows_that_count_once():
         train = dekrr.train(replace(site, rows=rows, feature_map=None), Plain(4), chosen)
         with pytest.raises(SettingsError, match="one output and rows that count once"):
             LocalNetwork(problem.graph).run({"0": train})
+
+
+def test_every_reason_to_refuse_is_told_at_once_and_before_anything_is_sent():
+    site = next(iter(make_problem(0).sites.values()))
+    chosen = DeKRRSettings(
+        privacy=DifferentialPrivacy(1.0), allocation="gain", bounds=((0.0,), (1.0,)), exchange="features"
+    )
+    tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,))
+    with pytest.raises(SettingsError) as refusal:
+        next(dekrr.train(replace(site, feature_map=None), Energy(4), chosen, tuning))
+    for reason in (
+        "bounds must be 4 finite",
+        "for greedy features",
+        "Energy chooses features from rows",
+        'exchange="features" sends features of every row',
+        'allocation="gain" gives sites different features',
+        "tuning would look at rows",
+    ):
+        assert reason in str(refusal.value)
+
+
+def test_a_further_policy_is_a_class_and_a_line(monkeypatch):
+    class Alternating(Allocation):
+        def n_features(self, start, run):
+            return without_exchange(run.chooser.n_features + len(start.site.neighbors) % 2)
+
+    monkeypatch.setitem(ALLOCATIONS, "sqrt", Alternating)
+    problem = make_problem(0)
+    sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
+    chosen = DeKRRSettings(scale=None, allocation="sqrt", min_rows=1, rows_per_feature=0, max_rounds=3)
+    outcomes = LocalNetwork(problem.graph).run({n: dekrr.train(s, Energy(4), chosen) for n, s in sites.items()})
+    sizes = {n: outcome.feature_map.n_features for n, outcome in outcomes.items()}
+    assert sizes == {n: 4 + len(s.neighbors) % 2 for n, s in sites.items()}
+
+
+@pytest.mark.parametrize("chooser", [Greedy(4, sigma=0.5), Energy(4, sigma=0.5), Plain(4, sigma=0.5)])
+@pytest.mark.parametrize("tuning", [None, Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=2)])
+@pytest.mark.parametrize("exchange", ["sums", "features"])
+def test_an_output_that_is_0_changes_nothing_about_another(chooser, tuning, exchange):
+    problem = make_problem(3, rows=(30, 40))
+    chosen = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, exchange=exchange)
+    results = []
+    for n_outputs in (1, 2):
+        sites = {}
+        for name, site in problem.sites.items():
+            y = site.y if n_outputs == 1 else np.column_stack([site.y, np.zeros(site.n_rows)])
+            sites[name] = replace(site, feature_map=None, rows=ArrayRows(site.X, y))
+        procedures = {n: dekrr.train(s, chooser, chosen, tuning) for n, s in sites.items()}
+        results.append(LocalNetwork(problem.graph).run(procedures))
+    one, two = results
+    for name in problem.sites:
+        np.testing.assert_array_equal(two[name].feature_map.frequencies, one[name].feature_map.frequencies)
+        np.testing.assert_allclose(two[name].coefficients[:, 0], one[name].coefficients, rtol=0, atol=1e-10)
+        np.testing.assert_array_equal(two[name].coefficients[:, 1], 0)
+
+
+def test_weights_of_rows_are_in_the_sums_and_not_in_the_number_of_rows():
+    """With weights of 2 all terms but the ridge double, and a doubled alpha gives the same coefficients."""
+    problem = make_problem(0)
+    heavy = {n: replace(s, rows=ArrayRows(s.X, s.y, np.full(s.n_rows, 2.0))) for n, s in problem.sites.items()}
+    guards = {"min_rows": 1, "rows_per_feature": 0, "max_leverage": 1, "verify_features": False}
+    chosen, twice = (DeKRRSettings(alpha=alpha, scale=None, tol=1e-12, **guards) for alpha in (1e-3, 2e-3))
+    weighted = LocalNetwork(problem.graph).run({n: dekrr.train(s, Plain(sigma=0.5), twice) for n, s in heavy.items()})
+    plain = LocalNetwork(problem.graph).run(
+        {n: dekrr.train(s, Plain(sigma=0.5), chosen) for n, s in problem.sites.items()}
+    )
+    for name, site in problem.sites.items():
+        assert weighted[name].roster.rows[name] == site.n_rows
+        np.testing.assert_allclose(weighted[name].coefficients, plain[name].coefficients, rtol=0, atol=1e-8)

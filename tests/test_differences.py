@@ -12,10 +12,11 @@ import pytest
 
 from dekrr.attacks.overhearing import Record
 from dekrr.errors import DataError
-from dekrr.messages import Features, Moments, Sums, Total
+from dekrr.messages import Features, Moments, Shortlist, Sums, Total
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols import allreduce, dekrr, dkla
-from dekrr.protocols.dekrr import read_features
+from dekrr.protocols import dekrr
+from dekrr.protocols.baselines import allreduce, dkla
+from dekrr.protocols.offers import read_features
 from dekrr.protocols.online import go_on
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
@@ -52,8 +53,9 @@ def sent_by(record, sender, known=None):
     """Return all sums about features that a site sent in a recorded run; `known` are maps from before it."""
     asked, found = dict(known or {}), []
     for entry in record.heard:
-        if isinstance(entry.message, Features) and entry.receiver == sender:
-            asked[entry.sender] = read_features(entry.sender, entry.message)
+        offer = entry.message.candidates if isinstance(entry.message, Shortlist) else entry.message
+        if isinstance(offer, Features) and entry.receiver == sender:
+            asked[entry.sender] = read_features(entry.sender, offer)
         if isinstance(entry.message, Moments | Sums) and entry.sender == sender:
             feature_map = asked[entry.receiver]
             gram = unpack_symmetric(entry.message.gram, feature_map.n_features)

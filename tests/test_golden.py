@@ -7,7 +7,8 @@ import pytest
 
 from dekrr.features import FeatureMap
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols import dekrr, dkla
+from dekrr.protocols import dekrr
+from dekrr.protocols.baselines import dkla
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import Energy, Plain, Pool

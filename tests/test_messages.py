@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from dekrr import messages, statistics
 from dekrr.errors import MessageError
+from dekrr.protocols.reading import MessageReader
 
 numbers = arrays(np.float64, array_shapes(max_dims=2, max_side=6), elements=st.floats(-1e9, 1e9))
 
@@ -111,3 +112,35 @@ def test_of_several_who_owe_a_message_the_first_is_named():
     for _ in range(3):
         with pytest.raises(MessageError, match="'a' sent nothing"):
             messages.expect_senders({}, {"c", "a", "b"})
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        messages.Features(np.ones((2, 3)), np.zeros(3), np.ones(3), 1),
+        messages.Chosen(7, 3, [0, 2, 5], np.empty(0), np.empty(0), 1),
+    ],
+)
+def test_a_shortlist_is_a_kind_of_its_own_that_carries_a_map_or_a_proof(offer):
+    data = messages.encode(messages.Shortlist(offer))
+    received = messages.decode(data, "a")
+    assert isinstance(received, messages.Shortlist)
+    assert messages.encode(received) == data
+    assert messages.encode(received.candidates) == messages.encode(offer)
+    reader = MessageReader()
+    assert [reader.is_choice(message) for message in (received, offer)] == [False, True]
+    assert [reader.is_exact(message) for message in (received, offer)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("offer", "reason"),
+    [
+        (messages.Features(np.ones((2, 3)), np.zeros(2), np.ones(3), 1), "parts do not fit"),
+        (messages.Features(np.ones((2, 3)), np.zeros(3), np.ones(3, np.float32), 1), "Features.amplitudes as float32"),
+        (messages.Chosen(7, 3, [0], np.zeros(1, np.int8), np.empty(0), 1), "Chosen.phases as int8"),
+        (messages.Total(np.zeros(1)), "Invalid value 'total'"),
+    ],
+)
+def test_what_is_in_a_shortlist_is_checked(offer, reason):
+    with pytest.raises(MessageError, match=f"site 'a' .*{reason}"):
+        messages.decode(messages.encode(messages.Shortlist(offer)), "a")

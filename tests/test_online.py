@@ -8,6 +8,7 @@ from dekrr import DataError, DeKRRRegressor, GreedySelector, SettingsError, Topo
 from dekrr.data import make_sites
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
+from dekrr.protocols.online import go_on
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import Greedy
@@ -155,3 +156,15 @@ def test_any_number_of_updates():
     for k in range(520):
         network.partial_fit(X[k % len(X)][None], y[k % len(X)][None], sites=["only"])
     assert network.rows_["only"].n_rows == 540
+
+
+def test_updates_validate_their_settings_and_refuse_features_of_rows():
+    rows = ArrayRows(X[:20], y[:20])
+    site = Site("a", ("b",), rows)
+    for change, reason in (
+        ({"exchange": "features"}, 'exchange="features" cannot go on from an earlier fit'),
+        ({"max_rounds": -3}, "max_rounds is -3; it must be"),
+        ({"alpha": 0.0}, "alpha is 0.0; it must be a positive number"),
+    ):
+        with pytest.raises(SettingsError, match=reason):
+            next(go_on(site, None, rows, Greedy(4, sigma=0.5), DeKRRSettings(**change)))

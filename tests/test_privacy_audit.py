@@ -8,8 +8,8 @@ from scipy import stats
 
 from dekrr.attacks.audit import _upper, audit, everything_sent, gaussian_epsilon
 from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, clip_responses, pack
-from dekrr.protocols import dekrr
-from dekrr.protocols.private import shared_features
+from dekrr.protocols import exchange
+from dekrr.protocols.exchange import shared_features
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import Plain
@@ -87,7 +87,7 @@ class WithoutNoiseOnTheMoment(GaussianSums):
 
 
 def test_the_first_coefficients_give_the_moment_away(monkeypatch):
-    monkeypatch.setattr(dekrr, "GaussianSums", WithoutNoiseOnTheMoment)
+    monkeypatch.setattr(exchange, "GaussianSums", WithoutNoiseOnTheMoment)
     _, X, y, (rows, _) = worst_case()
     release = everything_sent(PRIVACY, Site("other", ("target",), ArrayRows(X, y)), n_features=N_FEATURES, sigma=SIGMA)
     features = shared_features(Plain(N_FEATURES, sigma=SIGMA), X.shape[1], seed=0)(rows[0])
@@ -101,5 +101,5 @@ def test_a_whole_run_passes_and_a_leak_through_coefficients_is_caught(monkeypatc
     release = everything_sent(PRIVACY, Site("other", ("target",), ArrayRows(X, y)), n_features=N_FEATURES, sigma=SIGMA)
     found = audit(release, *pair, runs=600, delta=PRIVACY.delta)
     assert max(found.lower_bound, found.gaussian_bound) <= PRIVACY.epsilon
-    monkeypatch.setattr(dekrr, "GaussianSums", WithoutNoiseOnTheMoment)
+    monkeypatch.setattr(exchange, "GaussianSums", WithoutNoiseOnTheMoment)
     assert audit(release, *pair, runs=300, delta=PRIVACY.delta).lower_bound > 2 * PRIVACY.epsilon

@@ -15,17 +15,20 @@ from dekrr.attacks.overhearing import Record
 from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
-from dekrr.messages import Chosen, Features, Moments, Sums, Tally, decode, encode
+from dekrr.messages import Chosen, Features, Moments, Shortlist, Sums, Tally, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import admission, guards
 from dekrr.privacy.admission import learn
 from dekrr.protocols import dekrr
-from dekrr.protocols.consensus import Roster
-from dekrr.protocols.shared import share_features
+from dekrr.protocols.baselines.shared import share_features
+from dekrr.protocols.roll_call import RollCall
+from dekrr.protocols.roster import Roster
 from dekrr.protocols.site import Site
+from dekrr.protocols.stages import Offers, Start
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows, ChainedRows
-from dekrr.selection import CHOOSERS, Energy, Greedy
+from dekrr.scaling import UNSCALED
+from dekrr.selection import CHOOSERS, Energy, Greedy, Plain
 from dekrr.settings import GRIDS, DeKRRSettings
 from dekrr.statistics import accumulate, unpack_symmetric
 
@@ -156,6 +159,8 @@ class Malicious:
                 return stop.value
 
     def _forge(self, message):
+        if isinstance(message, Shortlist):
+            return Shortlist(self._forge(message.candidates))
         if not isinstance(message, Features):
             return message
         forged = self.feature_map
@@ -229,8 +234,9 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
             network.run(procedures)
         return
     network.run(procedures)
-    lengths = [m.frequencies.shape[1] for m in record.between("b", "a", Features)]
-    assert 6 <= lengths[-2] <= n_rows / (2 * rows_per_feature)
+    lengths = [m.candidates.frequencies.shape[1] for m in record.between("b", "a", Shortlist)]
+    assert 6 <= lengths[-1] <= n_rows / (2 * rows_per_feature)
+    lengths += [m.frequencies.shape[1] for m in record.between("b", "a", Features)]
     assert all(length <= n_rows / (2 * rows_per_feature) for length in lengths)
     assert len(record.between("a", "b", Moments)) == (5 if tuned else 1)
 
@@ -325,7 +331,9 @@ def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
     for seed, refused in ((0, False), (1, True)):
         rng = np.random.default_rng(seed)
         maps = {p: FeatureMap.unweighted(rng.normal(size=(2, 3)), np.zeros(3)) for p in site.neighbors}
-        procedure = dekrr.exchange_sums(site, site.rows, maps["b"], maps, run_settings)
+        run_ = dekrr.plan(Plain(3), run_settings)
+        start = Start(site, site.rows, UNSCALED, RollCall(site))
+        procedure = run_.exchange.sums(start, maps["b"], Offers(maps, {}), run_)
         if refused:
             with pytest.raises(MessageError, match="max_maps=1"):
                 next(procedure)
@@ -480,3 +488,21 @@ def test_more_features_than_agreed_are_refused(make_selector, verify):
     procedures["b"] = dekrr.train(sites(n_rows=90)[1], make_selector(14), settings)
     with pytest.raises(MessageError, match=r"'b' sent .* features where .* are the most"):
         LocalNetwork(RING).run(procedures)
+
+
+def test_a_choice_is_no_shortlist_and_a_shortlist_is_no_choice():
+    def chosen_at_once(receiver, message):
+        return message.candidates if isinstance(message, Shortlist) else message
+
+    def never_chosen(receiver, message):
+        return Shortlist(message) if isinstance(message, Features) else message
+
+    settings = DeKRRSettings(scale=None, verify_features=False)
+    for selector, change, reason in (
+        (Greedy(4, sigma=0.5), chosen_at_once, "'b' sent Features where Shortlist is due"),
+        (Energy(4), never_chosen, "'b' sent Shortlist where Features is due"),
+    ):
+        procedures = {site.name: dekrr.train(site, selector, settings) for site in sites()}
+        procedures["b"] = tampered(procedures["b"], change)
+        with pytest.raises(MessageError, match=reason):
+            LocalNetwork(RING).run(procedures)

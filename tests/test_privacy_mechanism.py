@@ -22,7 +22,7 @@ from dekrr.privacy import mechanism
 from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, nearest_positive, pack, unpack
 from dekrr.privacy.vault import Vault
 from dekrr.protocols import dekrr
-from dekrr.protocols.private import shared_features
+from dekrr.protocols.exchange import shared_features
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows

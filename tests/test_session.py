@@ -78,7 +78,7 @@ class Fixed(Problem):
 @pytest.fixture
 def many(monkeypatch):
     """Let two sites be too many to know each other by name."""
-    monkeypatch.setattr("dekrr.protocols.consensus._MOST_NAMED", 1)
+    monkeypatch.setattr("dekrr.protocols.roll_call._MOST_NAMED", 1)
 
 
 @pytest.mark.parametrize("seed", range(200))

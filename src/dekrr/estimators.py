@@ -30,7 +30,8 @@ from .metrics import relative, rse
 from .model import Header, KernelModel, SiteModel, members_of
 from .networks.local import LocalNetwork
 from .networks.traffic import Traffic
-from .protocols import allreduce, dekrr, dkla
+from .protocols import dekrr
+from .protocols.baselines import allreduce, dkla
 from .protocols.online import go_on
 from .protocols.outcome import Outcome
 from .protocols.site import Procedure, Site

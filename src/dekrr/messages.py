@@ -100,7 +100,7 @@ class Bounds(Message, frozen=True, tag="bounds"):
 
 
 class Features(Message, frozen=True, tag="features"):
-    """The sender's feature map and its number of neighbours; 0 neighbours mark a shortlist, which is no choice yet."""
+    """The sender's feature map and its number of neighbours."""
 
     frequencies: np.ndarray
     phases: np.ndarray
@@ -122,6 +122,15 @@ class Chosen(Message, frozen=True, tag="chosen"):
     phases: np.ndarray
     amplitudes: np.ndarray
     n_neighbors: int
+
+
+Offer = Features | Chosen
+
+
+class Shortlist(Message, frozen=True, tag="shortlist"):
+    """The candidates that the sender wants its neighbours' sums over. Its choice comes later, in its own message."""
+
+    candidates: Offer
 
 
 class Degree(Message, frozen=True, tag="degree"):
@@ -183,6 +192,7 @@ AnyMessage = (
     | Bounds
     | Features
     | Chosen
+    | Shortlist
     | Degree
     | Sums
     | Moments
@@ -264,6 +274,8 @@ def check(message: AnyMessage, sender: str) -> None:
 
     Only coefficients may travel in less than double precision.
     """
+    if isinstance(message, Shortlist):
+        message = message.candidates
     if isinstance(message, (Coefficients, Unchanged)):
         if not all(map(math.isfinite, message.progress)):
             raise MessageError(f"site {sender!r} sent progress that is NaN or infinite", sender)

@@ -26,7 +26,7 @@ class Weights:
     Parameters
     ----------
     n_rows : float
-        N: the number of rows of all sites that are in the sums. Where rows have weights, N is the sum of the weights.
+        N: the number of rows of all sites that are in the sums. A row counts once here, whatever its weight is.
     n_sites : int
         J.
     alpha : float

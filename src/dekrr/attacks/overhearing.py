@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..features import FeatureMap
-from ..messages import AnyMessage, Chosen, Coefficients, Features, Message, Moments, Sums
+from ..messages import AnyMessage, Chosen, Coefficients, Features, Message, Moments, Offer, Shortlist, Sums
 from ..networks.base import Delivery
 from ..networks.local import LocalNetwork
 from ..privacy.guards import prove
@@ -88,10 +88,13 @@ def _forged(procedure: Procedure[Outcome], site: Site, selector: Chooser, forger
     outbox = next(procedure)
     asked = size = forged_size = 0
     while True:
-        offers = [message for message in outbox.values() if isinstance(message, Features | Chosen)]
-        if offers:
-            size, forged = _size(offers[0]), forger(asked)
-            outbox, asked = dict.fromkeys(outbox, _offer(forged, offers[0], site, selector)), asked + 1
+        maps = [message for message in outbox.values() if isinstance(message, Offer | Shortlist)]
+        if maps:
+            is_shortlist = isinstance(maps[0], Shortlist)
+            honest = maps[0].candidates if isinstance(maps[0], Shortlist) else maps[0]
+            size, forged = _size(honest), forger(asked)
+            offer = _offer(forged, honest, site, selector)
+            outbox, asked = dict.fromkeys(outbox, Shortlist(offer) if is_shortlist else offer), asked + 1
             forged_size = forged.n_features
         inbox = yield {p: _resized(message, forged_size) for p, message in outbox.items()}
         try:
@@ -101,11 +104,11 @@ def _forged(procedure: Procedure[Outcome], site: Site, selector: Chooser, forger
             return outcome
 
 
-def _size(offer: Features | Chosen) -> int:
+def _size(offer: Offer) -> int:
     return int(offer.frequencies.shape[1]) if isinstance(offer, Features) else len(offer.indices)
 
 
-def _offer(forged: FeatureMap, honest: Features | Chosen, site: Site, selector: Chooser) -> Message:
+def _offer(forged: FeatureMap, honest: Offer, site: Site, selector: Chooser) -> Offer:
     if isinstance(honest, Chosen):
         return prove(selector, forged, site.seed, site.name, honest.n_neighbors)
     return Features(forged.frequencies, forged.phases, forged.amplitudes, honest.n_neighbors)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..features import FeatureMap
-from ..messages import Chosen, Features, Moments, Sums
+from ..messages import Chosen, Features, Moments, Shortlist, Sums
 from ..privacy.guards import redraw
-from ..protocols.dekrr import read_features
+from ..protocols.offers import read_features
 from ..protocols.site import Site
 from ..protocols.tuning import Tuning
 from ..selection import Chooser
@@ -225,6 +225,8 @@ def _phases(record: Record, listener: str, target: Site, selector: Chooser, tuni
             sigma, fold = next(steps)
             phase = _Phase(f"{listener}, sigma {sigma:g}", np.arange(n_folds) != fold)
         message = entry.message
+        if isinstance(message, Shortlist):
+            message = message.candidates
         if isinstance(message, Features):
             offers[entry.sender] = read_features(entry.sender, message)
         elif isinstance(message, Chosen):

@@ -8,7 +8,7 @@ import msgspec
 
 from ..errors import SettingsError, TopologyError
 from ..networks.session.frames import RESERVED
-from ..protocols import dekrr
+from ..protocols.agreeing import public_scaling
 from ..settings import GRIDS, DifferentialPrivacy, FeatureSettings, TuningSettings, Wire, entries, grid_of
 from .tables import (
     METHODS,
@@ -124,7 +124,7 @@ def _check_bounds(bounds: Any, data: DataTable, mistakes: list[str]) -> None:
     if not isinstance(bounds, list) or [type(bound) for bound in bounds] != [list, list]:
         return  # there are no bounds, or their wrong type is already among the mistakes
     try:
-        dekrr.public_scaling((tuple(bounds[0]), tuple(bounds[1])), len(data.columns))
+        public_scaling((tuple(bounds[0]), tuple(bounds[1])), len(data.columns))
     except (SettingsError, ValueError) as error:
         mistakes.append(f"settings.{error}")
 
@@ -190,7 +190,7 @@ def _check_grids(settings: Mapping[str, Any], mistakes: list[str]) -> dict[str, 
 
 
 def _check_privacy(method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:
-    """Find the mistakes that `protocols.private.require_private` would refuse at the start of the run."""
+    """Find the mistakes that `protocols.run.Run.refuse` would refuse at the start of the run."""
     if method != "dekrr":
         mistakes.append(f'settings.privacy: only method = "dekrr" offers differential privacy, not {method}')
         return

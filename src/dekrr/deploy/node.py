@@ -20,6 +20,7 @@ import msgspec
 
 from ..disk import replacing, synchronise
 from ..errors import DataError, ModelFileError, SettingsError
+from ..messages import Offer
 from ..model import Header, SiteModel, members_of
 from ..networks.mesh import Keys, Link, MeshNetwork
 from ..networks.session import Plan, Session
@@ -32,7 +33,7 @@ from ..privacy.history import History
 from ..privacy.vault import Vault
 from ..protocols import dekrr
 from ..protocols.outcome import Outcome
-from ..protocols.reading import MessageReader, Offer
+from ..protocols.reading import MessageReader
 from ..protocols.site import Procedure, Site
 from ..rows import Rows, StreamedRows
 from ..rows.sources import open_source

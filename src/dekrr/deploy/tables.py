@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..protocols import allreduce, dekrr, dkla
+from ..protocols import dekrr
+from ..protocols.baselines import allreduce, dkla
 from ..protocols.outcome import Outcome
 from ..protocols.site import Procedure
 from ..protocols.tuning import Tuning

@@ -16,7 +16,8 @@ from ..metrics import rse
 from ..model import neighborhood_weights
 from ..networks.base import Delivery
 from ..networks.local import LocalNetwork
-from ..protocols import dekrr, dkla
+from ..protocols import dekrr
+from ..protocols.baselines import dkla
 from ..protocols.outcome import Outcome
 from ..protocols.site import Site
 from ..rows import ArrayRows

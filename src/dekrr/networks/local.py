@@ -33,7 +33,7 @@ class LocalNetwork:
     Examples
     --------
     >>> import numpy as np
-    >>> from dekrr.protocols.consensus import roll_call
+    >>> from dekrr.protocols.roll_call import roll_call
     >>> from dekrr.protocols.site import Site
     >>> from dekrr.rows import ArrayRows
     >>> rows = ArrayRows(np.zeros((3, 1)), np.zeros(3))

@@ -249,8 +249,7 @@ def redraw(selector: Chooser, message: Chosen, seed: int, sender: str, n_columns
         raise MessageError(f"site {sender!r} chose candidates outside its pool of {pool.n_candidates}", sender)
     chosen = np.asarray(message.indices, dtype=np.intp)
     kept = pool.keep(chosen)
-    given = {"phases": message.phases, "amplitudes": message.amplitudes}
-    for name, values in given.items():
+    for name, values in (("phases", message.phases), ("amplitudes", message.amplitudes)):
         if values.shape not in ((0,), (kept.n_features,)):
             raise MessageError(f"site {sender!r} sent {values.size} {name} for {kept.n_features} features", sender)
     check_amplitudes(sender, message.amplitudes)

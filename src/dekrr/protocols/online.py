@@ -7,11 +7,12 @@ from the coefficients that were there. The result is that of training on all row
 row is in sums is decided by the site's first rule; see `dekrr.privacy.admission`.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..errors import DataError, MessageError, SettingsError
+from ..errors import DataError, MessageError
 from ..features import FeatureMap
 from ..messages import Bounds, Degree, Message, expect, expect_senders
 from ..privacy import guards
@@ -19,25 +20,39 @@ from ..rows import Rows
 from ..scaling import UNSCALED, AnyScaling, Scaling
 from ..selection import Chooser
 from ..settings import DeKRRSettings
-from ..solvers import make_solver
-from .consensus import roll_call
-from .dekrr import (
-    Offers,
-    SetUp,
-    check_degrees,
-    iterate,
-    kept_of,
-    offer_of,
-    read_offers,
-    sum_up,
-    trade_sums,
-)
+from .choosing import choose_alone
+from .dekrr import plan
+from .exchange import ExactSums, kept_of, sum_up, trade_sums
+from .offers import check_degrees, offer_of, read_offers
 from .outcome import Outcome
+from .roll_call import RollCall
+from .rounds import assemble, rounds
+from .run import Run
 from .site import Procedure, Site
+from .stages import Offers, SetUp, Start
+
+
+@dataclass(frozen=True, eq=False)
+class _Update:
+    """What changes at a site.
+
+    Parameters
+    ----------
+    before : Outcome or None
+        Where the site stood; None where it joins.
+    new : Rows
+        The site's new rows.
+    known : tuple of str
+        Neighbours that the site has exchanged sums with before.
+    """
+
+    before: Outcome | None
+    new: Rows
+    known: tuple[str, ...]
 
 
 def go_on(
-    site: Site, before: Outcome | None, new: Rows, selector: Chooser, settings: DeKRRSettings
+    site: Site, before: Outcome | None, new: Rows, chooser: Chooser, settings: DeKRRSettings
 ) -> Procedure[Outcome]:
     """Bring one site's model up to date together with its neighbours.
 
@@ -46,136 +61,123 @@ def go_on(
     site : Site
         With all its rows, and its neighbours as they are now.
     before : Outcome or None
-        Where it stood; None for a site that joins.
+        Where the site stood; None for a site that joins.
     new : Rows
-        Those of its rows that are new; maybe none.
-    selector : Chooser
+        The site's new rows; there may be none.
+    chooser : Chooser
         For a site that joins, and to check the features of new neighbours.
     settings : DeKRRSettings
     """
-    if settings.privacy is not None:
-        raise SettingsError("the privacy budget is spent by the first fit: a second release of sums would exceed it")
-    solver = make_solver(settings.solver, settings.self_penalty)
+    run = plan(chooser, settings)
+    run.refuse(site, also=_reasons(run))
     admission = before.admission if before is not None else None
     site = replace(site, admission=admission or site.admission).withholding(settings.max_leverage)
     if site.admission is not None and new.n_rows:
         new = new.withholding(site.admission)
-    n_new = new.n_rows - new.n_withheld
-    if new.n_rows and n_new < settings.min_rows and site.neighbors:
-        alone = f", besides {new.n_withheld} that stand alone" if new.n_withheld else ""
-        raise DataError(
-            f"site {site.name!r} has {n_new} new rows{alone}, fewer than min_rows={settings.min_rows}: sums over so "
-            "few would give them away; hold them back until there are more"
-        )
-    roster = yield from roll_call(site)
+    _check_new_rows(site, new, settings.min_rows)
+    roll = RollCall(site)
+    yield from roll.roster()
     met = before.ready.maps if before is not None and before.ready is not None else {}
-    known = tuple(p for p in site.neighbors if p in met)
-    scaling = yield from _pass_on_scaling(site, before, known, settings)
-    rows, new = site.rows.scaled(scaling), new.scaled(scaling)
+    update = _Update(before, new, tuple(p for p in site.neighbors if p in met))
+    scaling = yield from _pass_on_scaling(site, update, run)
+    start = Start(site, site.rows.scaled(scaling), scaling, roll)
+    update = replace(update, new=new.scaled(scaling))
     if before is None:
-        n_features = selector.most_features(int(selector.n_features), site.n_rows)
-        selector = selector.replace(n_features=n_features)
-        own_map = selector.select(rows.sample.X, rows.sample.y, site.rng())
+        run = run.with_n_features(chooser.most_features(int(chooser.n_features), site.n_rows))
+        own_map = choose_alone(site, start.rows, run.chooser)
     else:
         own_map = before.feature_map
-        selector = selector.replace(n_features=own_map.n_features)
-    maps, degrees = yield from _exchange_maps(site, own_map, before, known, selector, settings)
-    _check_rows(site, own_map, maps, known, n_new, settings)
-    ready = yield from _exchange_sums(site, rows, new, before, known, own_map, maps, degrees, settings)
-    system = ready.system(roster, settings.alpha, settings.consensus)
-    start = before.coefficients if before is not None else np.zeros_like(system.row.right_side)
-    outcome = Outcome(roster, scaling, own_map, start, neighbor_maps=maps, ready=ready)
-    outcome.own_weight = settings.own_weight
-    outcome.admission = site.admission
-    yield from iterate(site, system, solver, settings, outcome, from_zero=False)
-    return outcome
+        run = run.with_n_features(own_map.n_features)
+    offers = yield from _exchange_maps(site, own_map, update, run)
+    ready = yield from _exchange_sums(start, own_map, offers, update, run)
+    system = assemble(ready, run)
+    coefficients = before.coefficients if before is not None else np.zeros_like(system.row.right_side)
+    return (yield from rounds(start, ready, system, run, coefficients))
 
 
-def _pass_on_scaling(
-    site: Site, before: Outcome | None, known: tuple[str, ...], settings: DeKRRSettings
-) -> Procedure[AnyScaling]:
+def _reasons(run: Run) -> Iterator[str]:
+    """Yield why a run cannot be brought up to date."""
+    if run.settings.privacy is not None:
+        yield "the privacy budget is spent by the first fit: a second release of sums would exceed it"
+    elif not isinstance(run.exchange, ExactSums):
+        yield (
+            f'exchange="{run.settings.exchange}" cannot go on from an earlier fit, which adds up sums: take '
+            'exchange="sums", or fit anew'
+        )
+
+
+def _check_new_rows(site: Site, new: Rows, min_rows: int) -> None:
+    """Refuse new rows that are so few that sums over them would give them away."""
+    n_new = new.n_rows - new.n_withheld
+    if new.n_rows and n_new < min_rows and site.neighbors:
+        alone = f", besides {new.n_withheld} that stand alone" if new.n_withheld else ""
+        raise DataError(
+            f"site {site.name!r} has {n_new} new rows{alone}, fewer than min_rows={min_rows}: sums over so "
+            "few would give them away; hold them back until there are more"
+        )
+
+
+def _pass_on_scaling(site: Site, update: _Update, run: Run) -> Procedure[AnyScaling]:
     """Tell new neighbours the scaling; a site that joins takes the one it is told."""
+    before = update.before
     outbox: dict[str, Message] = {}
     if before is not None and isinstance(before.scaling, Scaling):
         message = Bounds(before.scaling.lower, before.scaling.upper)
-        outbox = {p: message for p in site.neighbors if p not in known}
+        outbox = {p: message for p in site.neighbors if p not in update.known}
     inbox = yield outbox
-    if before is not None or settings.scale is None:
-        return before.scaling if before is not None else UNSCALED
+    if before is not None:
+        return before.scaling
+    if run.settings.scale is None:
+        return UNSCALED
     shapes = dict.fromkeys(inbox, site.rows.bounds.lower.shape)
-    told = expect(inbox, Bounds, lower=shapes, upper=shapes)
-    if not told:
+    bounds = expect(inbox, Bounds, lower=shapes, upper=shapes)
+    if not bounds:
         raise MessageError(f"site {site.name!r} joins, but no neighbour told it the scaling: join one site at a time")
-    first = told[min(told)]
+    first = bounds[min(bounds)]
     return Scaling(first.lower, first.upper)
 
 
-def _exchange_maps(
-    site: Site,
-    own_map: FeatureMap,
-    before: Outcome | None,
-    known: tuple[str, ...],
-    selector: Chooser,
-    settings: DeKRRSettings,
-) -> Procedure[Offers]:
+def _exchange_maps(site: Site, own_map: FeatureMap, update: _Update, run: Run) -> Procedure[Offers]:
     """Send the map to new neighbours, and the number of neighbours to all."""
+    known, before = update.known, update.before
     outbox: dict[str, Message] = {p: Degree(len(site.neighbors)) for p in known}
     strangers = [p for p in site.neighbors if p not in known]
     if strangers:
-        outbox |= dict.fromkeys(strangers, offer_of(site, own_map, selector, settings))
+        outbox |= dict.fromkeys(strangers, offer_of(site, own_map, run))
     inbox = yield outbox
     expect_senders(inbox, site.neighbors)
     familiar = expect({p: m for p, m in inbox.items() if p in known}, Degree)
-    offers = {p: m for p, m in inbox.items() if p not in known}
-    maps, degrees = read_offers(site, offers, own_map.n_columns, selector, settings)
-    degrees |= {p: m.n_neighbors for p, m in familiar.items()}
-    check_degrees(degrees)
+    check_degrees({p: m.n_neighbors for p, m in familiar.items()})
+    offers = read_offers(site, {p: m for p, m in inbox.items() if p not in known}, own_map.n_columns, run)
+    maps = offers.maps
     if before is not None:
         maps |= {p: before.neighbor_maps[p] for p in known}
-    return {p: maps[p] for p in site.neighbors}, degrees
+    degrees = offers.degrees | {p: m.n_neighbors for p, m in familiar.items()}
+    return Offers({p: maps[p] for p in site.neighbors}, degrees)
 
 
-def _check_rows(
-    site: Site,
-    own_map: FeatureMap,
-    maps: dict[str, FeatureMap],
-    known: tuple[str, ...],
-    n_new: int,
-    settings: DeKRRSettings,
-) -> None:
-    """Refuse sums over too few rows: of the new ones to old neighbours, of all to new neighbours."""
-    strangers = {p: feature_map for p, feature_map in maps.items() if p not in known}
+def _exchange_sums(start: Start, own_map: FeatureMap, offers: Offers, update: _Update, run: Run) -> Procedure[SetUp]:
+    """Exchange sums over new rows with old neighbours, and over all rows with new ones; add them up."""
+    site, rows, maps, settings = start.site, start.rows, offers.maps, run.settings
+    familiar = {p: maps[p] for p in update.known}
+    strangers = {p: maps[p] for p in maps if p not in update.known}
     guards.check_rows(site.name, site.n_rows, own_map, strangers, settings.rows_per_feature)
+    n_new = update.new.n_rows - update.new.n_withheld
     if n_new:
-        familiar = {p: maps[p] for p in known}
         guards.check_rows(site.name, n_new, own_map, familiar, settings.rows_per_feature)
     site.ledger.admit(maps, settings.max_maps)
-
-
-def _exchange_sums(
-    site: Site,
-    rows: Rows,
-    new: Rows,
-    before: Outcome | None,
-    known: tuple[str, ...],
-    own_map: FeatureMap,
-    maps: dict[str, FeatureMap],
-    degrees: dict[str, int],
-    settings: DeKRRSettings,
-) -> Procedure[SetUp]:
-    """Exchange sums over new rows with old neighbours, and over all rows with new ones; add them up."""
-    strangers = {p: maps[p] for p in maps if p not in known}
-    if before is None:
+    if update.before is None:
         own, changes = sum_up(site, rows, own_map, maps, settings)
     else:
-        own, changes = sum_up(site, new, own_map, {p: maps[p] for p in known}, settings)
+        own, changes = sum_up(site, update.new, own_map, familiar, settings)
         if strangers:
             changes |= sum_up(site, rows, own_map, strangers, settings)[1]
     received = yield from trade_sums(own_map, maps, changes)
     sent = kept_of(changes)
-    if before is not None and before.ready is not None:
-        old = before.ready
+    old = update.before.ready if update.before is not None else None
+    if old is not None:
         own = old.own.plus(own)
-        received |= {p: old.received[p].plus(received[p]) for p in known}
-        sent |= {p: old.sent[p].plus(sent[p]) for p in known}
-    return SetUp(own_map, maps, degrees, own, received, {p: sent[p] for p in maps})
+        received |= {p: old.received[p].plus(received[p]) for p in update.known}
+        sent |= {p: old.sent[p].plus(sent[p]) for p in update.known}
+    roster = yield from start.roll.roster()
+    return SetUp(roster, own_map, maps, offers.degrees, own, received, {p: sent[p] for p in maps})

@@ -1,18 +1,15 @@
 """What a training procedure returns."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..features import FeatureMap
 from ..privacy.admission import Admission
 from ..privacy.mechanism import Spent
 from ..scaling import AnyScaling
 from ..types import Array
-from .consensus import Roster
+from .roster import Roster
+from .stages import SetUp
 from .tuning import Tuned
-
-if TYPE_CHECKING:
-    from .dekrr import SetUp
 
 
 @dataclass
@@ -32,23 +29,23 @@ class Outcome:
     settled : bool
         Whether `tol` was reached.
     relative_residual : float
-        The last one that all sites knew.
+        The last relative residual that all sites knew.
     objective_shares : list of float
         This site's share of the objective before each round and after the last.
     path : list of ndarray
-        Coefficients before each round and after the last, if asked for.
+        Coefficients before each round and after the last, where they are kept.
     dual_path : list of ndarray
-        The same of the multipliers, for methods that have them.
+        The multipliers of the same rounds, of methods that have them.
     own_weight : float
-        Of the site's own model when it predicts with its neighbourhood.
+        The weight of the site's own model when it predicts with its neighbourhood.
     tuned : Tuned or None
-        What cross-validation chose, if it was asked.
+        What cross-validation chose, where settings were tuned.
     ready : SetUp or None
         The maps and sums, from which training can go on.
     privacy : Spent or None
         The privacy budget that the site spent.
     admission : Admission or None
-        The rule by which rows were in sums, for later ones.
+        The rule by which rows were in sums, for later sums.
     """
 
     roster: Roster
@@ -65,6 +62,6 @@ class Outcome:
     dual_path: list[Array] = field(default_factory=list)
     own_weight: float = 0.5
     tuned: Tuned | None = None
-    ready: "SetUp | None" = None
+    ready: SetUp | None = None
     privacy: Spent | None = None
     admission: Admission | None = None

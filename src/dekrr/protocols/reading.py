@@ -4,12 +4,23 @@ It implements `dekrr.networks.session.Interpreter`.
 """
 
 from ..errors import MessageError
-from ..messages import AnyMessage, Bounds, Census, Chosen, Coefficients, Features, Message, Roll, Unchanged
-from . import consensus
+from ..messages import (
+    AnyMessage,
+    Bounds,
+    Census,
+    Chosen,
+    Coefficients,
+    Features,
+    Message,
+    Offer,
+    Roll,
+    Shortlist,
+    Unchanged,
+)
+from . import roll_call
 from .outcome import Outcome
 
-Offer = Features | Chosen
-_EXACT = frozenset({Roll, Census, Bounds, Chosen, Features})
+_EXACT = frozenset({Roll, Census, Bounds, Shortlist, Chosen, Features})
 _LONGEST_CENSUS = 6  # exchanges a site
 
 
@@ -17,7 +28,7 @@ class MessageReader:
     """Reads messages and outcomes for a session."""
 
     def check(self, message: AnyMessage, sender: str, exchange: int, sites: frozenset[str]) -> None:
-        """Refuse a roll call or a census that cannot be true of the given sites.
+        """Refuse a roll call or a census that cannot be true of these sites.
 
         Parameters
         ----------
@@ -38,7 +49,7 @@ class MessageReader:
 
     def is_choice(self, message: Message) -> bool:
         """Return whether a message announces features that the site chose; a shortlist is no choice yet."""
-        return isinstance(message, Offer) and message.n_neighbors > 0
+        return isinstance(message, Offer)
 
     def residual(self, message: Message) -> float | None:
         """Return the relative residual that a round's message tells (NaN if none yet); None for other messages."""
@@ -57,7 +68,7 @@ class MessageReader:
         return f"{len(sites) - roster.n_sites} of {len(sites)} sites"
 
     def diameter(self, outcome: Outcome) -> int:
-        """Return the most hops between two sites."""
+        """Return the largest number of hops between two sites."""
         return outcome.roster.diameter
 
 
@@ -70,13 +81,13 @@ def _check_roll(roll: Roll, sender: str, sites: frozenset[str]) -> None:
 
 
 def _check_census(census: Census, sender: str, exchange: int, sites: frozenset[str]) -> None:
-    names, most = {census.root}, 1 + max(census.depth, census.diameter)
+    names, n_sites = {census.root}, 1 + max(census.depth, census.diameter)
     for tally in census.tallies:
         names |= {tally.fewest[1], tally.most[1]}
-        most = max(most, tally.sites, tally.height + 1)
+        n_sites = max(n_sites, tally.sites, tally.height + 1)
     edges = census.branch.edges if census.branch is not None else []
     names.update(*edges)
-    fits = not consensus.are_named(len(sites)) and names <= sites and most <= len(sites)
+    fits = not roll_call.are_named(len(sites)) and names <= sites and n_sites <= len(sites)
     if not fits or census.depth > exchange or len(set(edges)) < len(edges):
         raise MessageError(f"site {sender!r} tells of a census that cannot be", sender)
     if exchange > _LONGEST_CENSUS * len(sites):

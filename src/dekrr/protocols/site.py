@@ -21,6 +21,12 @@ Result = TypeVar("Result")
 Procedure = Generator[Outbox, Inbox, Result]
 
 
+def without_exchange(result: Result) -> Procedure[Result]:
+    """Return a procedure that ends at once, with a result that takes no exchange."""
+    yield from ()
+    return result
+
+
 @dataclass(frozen=True, eq=False)
 class Site:
     """What one site has before a run: its name, its neighbours' names and its rows.
@@ -35,11 +41,11 @@ class Site:
     feature_map : FeatureMap, optional
         Features to use instead of choosing some.
     ledger : Ledger
-        Which maps its neighbours have asked sums for.
+        The maps that its neighbours have asked sums for.
     vault : Vault
-        What it has released under differential privacy, so that resuming releases nothing new.
+        What the site has released under differential privacy, so that resuming releases nothing new.
     admission : Admission, optional
-        The rule by which its rows may be in sums that leave it, from an earlier run; otherwise it is learnt.
+        The rule of an earlier run by which rows are in sums that leave the site; otherwise the rule is learnt.
     """
 
     name: str
@@ -76,12 +82,12 @@ class Site:
         return dict.fromkeys(self.neighbors, message)
 
     def withholding(self, max_leverage: float) -> "Site":
-        """Return the site with the rows marked that are in no sum that leaves it; before anything is sent.
+        """Return the site with those rows marked that are in no sum that leaves it.
 
         Parameters
         ----------
         max_leverage : float
-            Of the rule, where the site has none yet; 1 admits all rows.
+            For the rule, where the site has none yet; 1 admits all rows.
         """
         if max_leverage >= 1 or not self.neighbors or not self.n_rows:
             return self

@@ -30,7 +30,7 @@ class Sender:
         self.known = known
 
     def message(self, coefficients: Array, rounds: int, progress: tuple[float, ...]) -> Message:
-        """Return the message of this round, and remember what it tells."""
+        """Return the message of this round, and remember what neighbours know after it."""
         wire = self._wire
         if wire.censor_start and self._moved(coefficients) < wire.censor_start * wire.censor_decay**rounds:
             return Unchanged(progress)

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import DekrrError
+from ..messages import Offer
 from ..networks.session import Phase, Session
 from ..networks.session.events import Event, Listener, Unconfirmed
 from ..networks.session.frames import Data, frame_decoder
 from ..networks.session.journal import MemoryJournal
 from ..protocols.outcome import Outcome
-from ..protocols.reading import MessageReader, Offer
 
 TICK = 0.5
 
@@ -274,7 +274,7 @@ class FaultyNetwork:
 
     def _note_offer(self, name: str, data: bytes) -> None:
         frame = frame_decoder.decode(data)
-        if isinstance(frame, Data) and isinstance(frame.message, Offer) and MessageReader().is_choice(frame.message):
+        if isinstance(frame, Data) and isinstance(frame.message, Offer):
             self.offers.setdefault((frozenset(frame.gone), name), frame.message)
 
 

@@ -7,31 +7,31 @@ All sites sum Z_j'Z_j and Z_j'y_j over a spanning tree and solve the ridge regre
 import numpy as np
 from scipy.linalg import cho_solve
 
-from ..features import FeatureMap
-from ..selection import Chooser
-from ..settings import AllReduceSettings
-from ..solvers import cholesky
-from ..statistics import pack_symmetric, unpack_symmetric
-from .consensus import tree_sum
-from .outcome import Outcome
+from ...features import FeatureMap
+from ...selection import Chooser
+from ...settings import AllReduceSettings
+from ...solvers import cholesky
+from ...statistics import pack_symmetric, unpack_symmetric
+from ..agreeing import tree_sum
+from ..outcome import Outcome
+from ..site import Procedure, Site
 from .shared import prepare
-from .site import Procedure, Site
 
 
 def train(
-    site: Site, selector: Chooser, settings: AllReduceSettings, *, shared: FeatureMap | None = None
+    site: Site, chooser: Chooser, settings: AllReduceSettings, *, shared: FeatureMap | None = None
 ) -> Procedure[Outcome]:
-    """Train one model, the same at all sites, from sums over all rows."""
-    prepared = yield from prepare(
-        site,
-        selector,
-        scale=settings.scale,
-        min_rows=settings.min_rows,
-        rows_per_feature=settings.rows_per_feature,
-        max_leverage=settings.max_leverage,
-        selecting_site=settings.selecting_site,
-        shared=shared,
-    )
+    """Train one model, the same at all sites, from sums over all rows.
+
+    Parameters
+    ----------
+    site : Site
+    chooser : Chooser
+    settings : AllReduceSettings
+    shared : FeatureMap, optional
+        Features that all sites already have.
+    """
+    prepared = yield from prepare(site, chooser, settings, shared)
     own, roster = prepared.sums, prepared.roster
     size = len(own.moment)
     total = yield from tree_sum(

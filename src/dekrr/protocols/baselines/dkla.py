@@ -14,20 +14,20 @@ moved by more than a threshold that falls with the rounds, and all use the value
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from ..features import FeatureMap
-from ..selection import Chooser
-from ..settings import DKLASettings, Wire
-from ..types import Array
-from .consensus import Progress
-from .outcome import Outcome
+from ...features import FeatureMap
+from ...selection import Chooser
+from ...settings import DKLASettings, Wire
+from ...types import Array
+from ..outcome import Outcome
+from ..site import Procedure, Site
+from ..stopping import Progress
+from ..wire import Listener, Sender
 from .shared import Prepared, prepare
-from .site import Procedure, Site
-from .wire import Listener, Sender
 
 
 def train(
     site: Site,
-    selector: Chooser,
+    chooser: Chooser,
     settings: DKLASettings,
     *,
     shared: FeatureMap | None = None,
@@ -38,23 +38,14 @@ def train(
     Parameters
     ----------
     site : Site
-    selector : Chooser
+    chooser : Chooser
     settings : DKLASettings
     shared : FeatureMap, optional
         Features that all sites already have.
     keep_path : bool, default=False
         Keep coefficients and multipliers of every round in the outcome.
     """
-    prepared = yield from prepare(
-        site,
-        selector,
-        scale=settings.scale,
-        min_rows=settings.min_rows,
-        rows_per_feature=settings.rows_per_feature,
-        max_leverage=settings.max_leverage,
-        selecting_site=settings.selecting_site,
-        shared=shared,
-    )
+    prepared = yield from prepare(site, chooser, settings, shared)
     zeros = np.zeros_like(prepared.sums.moment)
     outcome = Outcome(prepared.roster, prepared.scaling, prepared.feature_map, zeros)
     yield from iterate(site, prepared, settings, outcome, keep_path=keep_path)

@@ -1,0 +1,137 @@
+"""What sites agree on over edges alone once they are counted: sums over all sites, and the scaling of rows."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import MessageError, SettingsError
+from ..messages import Bounds, Total, expect
+from ..scaling import UNSCALED, AnyScaling, Scaling
+from ..types import Array
+from .roll_call import RollCall
+from .roster import Roster
+from .site import Procedure, Site, without_exchange
+
+BoundsPair = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def tree_sum(site: Site, roster: Roster, values: Array) -> Procedure[Array]:
+    """Return the exact sum of all sites' vectors, after 2 height exchanges over the spanning tree.
+
+    Partial sums go up, those of the deepest sites first. The total comes down. Every edge of the tree carries one
+    vector each way, whatever the number of sites.
+    """
+    total = values
+    children: list[str] = []
+    for step in range(roster.height):
+        my_turn = roster.parent is not None and step == roster.height - roster.depth
+        inbox = yield {roster.parent: Total(total)} if my_turn and roster.parent else {}
+        for child, message in expect(inbox, Total, values=dict.fromkeys(inbox, values.shape)).items():
+            if child == roster.parent or step != roster.height - roster.depth - 1:
+                raise MessageError(f"site {child!r} sent a partial sum out of turn", child)
+            children.append(child)
+            total = total + message.values
+    for step in range(roster.height):
+        inbox = yield dict.fromkeys(children, Total(total)) if step == roster.depth else {}
+        due = {roster.parent: values.shape} if roster.parent and step == roster.depth - 1 else {}
+        for message in expect(inbox, Total, values=due).values():
+            total = message.values
+    return total
+
+
+def agree_on_scaling(site: Site, roster: Roster) -> Procedure[Scaling]:
+    """Find the bounds of every column and of the response over all sites, in diameter exchanges."""
+    lower, upper = site.rows.bounds.lower, site.rows.bounds.upper
+    shapes = dict.fromkeys(site.neighbors, lower.shape)
+    for _ in range(roster.diameter):
+        inbox = expect((yield site.to_all(Bounds(lower, upper))), Bounds, lower=shapes, upper=shapes)
+        lower = np.min([lower, *(message.lower for message in inbox.values())], axis=0)
+        upper = np.max([upper, *(message.upper for message in inbox.values())], axis=0)
+    return Scaling(lower, upper)
+
+
+def public_scaling(bounds: BoundsPair, n_columns: int) -> Scaling:
+    """Return the scaling by bounds that everybody knows beforehand: of the columns, then of the response."""
+    lower, upper = (np.asarray(bound, dtype=float) for bound in bounds)
+    if not (lower.shape == upper.shape == (n_columns + 1,) and np.isfinite([lower, upper]).all()):
+        raise SettingsError(
+            f"bounds must be {n_columns + 1} finite lower and upper values each, the response last; "
+            f"got {lower.size} and {upper.size}"
+        )
+    if not (lower < upper).all():
+        entry = int(np.argmin(lower < upper))
+        raise SettingsError(f"bounds: the lower value of entry {entry} is not below the upper one")
+    return Scaling(lower, upper)
+
+
+class Preparation(ABC):
+    """How the units of rows are found.
+
+    Attributes
+    ----------
+    looks_at_rows : str
+        What of the rows is looked at before their sums, and what to take instead; empty where nothing is.
+    """
+
+    looks_at_rows: str = ""
+
+    def reasons(self, site: Site) -> list[str]:
+        """Return why a site cannot be part of the run."""
+        return []
+
+    @abstractmethod
+    def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
+        """Return the scaling, which is the same at all sites."""
+
+
+class AgreedBounds(Preparation):
+    """By the smallest and largest value of each column over all sites, which the sites tell each other."""
+
+    looks_at_rows = "the smallest and largest values of the rows would be sent: give public bounds, or scale=None"
+
+    def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
+        """Return the scaling after diameter exchanges."""
+        roster = yield from roll.roster()
+        return (yield from agree_on_scaling(site, roster))
+
+
+@dataclass(frozen=True)
+class PublicBounds(Preparation):
+    """By bounds that everybody knows before the run.
+
+    Parameters
+    ----------
+    bounds : pair of tuple of float
+        The lower and the upper bounds of the columns and, last, of the response.
+    """
+
+    bounds: BoundsPair
+
+    def reasons(self, site: Site) -> list[str]:
+        """Return in what way the bounds do not fit the site's columns."""
+        try:
+            public_scaling(self.bounds, site.rows.n_columns)
+        except SettingsError as error:
+            return [str(error)]
+        return []
+
+    def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
+        """Return the scaling."""
+        return without_exchange(public_scaling(self.bounds, site.rows.n_columns))
+
+
+class OwnUnits(Preparation):
+    """Rows stay in their own units."""
+
+    def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
+        """Return the scaling that changes nothing."""
+        return without_exchange(UNSCALED)
+
+
+PREPARATIONS: dict[str | None, type[Preparation]] = {"minmax": AgreedBounds, None: OwnUnits}
+
+
+def preparation_of(scale: str | None, bounds: BoundsPair | None = None) -> Preparation:
+    """Return the preparation that the settings `scale` and `bounds` ask for."""
+    return PublicBounds(bounds) if scale is not None and bounds is not None else PREPARATIONS[scale]()

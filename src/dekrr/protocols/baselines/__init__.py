@@ -1,0 +1,1 @@
+"""Methods that give all sites the same features: AllReduce, and DKLA with COKE."""

@@ -1,0 +1,117 @@
+"""The start of every method that gives all sites the same features."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...errors import SettingsError
+from ...features import FeatureMap
+from ...messages import Features, expect
+from ...privacy import guards
+from ...rows import Rows
+from ...scaling import AnyScaling
+from ...selection import Chooser
+from ...settings import SharedSettings
+from ...statistics import OwnSums, accumulate
+from ..agreeing import preparation_of
+from ..offers import read_features
+from ..roll_call import RollCall
+from ..roster import Roster
+from ..site import Outbox, Procedure, Site
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a site knows before it solves: the network, the scaling, the shared features, its own sums."""
+
+    roster: Roster
+    scaling: AnyScaling
+    feature_map: FeatureMap
+    sums: OwnSums
+
+
+def prepare(
+    site: Site, chooser: Chooser, settings: SharedSettings, shared: FeatureMap | None = None
+) -> Procedure[Prepared]:
+    """Agree on the network, the scaling and the features, and sum over the site's rows.
+
+    Rows of a high leverage are in no sum at all (`dekrr.privacy.admission`). A site must have twice `rows_per_feature`
+    rows for each feature: sums over all its rows may reach a neighbour. Where nothing is asked of the rows but their
+    sums, the roll is called after them, so that one pass over rows on disk counts them too.
+
+    Parameters
+    ----------
+    site : Site
+    chooser : Chooser
+    settings : SharedSettings
+    shared : FeatureMap, optional
+        Features that all sites already have.
+    """
+    preparation = preparation_of(settings.scale)
+    chooses_from_rows = shared is None and chooser.uses_rows
+    counts_rows_first = bool(preparation.looks_at_rows) or settings.max_leverage < 1 or chooses_from_rows
+    if counts_rows_first:
+        site = site.withholding(settings.max_leverage)
+        site = replace(site, rows=site.rows.admitted())
+        site.require_rows(settings.min_rows)
+    roll = RollCall(site)
+    if counts_rows_first:
+        yield from roll.roster()
+    scaling = yield from preparation.agree(site, roll)
+    rows = site.rows.scaled(scaling)
+    if chooses_from_rows:
+        roster = yield from roll.roster()
+        shared = yield from share_features(site, rows, chooser, roster, settings.selecting_site)
+    elif shared is None:
+        shared = draw_shared(chooser, site)
+    if counts_rows_first:
+        guards.check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, settings.rows_per_feature)
+    sums, _ = accumulate(rows, shared, {})
+    if not counts_rows_first:
+        site.require_rows(settings.min_rows)
+        guards.check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, settings.rows_per_feature)
+    roster = yield from roll.roster()
+    return Prepared(roster, scaling, shared, sums)
+
+
+def draw_shared(chooser: Chooser, site: Site) -> FeatureMap:
+    """Return features that do not depend on rows, drawn from the run's seed alike at all sites."""
+    return chooser.select(np.empty((0, site.rows.n_columns)), np.empty(0), np.random.default_rng(site.seed))
+
+
+def share_features(
+    site: Site, rows: Rows, chooser: Chooser, roster: Roster, selecting_site: str | None
+) -> Procedure[FeatureMap]:
+    """Return features that one site chooses from its rows and that are flooded over the graph, in diameter exchanges.
+
+    Parameters
+    ----------
+    site : Site
+    rows : Rows
+        In agreed units.
+    chooser : Chooser
+    roster : Roster
+    selecting_site : str or None
+        Who chooses; None is the site with most rows.
+    """
+    selecting_site = selecting_site or roster.whole.most[1]
+    if selecting_site not in roster.rows and roster.names_all:
+        raise SettingsError(f"selecting_site={selecting_site!r} is not a site; the sites are {sorted(roster.rows)}")
+    shared: FeatureMap | None = None
+    if site.name == selecting_site:
+        shared = chooser.select(rows.sample.X, rows.sample.y, np.random.default_rng(site.seed))
+    is_passed_on = False
+    limit = guards.frequency_limit(chooser, rows.n_columns)
+    for _ in range(roster.diameter):
+        outbox: Outbox = {}
+        if shared is not None and not is_passed_on:
+            message = Features(shared.frequencies, shared.phases, shared.amplitudes, len(site.neighbors))
+            outbox, is_passed_on = site.to_all(message), True
+        inbox = yield outbox
+        offers = expect(inbox, Features, frequencies=dict.fromkeys(inbox, (rows.n_columns, -1)))
+        maps = {p: read_features(p, message) for p, message in offers.items()}
+        guards.check_frequencies(maps, limit)
+        shared = shared or next(iter(maps.values()), None)
+    if shared is None:
+        raise SettingsError(f"site {site.name!r} was not told the features that site {selecting_site!r} chose")
+    return shared

@@ -1,0 +1,177 @@
+"""How a site chooses its features: how many, from its own rows, and with its neighbours' sums over a shortlist."""
+
+import math
+
+import numpy as np
+
+from ..features import FeatureMap
+from ..messages import Moments, expect
+from ..privacy import guards
+from ..rows import ArrayRows, Rows
+from ..rows.survey import sampled
+from ..selection import Chooser, Pool
+from ..statistics import accumulate, pack_symmetric, unpack_symmetric
+from .agreeing import tree_sum
+from .offers import exchange_shortlists
+from .roster import Roster
+from .run import Allocation, Run
+from .site import Procedure, Site, without_exchange
+from .stages import Start
+
+# Squared error per row of the whole network, in scaled units, from high to low; and how far from the mean a site's
+# number of features may be.
+_THRESHOLDS = np.logspace(-2, -12, 121)
+_MOST_OF_MEAN = 3
+
+
+class Equal(Allocation):
+    """All sites have the chooser's number of features."""
+
+    def n_features(self, start: Start, run: Run) -> Procedure[int]:
+        """Return the chooser's number of features."""
+        return without_exchange(int(run.chooser.n_features))
+
+
+class BySqrt(Allocation):
+    """In proportion to sqrt(N_j)."""
+
+    looks_at_rows = 'allocation="sqrt" gives sites different features: take allocation="equal"'
+
+    def n_features(self, start: Start, run: Run) -> Procedure[int]:
+        """Return this site's number of features."""
+        roster = yield from start.roll.roster()
+        mean = int(run.chooser.n_features)
+        if roster.n_sites == 1:
+            return mean
+        return _in_candidates(run.chooser, mean * roster.n_sites * math.sqrt(start.site.n_rows) / roster.whole.roots)
+
+
+class ByGain(Allocation):
+    """Each feature goes to the site where it lowers the squared error most.
+
+    Sites sum over the spanning tree how many features each would take at every threshold of a fixed scale. The
+    threshold at which the total is right tells each site its number.
+    """
+
+    looks_at_rows = 'allocation="gain" gives sites different features: take allocation="equal"'
+
+    def reasons(self, site: Site, run: Run) -> list[str]:
+        """Return that the chooser does not tell gains, if so."""
+        if not site.neighbors or run.chooser.tells_gains:
+            return []
+        return ['allocation=\'gain\': choose "equal", "sqrt" or, for greedy features, "gain"']
+
+    def n_features(self, start: Start, run: Run) -> Procedure[int]:
+        """Return this site's number of features."""
+        roster = yield from start.roll.roster()
+        chooser, mean = run.chooser, int(run.chooser.n_features)
+        if roster.n_sites == 1:
+            return mean
+        sample, width = start.rows.sample, chooser.width
+        gains = sample.expansion * chooser.gains(sample.X, sample.y, _MOST_OF_MEAN * mean // width, start.site.rng())
+        gains = np.maximum.accumulate(gains[::-1])[::-1]
+        candidates = np.sum(gains[:, None] >= _THRESHOLDS * roster.n_rows, axis=0)
+        wanted = width * np.maximum(candidates, max(1, mean // _MOST_OF_MEAN // width)).astype(float)
+        total = yield from tree_sum(start.site, roster, wanted)
+        return _in_candidates(chooser, np.interp(mean * roster.n_sites, total, wanted))
+
+
+ALLOCATIONS: dict[str, type[Allocation]] = {"equal": Equal, "sqrt": BySqrt, "gain": ByGain}
+
+
+def _in_candidates(chooser: Chooser, n_features: float) -> int:
+    """Return the nearest number of features that whole candidates give, and not 0."""
+    return chooser.width * max(1, round(float(n_features) / chooser.width))
+
+
+def sized(start: Start, run: Run) -> Procedure[Run]:
+    """Return the run with this site's number of features (D_j)."""
+    site = start.site
+    n_features = yield from run.allocation.n_features(start, run)
+    if site.feature_map is not None:
+        n_features = site.feature_map.n_features
+    elif run.chooser.uses_rows:
+        n_features = run.chooser.most_features(n_features, site.n_rows)
+    return run if n_features == run.chooser.n_features else run.with_n_features(n_features)
+
+
+def choose(start: Start, run: Run, shortlist: Pool | None = None) -> Procedure[FeatureMap]:
+    """Choose features from the site's rows and, for a chooser that asks them, from its neighbours' sums (line 3).
+
+    A shortlist by the site's own rows goes to the neighbours, who answer with their sums Z'Z and Z'y over it. In the
+    final choice the rows of each of n neighbours count 1/n. A sample stands for the rows of a large site. A site that
+    has features already keeps them, but answers those neighbours that have none.
+
+    Parameters
+    ----------
+    start : Start
+    run : Run
+    shortlist : Pool, optional
+        The candidates to ask about, where they are chosen already.
+    """
+    site, chooser = start.site, run.chooser
+    if not asks_neighbors(site, chooser):
+        return choose_alone(site, start.rows, chooser) if site.feature_map is None else site.feature_map
+    roster, sample = (yield from start.roll.roster()), start.rows.sample
+    if site.feature_map is not None:
+        own_map, shortlist = site.feature_map, None
+    else:
+        if shortlist is None:
+            fewest_rows = min(sampled(roster.rows[p]) for p in site.neighbors)
+            limited = limit_shortlist(chooser, fewest_rows, run.settings.rows_per_feature)
+            shortlist = limited.shortlisted(sample.X, sample.y, site.rng())
+        own_map = shortlist.feature_map
+    maps = yield from exchange_shortlists(site, own_map, run)
+    size = own_map.n_features
+    inbox = expect(
+        (yield _answers(site, sample, maps, run)),
+        Moments,
+        gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
+        moment=dict.fromkeys(maps, (size, *sample.y.shape[1:])),
+    )
+    return own_map if shortlist is None else _choose_with(inbox, shortlist, sample, roster, chooser)
+
+
+def asks_neighbors(site: Site, chooser: Chooser) -> bool:
+    """Return whether the site's choice of features takes its neighbours' sums into account."""
+    return chooser.asks_neighbors and bool(site.neighbors)
+
+
+def choose_alone(site: Site, rows: Rows, chooser: Chooser) -> FeatureMap:
+    """Return features chosen from the site's own scaled rows; a chooser that uses none is shown none."""
+    if not chooser.uses_rows:
+        return chooser.select(np.empty((0, rows.n_columns)), np.empty(0), site.rng())
+    return chooser.select(rows.sample.X, rows.sample.y, site.rng())
+
+
+def limit_shortlist(chooser: Chooser, fewest_rows: int, rows_per_feature: float) -> Chooser:
+    """Return the chooser with a shortlist so short that a neighbour of `fewest_rows` rows still sends sums over it."""
+    return chooser.shortened(guards.longest_shortlist(fewest_rows, rows_per_feature))
+
+
+def _answers(site: Site, sample: ArrayRows, maps: dict[str, FeatureMap], run: Run) -> dict[str, Moments]:
+    """Return the site's sums over its neighbours' shortlists; refuse those that it must not send."""
+    settings = run.settings
+    guards.check_rows_of_shortlists(site.name, sample.n_rows, maps, settings.rows_per_feature)
+    if settings.max_leverage < 1:
+        guards.check_leverages(site.name, sample, None, maps, settings.rows_per_feature)
+    site.ledger.admit(maps, settings.max_maps)
+    answers, admitted = {}, sample.admitted()
+    for p, feature_map in maps.items():
+        sums, _ = accumulate(admitted, feature_map, {})
+        answers[p] = Moments(pack_symmetric(sums.gram), sums.moment)
+    return answers
+
+
+def _choose_with(
+    answers: dict[str, Moments], shortlist: Pool, sample: ArrayRows, roster: Roster, chooser: Chooser
+) -> FeatureMap:
+    """Choose from a shortlist by the site's own sums and those of its neighbours."""
+    own, _ = accumulate(sample, shortlist.feature_map, {})
+    share = 1 / len(answers)
+    gram, moment, n_rows = own.gram, own.moment, sample.n_rows * sample.expansion
+    for p, answer in sorted(answers.items()):
+        gram = gram + share * unpack_symmetric(answer.gram, len(gram))
+        moment = moment + share * answer.moment
+        n_rows += share * roster.rows[p]
+    return chooser.choose_from(shortlist, gram, moment, n_rows)

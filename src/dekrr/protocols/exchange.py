@@ -1,0 +1,209 @@
+"""What sites send each other about their rows (line 6): sums, sums with noise, or the paper's features of every row."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import DataError, MessageError, SettingsError
+from ..features import FeatureMap, paired
+from ..messages import RowFeatures, Sums, expect
+from ..privacy import guards
+from ..privacy.mechanism import GaussianSums, clip_responses
+from ..rows import Rows
+from ..selection import Chooser
+from ..settings import DeKRRSettings
+from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric
+from ..types import Block
+from .run import Exchange, Run
+from .site import Procedure, Site
+from .stages import Offers, SetUp, Start
+
+
+class ExactSums(Exchange):
+    """B_jp and C_jp: sums over rows, D (D + 1) / 2 + D^2 numbers an edge and direction."""
+
+    def sums(self, start: Start, own_map: FeatureMap, offers: Offers, run: Run) -> Procedure[SetUp]:
+        """Sum over the site's rows and trade sums. Rows that are not counted yet are counted by that."""
+        site, rows, maps, settings = start.site, start.rows, offers.maps, run.settings
+        is_counted = start.roll.is_over
+        if is_counted:
+            guards.check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature)
+        site.ledger.admit(maps, settings.max_maps)
+        own, sent = sum_up(site, rows, own_map, maps, settings)
+        if not is_counted:
+            site.require_rows(settings.min_rows)
+            guards.check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature)
+        roster = yield from start.roll.roster()
+        received = yield from trade_sums(own_map, maps, sent)
+        return SetUp(roster, own_map, maps, offers.degrees, own, received, kept_of(sent))
+
+
+class NoisySums(Exchange):
+    """Sums under differential privacy: perturbed once, the same D (D + 1) / 2 numbers for every neighbour.
+
+    All sites have the same features, those of the run's seed. Then B_pj = C_pj = Z'Z. One perturbed matrix therefore
+    takes the place of every block, and the blocks of the whole network still form a convex quadratic. What is released
+    for the same digest of rows, features and budget is released once. See `dekrr.privacy.mechanism`.
+    """
+
+    def reasons(self, site: Site, run: Run) -> list[str]:
+        """Return why the site's features are not those that the noise is made for."""
+        if run.chooser.uses_rows:
+            return []
+        try:
+            shared = shared_features(run.chooser, site.rows.n_columns, site.seed)
+        except SettingsError as error:
+            return [str(error)]
+        if site.feature_map is None or guards.fingerprint(shared) == guards.fingerprint(site.feature_map):
+            return []
+        return [
+            "this run cannot keep its privacy budget: the site brings its own feature map: leave it out, so that all "
+            "draw the same"
+        ]
+
+    def prepared(self, site: Site, run: Run) -> Site:
+        """Return the site with the features of the run's seed."""
+        return replace(site, feature_map=shared_features(run.chooser, site.rows.n_columns, site.seed))
+
+    def sums(self, start: Start, own_map: FeatureMap, offers: Offers, run: Run) -> Procedure[SetUp]:
+        """Sum over the site's rows, perturb the sums and trade them."""
+        site, maps, settings = start.site, offers.maps, run.settings
+        if settings.privacy is None:
+            raise SettingsError("sums get noise under differential privacy alone: give privacy")
+        exact, digest = sum_and_digest(start.rows, own_map, maps)
+        site.require_rows(settings.min_rows)
+        roster = yield from start.roll.roster()
+        mechanism = GaussianSums(settings.privacy, site.n_rows)
+        depends_on = digest + guards.fingerprint(own_map) + repr(mechanism.spent).encode()
+        own = site.vault.once(hashlib.sha256(depends_on).digest(), lambda: mechanism.perturb(exact))
+        size = own_map.n_features
+        message = Sums(pack_symmetric(own.gram), np.empty((0, size)))
+        inbox = expect(
+            (yield site.to_all(message)),
+            Sums,
+            gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
+            cross=dict.fromkeys(maps, (0, size)),
+        )
+        received = {p: CrossSums(inbox[p].gram, unpack_symmetric(inbox[p].gram, size)) for p in maps}
+        sent = dict.fromkeys(maps, CrossSums(message.gram, own.gram).kept())
+        ready = SetUp(roster, own_map, maps, offers.degrees, own, received, sent)
+        return replace(ready, ridge=mechanism.ridge(size), spent=mechanism.spent)
+
+
+class FeaturesOfRows(Exchange):
+    """Features of every row, as the paper's lines 4 to 6 have it. Rows can be recovered from them."""
+
+    looks_at_rows = 'exchange="features" sends features of every row: take exchange="sums"'
+
+    def reasons(self, site: Site, run: Run) -> list[str]:
+        """Return that the rows cannot be had one by one, if so."""
+        if not site.rows.streamed:
+            return []
+        return [
+            f'exchange="features" sends features of every row, but the rows of site {site.name!r} are read in batches: '
+            'load them, or take exchange="sums"'
+        ]
+
+    def sums(self, start: Start, own_map: FeatureMap, offers: Offers, run: Run) -> Procedure[SetUp]:
+        """Trade features of rows, and sum over them."""
+        roster, maps = (yield from start.roll.roster()), offers.maps
+        own, sent = accumulate(start.rows, own_map, maps)
+        X = start.rows.arrays().X
+        own_features = own_map(X)
+        inbox = expect(
+            (yield {p: RowFeatures(own_features, feature_map(X)) for p, feature_map in maps.items()}),
+            RowFeatures,
+            own={p: (-1, maps[p].n_features) for p in maps},
+            receivers=dict.fromkeys(maps, (-1, own_map.n_features)),
+        )
+        received = {}
+        for p in maps:
+            theirs, mine = inbox[p].own, inbox[p].receivers
+            received[p] = CrossSums(pack_symmetric(mine.T @ mine), mine.T @ theirs)
+        return SetUp(roster, own_map, maps, offers.degrees, own, received, kept_of(sent))
+
+
+EXCHANGES: dict[str, type[Exchange]] = {"sums": ExactSums, "features": FeaturesOfRows}
+
+
+def exchange_of(settings: DeKRRSettings) -> Exchange:
+    """Return the exchange that the settings ask for."""
+    kind = EXCHANGES[settings.exchange]
+    return NoisySums() if settings.privacy is not None and kind is ExactSums else kind()
+
+
+def sum_up(
+    site: Site, rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap], settings: DeKRRSettings
+) -> tuple[OwnSums, dict[str, CrossSums]]:
+    """Return the site's sums, those for neighbours over the rows that it admits; refuse them over too few rows."""
+    if settings.max_leverage < 1 and maps and rows.n_rows:
+        guards.check_leverages(site.name, rows, own_map, maps, settings.rows_per_feature)
+    if maps and rows.n_withheld and rows.n_rows - rows.n_withheld < settings.min_rows:
+        raise DataError(
+            f"all but {rows.n_rows - rows.n_withheld} of {rows.n_rows} rows of site {site.name!r} stand alone and are "
+            f"withheld, which leaves fewer than min_rows={settings.min_rows} for sums; join it to another site"
+        )
+    return accumulate(rows, own_map, maps, settings.precision)
+
+
+def trade_sums(
+    own_map: FeatureMap, maps: Mapping[str, FeatureMap], sent: Mapping[str, CrossSums]
+) -> Procedure[dict[str, CrossSums]]:
+    """Send each neighbour its sums and return theirs, which are about this site's map."""
+    size = own_map.n_features
+    inbox = expect(
+        (yield {p: Sums(sums.gram, np.ascontiguousarray(sums.cross)) for p, sums in sent.items()}),
+        Sums,
+        gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
+        cross={p: (size, maps[p].n_features) for p in maps},
+    )
+    return {p: CrossSums(inbox[p].gram, inbox[p].cross) for p in maps}
+
+
+def kept_of(sent: Mapping[str, CrossSums]) -> dict[str, CrossSums]:
+    """Return what a site keeps of the sums that it sent."""
+    return {p: sums.kept() for p, sums in sent.items()}
+
+
+def shared_features(chooser: Chooser, n_columns: int, seed: int) -> FeatureMap:
+    """Return cos/sin pairs that every site draws alike from the run's seed, never looking at rows.
+
+    The mechanism's noise is for features of length 1, which pairs of one amplitude have. Others are refused.
+    """
+    plain = chooser.replace(mapping="cossin", n_features=chooser.n_features + chooser.n_features % 2)
+    nothing = np.empty((0, n_columns))
+    drawn = plain.select(nothing, np.empty(0), np.random.default_rng(seed))
+    if guards.fingerprint(drawn) != guards.fingerprint(paired(drawn.frequencies[:, : drawn.n_features // 2])):
+        raise SettingsError(
+            f"{type(chooser).__name__} does not give cos/sin pairs of one amplitude, which the noise of differential "
+            'privacy is made for: take features="plain"'
+        )
+    return drawn
+
+
+def sum_and_digest(rows: Rows, shared: FeatureMap, maps: Mapping[str, FeatureMap]) -> tuple[OwnSums, bytes]:
+    """Return the exact sums over scaled rows, with responses clipped, and a digest of the rows; both stay at the site.
+
+    Neighbours must have the same features.
+    """
+    for p, feature_map in maps.items():
+        if not np.array_equal(feature_map.frequencies, shared.frequencies):
+            raise MessageError(
+                f"site {p!r} has other features than those of the run's seed; under differential privacy all sites "
+                "share theirs: do all have the same seed, sigma, kernel and n_features?",
+                p,
+            )
+    digest = hashlib.sha256()
+
+    def clipped(block: Block) -> Block:
+        if block.weight is not None or block.y.ndim > 1:
+            raise SettingsError("the privacy budget is for one output and rows that count once each")
+        y = clip_responses(block.y)
+        for part in (block.X, y):
+            digest.update(np.ascontiguousarray(part).data)
+        return Block(block.X, y)
+
+    own, _ = accumulate(rows.mapped(clipped), shared, {})
+    return own, digest.digest()

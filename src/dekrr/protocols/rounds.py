@@ -1,0 +1,103 @@
+"""Solving: a site's block row, and the rounds in which sites send each other coefficients (lines 7 to 14).
+
+Training, online updates and private runs all end here.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..errors import DekrrError, MessageError, SettingsError
+from ..solvers import SiteSystem
+from ..types import Array
+from .outcome import Outcome
+from .run import Run
+from .site import Procedure
+from .stages import SetUp, Start
+from .stopping import Progress
+from .wire import Listener, Sender
+
+_SUDDEN = 0.01  # of the last round's residual: less may be an accident of this round
+
+
+def assemble(ready: SetUp, run: Run) -> SiteSystem:
+    """Return the site's block row of the linear system (lines 7 and 8)."""
+    return ready.system(run.settings.alpha, run.settings.consensus)
+
+
+def rounds(
+    start: Start, ready: SetUp, system: SiteSystem, run: Run, coefficients: Array | None = None
+) -> Procedure[Outcome]:
+    """Exchange coefficients and update them until all sites stop in the same round (lines 9 to 14).
+
+    All sites may start from 0. Then no site has to be told so, and the first round goes without an exchange.
+
+    The residual that decides is this round's, or the last one's where this round's is next to nothing against it:
+    Chebyshev's rises again. Where sites do not depend on each other it is 0 in every other round. On a wire that rounds
+    coefficients or leaves them out, what neighbours cannot see of this site's coefficients is added.
+
+    Parameters
+    ----------
+    start : Start
+    ready : SetUp
+    system : SiteSystem
+        The block row, from `assemble`.
+    run : Run
+    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs), optional
+        Where the site starts; None has all sites start from 0.
+    """
+    settings, row, from_zero = run.settings, system.row, coefficients is None
+    state = run.solver.start(system, np.zeros_like(row.right_side) if coefficients is None else coefficients)
+    outcome = Outcome(
+        ready.roster,
+        start.scaling,
+        ready.own_map,
+        state.coefficients,
+        neighbor_maps=ready.maps,
+        own_weight=settings.own_weight,
+        tuned=run.tuned,
+        ready=ready,
+        privacy=ready.spent,
+        admission=start.site.admission,
+    )
+    outputs = state.coefficients.shape[1:]
+    last_length = 0.0
+    progress = Progress(ready.roster.diameter, settings.tol)
+    scale = float(np.linalg.norm(row.right_side))
+    sender = Sender(settings.wire, state.coefficients if from_zero else np.zeros_like(state.coefficients))
+    listener = Listener({p: np.zeros((known.n_features, *outputs)) for p, known in ready.maps.items()})
+    for k in range(settings.max_rounds + 1):
+        shares: dict[str, tuple[float, ...]] = {}
+        if k or not from_zero:
+            message = sender.message(state.coefficients, k, progress.share)  # line 10
+            shares = listener.hear((yield start.site.to_all(message)))  # line 11
+        residual = row.residual(state.coefficients, listener.known)
+        length = math.sqrt(np.vdot(residual, residual))
+        if not math.isfinite(length):
+            raise _overflow({**listener.known, "": state.coefficients})
+        if sender.known is not state.coefficients:
+            length += row.unseen(state.coefficients - sender.known)
+        is_sudden = bool(shares) and length <= _SUDDEN * last_length
+        progress.after_exchange((last_length if is_sudden else length, scale), shares)
+        last_length = length
+        outcome.objective_shares.append(row.objective_share(state.coefficients, residual))
+        if run.keep_path:
+            outcome.path.append(state.coefficients)
+        if progress.settled or k == settings.max_rounds:  # line 14
+            break
+        state = run.solver.update(state, residual)  # lines 12 and 13
+    outcome.coefficients = state.coefficients
+    outcome.neighbor_coefficients = listener.known
+    outcome.rounds = k
+    outcome.settled = progress.settled
+    outcome.relative_residual = progress.relative
+    return outcome
+
+
+def _overflow(known: Mapping[str, Array]) -> DekrrError:
+    """Return the error for a residual that is not finite, by who has the largest coefficients: "" is this site."""
+    largest = max(known, key=lambda p: float(np.abs(known[p]).max()))
+    if not largest:
+        return SettingsError("the iteration does not converge; raise alpha, or scale rows and responses")
+    return MessageError(f"site {largest!r} sent coefficients so large that nothing can be computed from them", largest)

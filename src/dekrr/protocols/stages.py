@@ -1,0 +1,104 @@
+"""What a site has after each stage of a run: a start, its neighbours' maps, and sums."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..features import FeatureMap
+from ..privacy.mechanism import Spent
+from ..rows import Rows
+from ..scaling import AnyScaling
+from ..solvers import SiteSystem
+from ..statistics import CrossSums, OwnSums
+from ..system import Weights, penalty
+from .roll_call import RollCall
+from .roster import Roster
+from .site import Site
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """What a site has before it chooses features.
+
+    Parameters
+    ----------
+    site : Site
+        With the rows marked that are in no sum that leaves it.
+    rows : Rows
+        The rows to train on, in agreed units.
+    scaling : Scaling or Unscaled
+    roll : RollCall
+        Who is there. It may still have to be called.
+    """
+
+    site: Site
+    rows: Rows
+    scaling: AnyScaling
+    roll: RollCall
+
+
+class Offers(NamedTuple):
+    """What the neighbours have chosen.
+
+    Parameters
+    ----------
+    maps : dict of neighbour to FeatureMap
+    degrees : dict of neighbour to int
+        How many neighbours each neighbour has.
+    """
+
+    maps: dict[str, FeatureMap]
+    degrees: dict[str, int]
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """What a site has when features are chosen and sums exchanged: all that solving needs of the rows.
+
+    Parameters
+    ----------
+    roster : Roster
+    own_map : FeatureMap
+    maps : dict of neighbour to FeatureMap
+    degrees : dict of neighbour to int
+        How many neighbours each neighbour has.
+    own : OwnSums
+    received : dict of neighbour to CrossSums
+        Over the neighbour's rows about this site's features.
+    sent : dict of neighbour to CrossSums
+        What was sent the other way round, without its B, which is of no use here.
+    ridge : float, default=0.0
+        What the noise in the sums adds to the ridge, in units of a sum over rows.
+    spent : Spent, optional
+        The privacy budget that the sums cost.
+    """
+
+    roster: Roster
+    own_map: FeatureMap
+    maps: dict[str, FeatureMap]
+    degrees: dict[str, int]
+    own: OwnSums
+    received: dict[str, CrossSums]
+    sent: dict[str, CrossSums]
+    ridge: float = 0.0
+    spent: Spent | None = None
+
+    def system(self, alpha: float, consensus: float) -> SiteSystem:
+        """Return the site's block row of the linear system, and what it is assembled from."""
+        alpha += self.roster.n_sites * self.ridge / self.roster.n_rows
+        weights = self.weights(alpha, consensus)
+        return SiteSystem.assembled(self.own, self.received, self.sent, weights, consensus)
+
+    def weights(self, alpha: float, consensus: float, share: float = 1.0) -> Weights:
+        """Return the weights of the objective's terms when a `share` of all rows is in the sums.
+
+        N is the number of rows of all sites, as the roll call counts them. Weights of rows are in the sums and not in
+        N.
+        """
+        n_rows = self.roster.n_rows * share
+        return Weights(
+            n_rows=n_rows,
+            n_sites=self.roster.n_sites,
+            alpha=alpha,
+            own_penalty=penalty(consensus, n_rows, len(self.maps)),
+            penalties={p: penalty(consensus, n_rows, degree) for p, degree in self.degrees.items()},
+        )
