@@ -22,26 +22,26 @@ from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from . import topology as topologies
-from .errors import DataError, SettingsError, warn
-from .kernels import KERNELS, Kernel, make_kernel, name_of
-from .labels import factorise, names_of, names_with, places_of
-from .metrics import relative, rse
-from .model import Header, KernelModel, SiteModel, members_of
-from .networks.local import LocalNetwork
-from .networks.traffic import Traffic
-from .protocols import allreduce, dekrr, dkla
-from .protocols.online import go_on
-from .protocols.outcome import Outcome
-from .protocols.site import Procedure, Site
-from .protocols.tuning import Tuning
-from .rows import ArrayRows, ChainedRows, Rows, StreamedRows, split_by_site
-from .rows.batches import block_of, column_names, inputs_of, labels_of
-from .rows.sources import Source, is_mapping, is_source, open_source
-from .scaling import UNSCALED
-from .selection import CHOOSERS, MAPPINGS, Chooser
-from .selection.transformers import Selector, parameters
-from .settings import (
+from .. import topology as topologies
+from ..errors import DataError, SettingsError, warn
+from ..kernels import KERNELS, Kernel, make_kernel, name_of
+from ..labels import factorise, names_of, names_with, places_of
+from ..metrics import relative, rse
+from ..model import Header, KernelModel, SiteModel, members_of
+from ..networks.local import LocalNetwork
+from ..networks.traffic import Traffic
+from ..protocols import allreduce, dekrr, dkla
+from ..protocols.online import go_on
+from ..protocols.outcome import Outcome
+from ..protocols.site import Procedure, Site
+from ..protocols.tuning import Tuning
+from ..rows import ArrayRows, ChainedRows, Rows, StreamedRows, split_by_site
+from ..rows.batches import block_of, column_names, inputs_of, labels_of
+from ..rows.sources import Source, is_mapping, is_source, open_source
+from ..scaling import UNSCALED
+from ..selection import CHOOSERS, MAPPINGS, Chooser
+from ..selection.transformers import Selector, parameters
+from ..settings import (
     GRIDS,
     PRECISIONS,
     WIRE_PRECISIONS,
@@ -53,8 +53,8 @@ from .settings import (
     entries,
     grid_of,
 )
-from .solvers import SOLVERS
-from .types import Array
+from ..solvers import SOLVERS
+from ..types import Array
 
 Training = Callable[[Site, Chooser], Procedure[Outcome]]
 
