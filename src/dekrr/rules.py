@@ -10,6 +10,9 @@ import numpy as np
 
 from .errors import SettingsError
 
+# The graphs that `dekrr.topology` builds. They are named here because a node checks names and does without networkx.
+TOPOLOGIES = ("ring", "complete", "grid", "star", "random_regular", "watts_strogatz", "erdos_renyi")
+
 
 @dataclass(frozen=True)
 class Rule:

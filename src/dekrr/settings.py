@@ -384,7 +384,7 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Any,
         Setting(
             "The graph of sites.",
-            Rule("a name of dekrr.topology.TOPOLOGIES", lambda value: isinstance(value, str)),
+            one_of(*rules.TOPOLOGIES),
             objects=rules.EDGES,
             agreed=False,
         ),

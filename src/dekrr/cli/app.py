@@ -88,8 +88,8 @@ def run() -> None:
 
 
 def _is_for_users(error: Exception) -> bool:
-    """Return whether an error is about what the user gave; scikit-learn has a class of its own for a bad value."""
-    return isinstance(error, (DekrrError, OSError, ImportError)) or type(error).__module__.startswith("sklearn.")
+    """Return whether an error is about what the user gave, or has."""
+    return isinstance(error, DekrrError | OSError | ImportError)
 
 
 def _with_extra(error: BaseException) -> str:
