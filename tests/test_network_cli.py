@@ -258,7 +258,7 @@ def test_a_privacy_budget_travels_from_the_network_file_to_every_site(tmp_path):
     assert settings.privacy == DifferentialPrivacy(4.0)
     assert settings.bounds == ((0.0,) * 3, (1.0,) * 3)
     (tmp_path / "bad").mkdir()
-    with pytest.raises(SettingsError, match="epsilon is -1.0; it must be a positive number"):
+    with pytest.raises(SettingsError, match=r"epsilon is -1\.0; it must be a positive number"):
         Mesh(tmp_path / "bad", 3, settings=privacy | {"privacy": {"epsilon": -1.0}})
 
 

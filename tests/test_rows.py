@@ -33,7 +33,7 @@ from dekrr.cli.app import app
 from dekrr.deploy.node import Node
 from dekrr.deploy.tables import DataTable, SiteFile
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols.dekrr import Settings, train
+from dekrr.protocols.dekrr import train
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows, ChainedRows, StreamedRows, split_by_site
 from dekrr.rows import sources as sources_module
@@ -42,6 +42,7 @@ from dekrr.rows.sources import open_source
 from dekrr.rows.survey import Survey
 from dekrr.scaling import UNSCALED, Scaling
 from dekrr.selection import Greedy
+from dekrr.settings import DeKRRSettings
 from dekrr.statistics import accumulate
 from dekrr.types import Block
 
@@ -302,8 +303,8 @@ def test_one_pass_counts_rows_before_anything_about_them_is_sent():
 def test_what_a_caller_does_to_the_rows_afterwards_changes_nothing():
     in_order, new = np.sort(SITES), np.repeat("new", 30)
     given, more = X.copy(), X[:30].copy()
-    fitted = DeKRRRegressor(scale=None, **FIXED).fit(given, Y, sites=in_order)
-    expected = DeKRRRegressor(scale=None, **FIXED).fit(X, Y, sites=in_order)
+    fitted = DeKRRRegressor(scale=None, store_rows=True, **FIXED).fit(given, Y, sites=in_order)
+    expected = DeKRRRegressor(scale=None, store_rows=True, **FIXED).fit(X, Y, sites=in_order)
     given[:] = 0.0
     for regressor, rows in ((fitted, more), (expected, X[:30])):
         regressor.partial_fit(rows, Y[:30], sites=new, edges=[("new", LABELS[0])])
@@ -315,7 +316,7 @@ def test_what_a_caller_does_to_the_rows_afterwards_changes_nothing():
 
 def test_new_rows_from_sources(small_sample, tmp_path):
     half = np.arange(len(X)) % 2 == 0
-    tight = {**FIXED, "tol": 1e-12, "max_rounds": 5000}
+    tight = {**FIXED, "tol": 1e-12, "max_rounds": 5000, "store_rows": True}
     expected = DeKRRRegressor(**tight).fit(X[half], Y[half], sites=SITES[half])
     expected.partial_fit(X[~half], Y[~half], sites=SITES[~half])
     TABLE[half].to_parquet(tmp_path / "old.parquet")
@@ -484,7 +485,7 @@ def test_a_node_reads_its_file_in_batches(suffix, tmp_path, small_sample, small_
     node = Node(site_file(path, sigma=0.5, alpha=1e-3, n_features=10, seed=4), tmp_path, insecure=True)
     site = Site("north", (), ArrayRows(X, Y, seed=4), seed=4)
     selector = Greedy(10, sigma=0.5)
-    (expected,) = LocalNetwork({"north": []}).run({"north": train(site, selector, Settings(alpha=1e-3))}).values()
+    (expected,) = LocalNetwork({"north": []}).run({"north": train(site, selector, DeKRRSettings(alpha=1e-3))}).values()
     (outcome,) = LocalNetwork({"north": []}).run({"north": node._procedure((), None)}).values()
     np.testing.assert_allclose(outcome.coefficients, expected.coefficients, rtol=1e-8)
     digest = node.session.plan.digest

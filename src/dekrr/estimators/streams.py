@@ -74,11 +74,12 @@ def columns_of(source: Source, wanted: Sequence[str] | None, others: Sequence[st
         raise SettingsError(
             f"columns are the names of those to predict from, without the response and the site; got {wanted!r}"
         )
-    columns: Columns = source.n_columns
+    columns: Columns
     if wanted is not None:
         columns = list(wanted)
-    elif source.columns is not None:
-        columns = [name for name in source.columns if name not in others]
+    else:
+        there = source.columns
+        columns = source.n_columns if there is None else [name for name in there if name not in others]
     if not columns:
         raise DataError(f"{source.name} has no column to predict from")
     return columns
