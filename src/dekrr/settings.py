@@ -261,8 +261,8 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_feature: Annotated[
         float,
         Setting(
-            "The fewest rows of a site for each feature that it sends sums of. Any value above 0 also keeps rows that "
-            "stand alone out of all sums between sites, as in a deployment.",
+            "The fewest rows of a site for each feature that it sends sums of. In an estimator a value above 0 also "
+            "keeps rows that stand alone out of all sums between sites, as a deployment does by max_leverage.",
             _NOT_NEGATIVE,
             in_process=0.0,
         ),
