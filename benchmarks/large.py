@@ -71,7 +71,7 @@ def measure(where: str, features: str, given: argparse.Namespace) -> None:
         begun = time.perf_counter(), time.process_time()
         regressor.fit(paths, RESPONSE)
     seconds, of_cpu = time.perf_counter() - begun[0], time.process_time() - begun[1]
-    n_rows = sum(rows.n_rows for rows in regressor.rows_.values())
+    n_rows = sum(regressor.n_rows_.values())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     figures = {"rows": n_rows, "seconds": seconds, "cpu seconds": of_cpu, "peak bytes": peak}
     print(json.dumps(figures | {"rounds": regressor.n_rounds_}))

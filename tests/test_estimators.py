@@ -1,7 +1,10 @@
 import datetime
+import pickle
+import re
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -33,6 +36,8 @@ from dekrr import (
     TopologyError,
 )
 from dekrr.data import make_sites
+from dekrr.estimators.parameters import parameters_of
+from test_networks import Postman
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
 X_NEW, Y_NEW, SITES_NEW = make_sites(n_sites=5, random_state=1)
@@ -369,7 +374,7 @@ def test_missing_labels_and_responses_of_pandas():
 @pytest.mark.parametrize("alpha", [1e-4, [1e-4, 1e-3]])
 def test_a_selector_brings_its_sigma_whatever_else_is_tuned(alpha):
     selector = EnergySelector(sigma=0.1)
-    fitted = regressor(alpha=alpha, sigma="auto", features=selector).fit(X, y, sites=SITES)
+    fitted = regressor(alpha=alpha, sigma="auto", features=selector, store_rows=True).fit(X, y, sites=SITES)
     assert fitted.sigma_ == 0.1
     assert next(iter(fitted.models_.values())).header.sigma == 0.1
     fitted.partial_fit(X[:60], y[:60], sites=["new"] * 60, edges=[("new", fitted.sites_[0])])
@@ -380,3 +385,98 @@ def test_one_number_of_features_is_shared_out():
     n_features = dict.fromkeys(np.unique(SITES).tolist(), 8)
     with pytest.raises(SettingsError, match="shares out one n_features"):
         regressor(n_features=n_features, allocation="sqrt").fit(X, y, sites=SITES)
+
+
+def holds_rows(regressor):
+    """Return whether a pickle has a whole row, or the responses of a site, byte for byte."""
+    pickled = pickle.dumps(regressor)
+    return any(row.tobytes() in pickled for row in X) or any(
+        y[site == SITES].tobytes() in pickled for site in set(SITES)
+    )
+
+
+@pytest.mark.parametrize("cls", [cls for cls in ALL if cls is not CentralizedKRR])
+def test_a_fitted_estimator_holds_no_rows(cls):
+    size = {"consensus": 1.0} if cls is DeKRRRegressor else {}
+    fitted = cls(n_features=16, sigma=0.3, alpha=1e-4, random_state=0, scale=None, **size).fit(X, y, sites=SITES)
+    assert not holds_rows(fitted)
+    copied = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(copied.predict(X_NEW, SITES_NEW), fitted.predict(X_NEW, SITES_NEW))
+    if cls is DeKRRRegressor:
+        assert not holds_rows(copied.partial_fit(X_NEW, Y_NEW, sites=SITES_NEW))
+        assert not holds_rows(fitted.remove_site("station 02"))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"alpha": (1e-4, 1e-3)}, {"rows_per_feature": 0.1, "n_features": 4}, {"exchange": "features"}]
+)
+def test_no_rows_are_held_however_it_was_fitted(settings):
+    assert not holds_rows(regressor(scale=None, features="energy", min_rows=5, **settings).fit(X, y, sites=SITES))
+
+
+def test_rows_are_held_where_they_are_asked_for():
+    assert holds_rows(regressor(store_rows=True).fit(X, y, sites=SITES))
+    table = pd.DataFrame(X, columns=["place", "north", "east"]).assign(y=y, site=SITES)
+    fitted = regressor(store_rows=True).fit(table, "y", sites="site")
+    assert sum(rows.n_rows for rows in fitted.rows_.values()) == len(y)
+
+
+def test_a_network_is_given():
+    """Not only a class: any function of the graph."""
+    made = []
+
+    def connect(neighbors):
+        made.append(Postman(neighbors))
+        return made[-1]
+
+    expected = regressor().fit(X, y, sites=SITES)
+    fitted = regressor(network=connect).fit(X, y, sites=SITES)
+    np.testing.assert_array_equal(fitted.predict(X_NEW, SITES_NEW), expected.predict(X_NEW, SITES_NEW))
+    assert fitted.traffic_.bytes == expected.traffic_.bytes
+    assert set(made[0].neighbors) == set(SITES)
+    fitted.partial_fit(X_NEW, Y_NEW, sites=SITES_NEW)
+    assert len(made) == 2
+    clone(fitted).fit(X, y, sites=SITES).remove_site("station 01")
+    assert len(made) == 4
+
+
+@pytest.mark.parametrize("cls", [DKLARegressor, COKERegressor, AllReduceRegressor])
+def test_baselines_are_given_a_network_too(cls):
+    settings = {"n_features": 10, "sigma": 0.3, "alpha": 1e-3, "random_state": 0}
+    expected = cls(**settings).fit(X, y, sites=SITES)
+    fitted = cls(**settings, network=Postman).fit(X, y, sites=SITES)
+    np.testing.assert_array_equal(fitted.predict(X_NEW), expected.predict(X_NEW))
+
+
+def test_all_wrong_parameters_are_told_at_once():
+    wrong = {
+        "alpha": -1.0,
+        "n_features": np.int64(0),
+        "features": GreedySelector,
+        "wire_precision": "half",
+        "bounds": (1,),
+    }
+    with pytest.raises(SettingsError, match="parameter of DeKRRRegressor are wrong") as caught:
+        regressor(**wrong, solver=object(), network="mesh", random_state=-1, kernel=dict).fit(X, y)
+    for name in (*wrong, "solver", "network", "random_state", "kernel"):
+        assert f"The '{name}' parameter" in str(caught.value) or f"and the '{name}' parameter" in str(caught.value)
+        assert f"{name} is " in str(caught.value)
+    with pytest.raises(SettingsError, match="'n_features' parameter of DKLARegressor is wrong"):
+        DKLARegressor(n_features=[3, 4]).fit(X, y)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_parameters_are_those_of_the_table(cls):
+    own_defaults = {"features": "plain", "censor_start": 0.5}
+    for name, parameter in parameters_of(cls).items():
+        default = getattr(cls(), name)
+        assert parameter.entry.in_process == default or own_defaults[name] == default
+        assert parameter.entry.mistake(default) is None
+        assert f"\n    {name} : " in cls.__doc__
+        assert parameter.entry.setting.text.split(". ")[0][:60] in " ".join(cls.__doc__.split())
+    assert set(parameters_of(cls)) == set(cls().get_params())
+
+
+def test_no_private_module_of_scikit_learn_is_imported():
+    source = Path(dekrr.__file__).parent
+    assert not [path for path in source.rglob("*.py") if re.search(r"sklearn[.\w]*\._", path.read_text())]

@@ -1,12 +1,14 @@
 """Going on from a fitted network against training on all rows with the same features and scaling."""
 
+from dataclasses import replace
+
 import networkx as nx
 import numpy as np
 import pytest
 
 from dekrr import DataError, DeKRRRegressor, GreedySelector, SettingsError, TopologyError
 from dekrr.data import make_sites
-from dekrr.networks.local import LocalNetwork
+from dekrr.estimators.network import run, sites_of
 from dekrr.protocols import dekrr
 from dekrr.protocols.online import go_on
 from dekrr.protocols.site import Site
@@ -20,8 +22,8 @@ SETTINGS = {"n_features": 8, "sigma": 0.5, "alpha": 1e-2, "consensus": 1.0, "tol
 QUICK = {"n_features": 8, "sigma": 0.5, "alpha": 1e-2, "consensus": 1.0, "random_state": 0}
 
 
-def fitted():
-    return DeKRRRegressor(**SETTINGS, random_state=0).fit(X, y, sites=SITES)
+def fitted(store_rows=True):
+    return DeKRRRegressor(**SETTINGS, random_state=0, store_rows=store_rows).fit(X, y, sites=SITES)
 
 
 def trained_again(regressor, X, y, sites):
@@ -30,14 +32,15 @@ def trained_again(regressor, X, y, sites):
         alpha=1e-2, consensus=1.0, tol=1e-13, max_rounds=5000, scale=None, max_leverage=1, verify_features=False
     )
     scaling = regressor.models_[regressor.sites_[0]].scaling
-    procedures = {}
-    for label in regressor.sites_:
-        own = sites == label
-        rows, responses = scaling.rows(X[own]), scaling.responses(y[own])
-        feature_map = regressor.models_[label].feature_map
-        site = Site(label, tuple(regressor.graph_[label]), ArrayRows(rows, responses), feature_map=feature_map)
-        procedures[label] = dekrr.train(site, Greedy(sigma=0.5), settings)
-    return LocalNetwork(regressor.graph_).run(procedures)
+    rows = {
+        label: ArrayRows(scaling.rows(X[sites == label]), scaling.responses(y[sites == label]))
+        for label in regressor.sites_
+    }
+    made = {
+        label: replace(site, feature_map=regressor.models_[label].feature_map)
+        for label, site in sites_of(rows, regressor.graph_).items()
+    }
+    return run(made, lambda _, site: dekrr.train(site, Greedy(sigma=0.5), settings)).outcomes
 
 
 def same(regressor, expected):
@@ -48,8 +51,9 @@ def same(regressor, expected):
     assert regressor.objective_ == pytest.approx(objective, abs=1e-10)
 
 
-def test_new_rows():
-    regressor = fitted()
+@pytest.mark.parametrize("store_rows", [False, True])
+def test_new_rows(store_rows):
+    regressor = fitted(store_rows)
     before = regressor.traffic_.bytes_by_kind["Features"]
     some = np.isin(SITES_MORE, ["station 01", "station 03"])
     regressor.partial_fit(X_MORE[some], Y_MORE[some], sites=SITES_MORE[some])
@@ -69,8 +73,9 @@ def test_warm_start_takes_fewer_rounds():
     assert regressor.partial_fit(X_MORE, Y_MORE).n_rounds_ < cold
 
 
-def test_a_site_leaves():
-    regressor = fitted().remove_site("station 02")
+@pytest.mark.parametrize("store_rows", [False, True])
+def test_a_site_leaves(store_rows):
+    regressor = fitted(store_rows).remove_site("station 02")
     assert regressor.sites_ == ["station 00", "station 01", "station 03", "station 04"]
     stay = SITES != "station 02"
     same(regressor, trained_again(regressor, X[stay], y[stay], SITES[stay]))
@@ -122,20 +127,21 @@ def test_what_cannot_be():
 
 
 def test_rows_without_sites_are_dealt_out_to_those_there_are():
-    network = DeKRRRegressor(**QUICK).fit(X, y, sites=SITES).partial_fit(X, y)
+    network = DeKRRRegressor(**QUICK, store_rows=True).fit(X, y, sites=SITES).partial_fit(X, y)
+    assert sum(network.n_rows_.values()) == 2 * len(y)
     assert sum(rows.n_rows for rows in network.rows_.values()) == 2 * len(y)
 
 
 def test_sites_keep_their_names_when_another_joins():
     labels = np.array(["1", "2", "3", "4", "5"])[np.unique(SITES, return_inverse=True)[1]]
-    network = DeKRRRegressor(**QUICK).fit(X, y, sites=labels)
+    network = DeKRRRegressor(**QUICK, store_rows=True).fit(X, y, sites=labels)
     network.partial_fit(X[:60], y[:60], sites=[1] * 60, edges=[(1, "1")])
     assert network.sites_ == ["1", "2", "3", "4", "5", 1]
     assert network.models_["1"].header.site == "1"
 
 
 def test_a_newcomer_has_no_more_features_than_rows():
-    settings = {**QUICK, "n_features": 30, "features": "greedy", "rows_per_feature": 0}
+    settings = {**QUICK, "n_features": 30, "features": "greedy", "rows_per_feature": 0, "store_rows": True}
     network = DeKRRRegressor(**settings).fit(X, y, sites=SITES)
     network.partial_fit(X[:12], y[:12], sites=["new"] * 12, edges=[("new", network.sites_[0])])
     assert network.models_["new"].feature_map.n_features == 12
@@ -151,7 +157,7 @@ def test_what_cannot_be_either():
 
 def test_any_number_of_updates():
     """Rows of each are kept one after another, not one inside another."""
-    network = DeKRRRegressor(**{**QUICK, "n_features": 2}, features="plain", min_rows=1)
+    network = DeKRRRegressor(**{**QUICK, "n_features": 2}, features="plain", min_rows=1, store_rows=True)
     network.fit(X[:20], y[:20], sites=np.repeat("only", 20))
     for k in range(520):
         network.partial_fit(X[k % len(X)][None], y[k % len(X)][None], sites=["only"])
@@ -168,3 +174,40 @@ def test_updates_validate_their_settings_and_refuse_features_of_rows():
     ):
         with pytest.raises(SettingsError, match=reason):
             next(go_on(site, None, rows, Greedy(4, sigma=0.5), DeKRRSettings(**change)))
+
+
+def test_without_rows_no_site_joins_and_no_edge_is_added():
+    network = DeKRRRegressor(**QUICK, topology="ring", n_neighbors=2).fit(X, y, sites=SITES)
+    before = network.predict(X)
+    for labels, edge in ((["new"] * 60, ("new", "station 00")), (SITES[:60], ("station 00", "station 02"))):
+        with pytest.raises(SettingsError, match="store_rows=True"):
+            network.partial_fit(X[:60], y[:60], sites=labels, edges=[edge])
+    np.testing.assert_array_equal(network.predict(X), before)
+    network.set_params(rows_per_feature=0.1)  # a rule for rows that stand alone would be learnt from all rows
+    with pytest.raises(SettingsError, match="store_rows=True"):
+        network.partial_fit(X, y, sites=SITES)
+
+
+def test_rows_are_kept_as_long_as_they_are_asked_for():
+    network = DeKRRRegressor(**QUICK, store_rows=True).fit(X, y, sites=SITES)
+    assert sum(rows.n_rows for rows in network.rows_.values()) == len(y)
+    network.set_params(store_rows=False).partial_fit(X, y, sites=SITES)
+    assert not hasattr(network, "rows_")
+    network.set_params(store_rows=True).partial_fit(X, y, sites=SITES)
+    assert not hasattr(network, "rows_")  # those of before are gone
+    assert sum(network.n_rows_.values()) == 3 * len(y)
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_rounds", -3), ("tol", "small"), ("min_rows", 0)])
+def test_going_on_checks_parameters_like_fit(name, value):
+    network = DeKRRRegressor(**QUICK).fit(X, y, sites=SITES).set_params(**{name: value})
+    with pytest.raises(SettingsError, match=f"The '{name}' parameter of DeKRRRegressor is wrong"):
+        network.partial_fit(X, y, sites=SITES)
+    with pytest.raises(SettingsError, match=f"The '{name}' parameter of DeKRRRegressor is wrong"):
+        network.remove_site("station 00")
+
+
+def test_new_rows_are_not_sent_as_sums_where_features_are_asked_for():
+    network = DeKRRRegressor(**QUICK, exchange="features").partial_fit(X, y, sites=SITES)
+    with pytest.raises(SettingsError, match="adds up sums, but exchange is 'features'"):
+        network.partial_fit(X, y, sites=SITES)

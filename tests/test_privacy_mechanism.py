@@ -336,6 +336,20 @@ def test_a_budget_pays_for_one_release_of_the_estimator(coast):
     np.testing.assert_array_equal(regressor.predict(X[:5]), before)
 
 
+def test_rows_that_were_promised_privacy_stay_private(coast):
+    """Without the parameter, the second fit would send exact sums."""
+    X, y, labels = coast
+    regressor = DeKRRRegressor(n_features=8, features="plain", **PRIVATE).fit(X, y, sites=labels)
+    regressor.set_params(privacy=None)
+    with pytest.raises(SettingsError, match="budget is spent"):
+        regressor.partial_fit(X[:100], y[:100], sites=labels[:100])
+    with pytest.raises(SettingsError, match="budget is spent"):
+        regressor.remove_site(regressor.sites_[0])
+    open_first = DeKRRRegressor(n_features=8, features="plain", **(PRIVATE | {"privacy": None})).fit(X, y, sites=labels)
+    with pytest.raises(SettingsError, match="sent sums without noise"):
+        open_first.set_params(privacy=PRIVATE["privacy"]).partial_fit(X, y, sites=labels)
+
+
 def test_public_bounds_replace_the_agreed_ones(coast):
     X, y, labels = coast
     regressor = DeKRRRegressor(n_features=10, sigma=0.5, bounds=BOUNDS, random_state=0).fit(X, y, sites=labels)

@@ -303,8 +303,8 @@ def test_one_pass_counts_rows_before_anything_about_them_is_sent():
 def test_what_a_caller_does_to_the_rows_afterwards_changes_nothing():
     in_order, new = np.sort(SITES), np.repeat("new", 30)
     given, more = X.copy(), X[:30].copy()
-    fitted = DeKRRRegressor(scale=None, **FIXED).fit(given, Y, sites=in_order)
-    expected = DeKRRRegressor(scale=None, **FIXED).fit(X, Y, sites=in_order)
+    fitted = DeKRRRegressor(scale=None, store_rows=True, **FIXED).fit(given, Y, sites=in_order)
+    expected = DeKRRRegressor(scale=None, store_rows=True, **FIXED).fit(X, Y, sites=in_order)
     given[:] = 0.0
     for regressor, rows in ((fitted, more), (expected, X[:30])):
         regressor.partial_fit(rows, Y[:30], sites=new, edges=[("new", LABELS[0])])
@@ -316,7 +316,7 @@ def test_what_a_caller_does_to_the_rows_afterwards_changes_nothing():
 
 def test_new_rows_from_sources(small_sample, tmp_path):
     half = np.arange(len(X)) % 2 == 0
-    tight = {**FIXED, "tol": 1e-12, "max_rounds": 5000}
+    tight = {**FIXED, "tol": 1e-12, "max_rounds": 5000, "store_rows": True}
     expected = DeKRRRegressor(**tight).fit(X[half], Y[half], sites=SITES[half])
     expected.partial_fit(X[~half], Y[~half], sites=SITES[~half])
     TABLE[half].to_parquet(tmp_path / "old.parquet")

@@ -121,3 +121,15 @@ def names_with(known: Mapping[Hashable, str], labels: Sequence[Hashable]) -> dic
 
 def _name(label: Hashable) -> str:
     return label if isinstance(label, str) else repr(label)
+
+
+def listed(labels: Sequence[Any], most: int = 8) -> str:
+    """Return the first labels in a line, for messages.
+
+    Examples
+    --------
+    >>> listed(["a", 1, "b"], most=2)
+    "'a', 1, ... (3 in all)"
+    """
+    shown = ", ".join(repr(label) for label in labels[:most])
+    return shown + (f", ... ({len(labels)} in all)" if len(labels) > most else "")

@@ -1,7 +1,7 @@
 """Rules for the values of parameters and settings: a check, and its description in words."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from .errors import SettingsError
+
+# The graphs that `dekrr.topology` builds. They are named here because a node checks names and does without networkx.
+TOPOLOGIES = ("ring", "complete", "grid", "star", "random_regular", "watts_strogatz", "erdos_renyi")
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,17 @@ def one_of(*names: str) -> Rule:
     return Rule("one of " + ", ".join(map(repr, names)), lambda value: isinstance(value, str) and value in names)
 
 
+def with_methods(*names: str) -> Rule:
+    """Return the rule for an object, not a class, that has some methods."""
+    words = "an object with the method" + "s" * (len(names) > 1) + " " + " and ".join(names)
+    return Rule(words, lambda value: not isinstance(value, type) and all(callable(getattr(value, n, 0)) for n in names))
+
+
+def instance_of(kind: type) -> Rule:
+    """Return the rule for an object of a class."""
+    return Rule(f"a {kind.__name__}", lambda value: isinstance(value, kind))
+
+
 def _is_whole(value: Any) -> bool:
     return not FLAG.allows(value) and isinstance(value, Integral)
 
@@ -70,9 +84,27 @@ def _are_positive(values: Any) -> bool:
     return np.ndim(values) == 1 and len(values) > 0 and all(POSITIVE.allows(value) for value in values)
 
 
+def _are_counts(values: Any) -> bool:
+    values = list(values.values()) if isinstance(values, Mapping) else values
+    return np.ndim(values) == 1 and all(map(whole_number(1).allows, values))
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, Sized) and not isinstance(value, str) and len(value) == 2
+
+
+def _is_random_state(value: Any) -> bool:
+    return isinstance(value, np.random.RandomState) or whole_number(0, 2**32 - 1).allows(value)
+
+
 POSITIVE = Rule("a positive number", lambda value: _is_finite(value) and value > 0)
 POSITIVES = Rule("positive numbers, one or more", _are_positive)
 FLAG = Rule("True or False", lambda value: isinstance(value, bool | np.bool_))
+COUNTS = Rule("a mapping of site to such numbers, or a sequence in the order of the sorted sites", _are_counts)
+PAIR = Rule("a pair, lower and upper values", _is_pair)
+EDGES = Rule("edges or a networkx graph", lambda value: isinstance(value, Iterable) and not isinstance(value, str))
+CALLABLE = Rule("a function of the graph that returns a Network", callable)
+RANDOM_STATE = Rule("an integer from 0 to 4294967295, a RandomState", _is_random_state)
 
 
 def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:

@@ -8,16 +8,20 @@ A deployment starts from the defaults of the fields. The estimators have all row
 to keep from anybody: `Setting.in_process` is their default where it differs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 import numpy as np
 
+from . import rules
 from .errors import SettingsError
-from .kernels import KERNELS
+from .kernels import KERNELS, is_kernel
 from .rules import FLAG, POSITIVE, Rule, number, one_of, whole_number
-from .selection import CHOOSERS, MAPPINGS
+from .selection import CHOOSERS, MAPPINGS, Chooser
 from .solvers import SOLVERS
 
 # What "auto" chooses from; docs/accuracy.md has the evidence.
@@ -32,6 +36,12 @@ _ANYTHING = Rule("anything", lambda value: True)
 _NOT_NEGATIVE = number(0)
 _COUNT = whole_number(1)
 _SAME: Any = object()
+_CHOOSER = Rule(
+    "a Chooser or a transformer of one",
+    lambda value: isinstance(value, Chooser) or rules.with_methods("chooser").allows(value),
+)
+_KERNEL = Rule("a Kernel or its class", is_kernel)
+_SOLVER = rules.with_methods("start", "update")
 
 
 @dataclass(frozen=True)
@@ -46,8 +56,8 @@ class Setting:
         What it may be.
     in_process : object, optional
         The estimators' default, where it differs from a deployment's.
-    objects : bool, default=False
-        Whether an estimator takes an object in the place of a name or number; it is checked where it is used.
+    objects : Rule, optional
+        What an estimator takes in the place of a name or number.
     agreed : bool, default=True
         Whether all sites of a run must have the same value.
     """
@@ -55,7 +65,7 @@ class Setting:
     text: str
     rule: Rule = _ANYTHING
     in_process: Any = _SAME
-    objects: bool = False
+    objects: Rule | None = None
     agreed: bool = True
 
 
@@ -89,13 +99,20 @@ class Entry:
         objects : bool, default=False
             Whether an object may take the place of a name or number, where the setting allows it.
         """
-        is_object = not isinstance(value, str | bool | int | float | None)
-        if self.setting.rule.allows(value) or (objects and self.setting.objects and is_object):
+        more = self.setting.objects if objects else None
+        if self.setting.rule.allows(value) or (more is not None and more.allows(value)):
             return None
-        return f"{self.name} is {value!r}; it must be {self.setting.rule.words}"
+        return f"{self.name} is {value!r}; it must be {self.words(objects=objects)}"
+
+    def words(self, *, objects: bool = False) -> str:
+        """Return what the setting may be; nothing where it may be anything."""
+        rule, more = self.setting.rule, self.setting.objects if objects else None
+        words = "" if rule is _ANYTHING else rule.words
+        return words if more is None else f"{words}; or {more.words}"
 
 
-def entries(kind: type[msgspec.Struct]) -> dict[str, Entry]:
+@cache
+def entries(kind: type[msgspec.Struct]) -> Mapping[str, Entry]:
     """Return the settings in a struct, by name.
 
     Examples
@@ -110,7 +127,7 @@ def entries(kind: type[msgspec.Struct]) -> dict[str, Entry]:
         default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory
         default = default() if callable(default) else default
         found[field.name] = Entry(field.name, default, settings[0] if settings else Setting(""))
-    return found
+    return MappingProxyType(found)
 
 
 def check(owner: str, values: msgspec.Struct) -> None:
@@ -179,9 +196,24 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
 class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How features are drawn and chosen, and what all methods share besides."""
 
-    n_features: Annotated[int, Setting("Features of a site (the paper's D).", _COUNT, objects=True)] = 100
-    features: Annotated[str, Setting("How a site chooses its features.", one_of(*CHOOSERS), objects=True)] = "greedy"
-    kernel: Annotated[str, Setting("The kernel that frequencies are drawn for.", one_of(*KERNELS), objects=True)] = (
+    n_features: Annotated[
+        int,
+        Setting(
+            "Features of a site (the paper's D). Greedy selection takes no more than a site has rows.",
+            _COUNT,
+            objects=rules.COUNTS,
+        ),
+    ] = 100
+    features: Annotated[
+        str,
+        Setting(
+            "How a site chooses its features. An object may bring n_features, kernel, sigma and mapping. Each counts "
+            "where it is not the default; where both places give it and the values differ, the fit is refused.",
+            one_of(*CHOOSERS),
+            objects=_CHOOSER,
+        ),
+    ] = "greedy"
+    kernel: Annotated[str, Setting("The kernel that frequencies are drawn for.", one_of(*KERNELS), objects=_KERNEL)] = (
         "gaussian"
     )
     sigma: Annotated[float, Setting("The kernel's bandwidth, in scaled columns.", POSITIVE)] = 1.0
@@ -190,7 +222,8 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
     prediction: Annotated[
         str,
         Setting(
-            "Predict with the own model and the neighbours', or with the own alone.", one_of("neighborhood", "own")
+            "Predict with a site's own model and its neighbours', half and half or as tuned, or with its own alone.",
+            one_of("neighborhood", "own"),
         ),
     ] = "neighborhood"
 
@@ -198,7 +231,14 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
 class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What DeKRR tunes before it trains: a number is not tuned, several are chosen from, "auto" is a grid of ours."""
 
-    sigma: Annotated[Any, Setting("The kernel's bandwidth, in scaled columns.", POSITIVE.or_several())] = "auto"
+    sigma: Annotated[
+        Any,
+        Setting(
+            'The kernel\'s bandwidth, in scaled columns. Several values, or "auto", are chosen from by '
+            "cross-validation that all sites take part in, without a centre.",
+            POSITIVE.or_several(),
+        ),
+    ] = "auto"
     alpha: Annotated[Any, Setting("Regularisation (the paper's lambda).", POSITIVE.or_several())] = "auto"
     consensus: Annotated[
         Any, Setting("Weight of the agreement with neighbours (c of the authors' code).", _NOT_NEGATIVE.or_several())
@@ -228,7 +268,12 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     min_rows: Annotated[int, Setting("The fewest rows that a site sends sums over.", _COUNT)] = 10
     rows_per_feature: Annotated[
         float,
-        Setting("The fewest rows of a site for each feature that it sends sums of.", _NOT_NEGATIVE, in_process=0.0),
+        Setting(
+            "The fewest rows of a site for each feature that it sends sums of. In an estimator a value above 0 also "
+            "keeps rows that stand alone out of all sums between sites, as a deployment does by max_leverage.",
+            _NOT_NEGATIVE,
+            in_process=0.0,
+        ),
     ] = 1.5
     max_leverage: Annotated[
         float,
@@ -249,14 +294,19 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     solver: Annotated[
         Any,
         Setting(
-            '"chebyshev" takes about the root of the rounds of the paper\'s "jacobi".', one_of(*SOLVERS), objects=True
+            '"chebyshev" takes about the root of the rounds of the paper\'s "jacobi".',
+            one_of(*SOLVERS),
+            objects=_SOLVER,
         ),
     ] = "chebyshev"
     self_penalty: Annotated[
         float | str,
         Setting(
             'Damping of jacobi, in units of c~_j; "bound" is the smallest of the paper\'s Proposition 1.',
-            Rule('a number of at least 0, or "bound"', lambda value: value == "bound" or _NOT_NEGATIVE.allows(value)),
+            Rule(
+                'a number of at least 0, or "bound"',
+                lambda value: value == "bound" if isinstance(value, str) else _NOT_NEGATIVE.allows(value),
+            ),
         ),
     ] = 5.0
     tol: Annotated[float, Setting("Relative residual at which all sites stop; 0 runs max_rounds.", _NOT_NEGATIVE)] = (
@@ -269,12 +319,23 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     ] = "sums"
     allocation: Annotated[
         str,
-        Setting("Features per site, at the same total.", one_of("equal", "sqrt", "gain")),
+        Setting(
+            "Features per site: all the same; or, at the same mean, in proportion to the root of its rows, or where "
+            "they lower the squared error most (for greedy features; from a third to three times the mean).",
+            one_of("equal", "sqrt", "gain"),
+        ),
     ] = "equal"
     own_weight: Annotated[
         float, Setting("Of a site's own model in its prediction, unless tuning chooses it.", number(0, 1))
     ] = 0.5
-    precision: Annotated[str, Setting("Of sums over rows.", one_of(*PRECISIONS))] = "double"
+    precision: Annotated[
+        str,
+        Setting(
+            'Of sums over rows. "mixed" has features in single precision and adds blocks of rows up in double: about '
+            "twice as fast for many rows, with sums right to 1e-5; for alpha of 1e-7 and more.",
+            one_of(*PRECISIONS),
+        ),
+    ] = "double"
     wire: Annotated[Wire, Setting("How coefficients travel.")] = Wire()
     max_maps: Annotated[int, Setting("The most feature maps that a neighbour may ask sums for in a run.", _COUNT)] = 64
     max_features: Annotated[
@@ -285,10 +346,17 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     ] = True
     bounds: Annotated[
         tuple[tuple[float, ...], tuple[float, ...]] | None,
-        Setting("Public bounds of the columns and, last, of the response, instead of agreed ones."),
+        Setting(
+            "Public bounds of the columns and, last, of the response, instead of agreed ones.",
+            rules.PAIR.or_none(),
+        ),
     ] = None
     privacy: Annotated[
-        DifferentialPrivacy | None, Setting("A guarantee for every row, with public bounds and given numbers.")
+        DifferentialPrivacy | None,
+        Setting(
+            "A guarantee for every row. It takes public bounds or no scale, given numbers and plain features for all.",
+            rules.instance_of(DifferentialPrivacy).or_none(),
+        ),
     ] = None
 
 
@@ -296,7 +364,7 @@ class SharedSettings(GuardSettings, frozen=True, kw_only=True):
     """What the methods that share features (AllReduce, DKLA, COKE) have besides."""
 
     selecting_site: Annotated[
-        str | None, Setting("Who chooses features that depend on rows; None is the site with most rows.", objects=True)
+        str | None, Setting("Who chooses features that depend on rows; None is the site with most rows.")
     ] = None
 
 
@@ -315,6 +383,52 @@ class DKLASettings(SharedSettings, frozen=True, kw_only=True):
         1e-4
     )
     max_rounds: Annotated[int, Setting("The most rounds.", _COUNT)] = 1500
+
+
+class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the estimators have besides: how rows in one process become sites on a graph, and what is kept of them."""
+
+    topology: Annotated[
+        Any,
+        Setting(
+            "The graph of sites.",
+            one_of(*rules.TOPOLOGIES),
+            objects=rules.EDGES,
+            agreed=False,
+        ),
+    ] = "ring"
+    n_neighbors: Annotated[
+        int, Setting("Neighbours of a site, where the topology leaves it open.", _COUNT, agreed=False)
+    ] = 4
+    n_sites: Annotated[
+        int, Setting("Sites to deal rows out to, where rows come without labels of sites.", _COUNT, agreed=False)
+    ] = 10
+    random_state: Annotated[
+        Any,
+        Setting(
+            "Of all random numbers of a fit.",
+            rules.RANDOM_STATE.or_none(),
+            agreed=False,
+        ),
+    ] = None
+    store_rows: Annotated[
+        bool,
+        Setting(
+            "Keep the rows, or where they are read from, in the fitted estimator and in its pickles. A site can join "
+            "later, or an edge be added, only where they are kept.",
+            FLAG,
+            agreed=False,
+        ),
+    ] = False
+    network: Annotated[
+        Any,
+        Setting(
+            "Makes the network that drives the sites' procedures from the graph of their names; see "
+            "dekrr.networks.base. None is this process.",
+            rules.CALLABLE.or_none(),
+            agreed=False,
+        ),
+    ] = None
 
 
 def grid_of(name: str, given: Any) -> tuple[float, ...]:
@@ -340,6 +454,5 @@ def as_table(kind: type[msgspec.Struct]) -> str:
         default = "" if entry.default is msgspec.NODEFAULT else f"`{entry.default!r}`"
         same = entry.setting.in_process is _SAME
         here = "" if same else f"`{entry.in_process!r}`"
-        words = "" if entry.setting.rule is _ANYTHING else entry.setting.rule.words
-        lines.append(f"| `{name}` | {default} | {here} | {words} | {entry.setting.text} |")
+        lines.append(f"| `{name}` | {default} | {here} | {entry.words(objects=True)} | {entry.setting.text} |")
     return "\n".join(lines)

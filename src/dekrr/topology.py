@@ -10,6 +10,7 @@ from typing import Any
 import networkx as nx
 
 from .errors import TopologyError
+from .rules import TOPOLOGIES as TOPOLOGIES
 
 Graph = Any  # networkx graphs are generic in stubs only
 
@@ -77,9 +78,6 @@ def _until_connected(draw: Any, seed: Any, name: str, tries: int = 100) -> Graph
         if nx.is_connected(graph):
             return graph
     raise TopologyError(f"no connected {name} graph in {tries} tries; give each site more neighbours")
-
-
-TOPOLOGIES = ("ring", "complete", "grid", "star", "random_regular", "watts_strogatz", "erdos_renyi")
 
 
 def build(

@@ -88,8 +88,8 @@ def run() -> None:
 
 
 def _is_for_users(error: Exception) -> bool:
-    """Return whether an error is the user's to solve; scikit-learn's class for a bad value counts, too."""
-    return isinstance(error, (DekrrError, OSError, ImportError)) or type(error).__module__.startswith("sklearn.")
+    """Return whether an error is about what the user gave, or has."""
+    return isinstance(error, DekrrError | OSError | ImportError)
 
 
 def _with_extra(error: BaseException) -> str:

@@ -14,14 +14,24 @@ from rich.table import Table
 from ..disk import replacing
 from ..errors import DataError, SettingsError
 from ..estimators import DeKRRRegressor
+from ..estimators.parameters import parameters_of
 from ..labels import factorise, names_of
 from ..metrics import rse
 from ..model import SiteModel, load
 from ..rows.batches import inputs_of
 from ..rows.sources import PARQUET, open_source
+from ..settings import Entry, FeatureSettings, entries
 from ..types import Array
 
 SUFFIX = ".safetensors"
+_SETTINGS = {name: parameter.entry for name, parameter in parameters_of(DeKRRRegressor).items()}
+_SEED = entries(FeatureSettings)["seed"]
+
+
+def _option(entry: Entry) -> Any:
+    """Return the command-line option of a setting."""
+    words = entry.words()
+    return typer.Option(help=f"{entry.setting.text} It is {words}." if words else entry.setting.text)
 
 
 def fit(
@@ -29,18 +39,16 @@ def fit(
     target: Annotated[str, typer.Option(help="The column to predict.")],
     site: Annotated[str, typer.Option(help="The column that says whose row it is.")],
     out: Annotated[Path, typer.Option(help="The folder to write one model per site to.")],
-    n_features: Annotated[int, typer.Option(min=1, help="Features per site.")] = 100,
-    features: Annotated[str, typer.Option(help="plain, energy, leverage, surrogate or greedy.")] = "greedy",
-    kernel: Annotated[str, typer.Option(help="gaussian, laplacian or cauchy.")] = "gaussian",
-    sigma: Annotated[str, typer.Option(help="Bandwidth, in columns scaled to [0, 1]; auto is tuned.")] = "auto",
-    alpha: Annotated[str, typer.Option(help="Regularisation; auto is tuned.")] = "auto",
-    consensus: Annotated[str, typer.Option(help="Weight of the agreement with neighbours; auto is tuned.")] = "auto",
-    topology: Annotated[str, typer.Option(help="ring, complete, grid, star, random_regular, ...")] = "ring",
-    n_neighbors: Annotated[
-        int, typer.Option(min=1, help="Neighbours of a site, where the topology leaves it open.")
-    ] = 4,
-    prediction: Annotated[str, typer.Option(help="neighborhood or own.")] = "neighborhood",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random features.")] = 0,
+    n_features: Annotated[int, _option(_SETTINGS["n_features"])] = _SETTINGS["n_features"].in_process,
+    features: Annotated[str, _option(_SETTINGS["features"])] = _SETTINGS["features"].in_process,
+    kernel: Annotated[str, _option(_SETTINGS["kernel"])] = _SETTINGS["kernel"].in_process,
+    sigma: Annotated[str, _option(_SETTINGS["sigma"])] = _SETTINGS["sigma"].in_process,
+    alpha: Annotated[str, _option(_SETTINGS["alpha"])] = _SETTINGS["alpha"].in_process,
+    consensus: Annotated[str, _option(_SETTINGS["consensus"])] = _SETTINGS["consensus"].in_process,
+    topology: Annotated[str, _option(_SETTINGS["topology"])] = _SETTINGS["topology"].in_process,
+    n_neighbors: Annotated[int, _option(_SETTINGS["n_neighbors"])] = _SETTINGS["n_neighbors"].in_process,
+    prediction: Annotated[str, _option(_SETTINGS["prediction"])] = _SETTINGS["prediction"].in_process,
+    seed: Annotated[int, _option(_SEED)] = _SEED.in_process,
     force: Annotated[bool, typer.Option("--force", help="Replace models that are already there.")] = False,
 ) -> None:
     """Train a model for every site of a table and write them to a folder.
@@ -56,13 +64,14 @@ def fit(
         n_features=n_features,
         features=features,
         kernel=kernel,
-        sigma=_number_or_auto("sigma", sigma),
-        alpha=_number_or_auto("alpha", alpha),
-        consensus=_number_or_auto("consensus", consensus),
+        sigma=_numbers_or_auto("sigma", sigma),
+        alpha=_numbers_or_auto("alpha", alpha),
+        consensus=_numbers_or_auto("consensus", consensus),
         topology=topology,
         n_neighbors=n_neighbors,
         prediction=prediction,
         random_state=seed,
+        store_rows=True,  # for the errors on training rows
     )
     regressor.fit(data, target, sites=site)
     out.mkdir(parents=True, exist_ok=True)
@@ -73,13 +82,14 @@ def fit(
     _summary(regressor, out)
 
 
-def _number_or_auto(name: str, given: str) -> float | str:
+def _numbers_or_auto(name: str, given: str) -> float | list[float] | str:
     if given == "auto":
         return given
     try:
-        return float(given)
+        numbers = [float(part) for part in given.split(",")]
     except ValueError:
-        raise SettingsError(f'--{name} must be a number or "auto", got {given!r}') from None
+        raise SettingsError(f'--{name} must be a number, several with commas, or "auto"; got {given!r}') from None
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def file_name(site: str) -> str:

@@ -4,29 +4,29 @@ The node procedures run as in the estimators. In addition they keep their paths 
 the bytes of every exchange.
 """
 
+from collections.abc import Hashable
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import msgspec
 import numpy as np
-from sklearn.utils import check_random_state
 
-from ..estimators import AllReduceRegressor
+from ..estimators import AllReduceRegressor, DeKRRRegressor, DKLARegressor
+from ..estimators.network import run, seed_of, sites_of
+from ..estimators.procedures import train_dekrr, train_dkla
 from ..metrics import rse
 from ..model import neighborhood_weights
 from ..networks.base import Delivery
 from ..networks.local import LocalNetwork
-from ..protocols import dekrr
-from ..protocols.baselines import dkla
 from ..protocols.outcome import Outcome
-from ..protocols.site import Site
-from ..rows import ArrayRows
-from ..settings import DKLASettings
+from ..rows import Rows
+from ..selection import Chooser
 from ..types import Array
 from .methods import METHODS, make_estimator, selectors_of
 from .problems import Problem
 from .tasks import Task
-from .tuning import ring_neighbors
+from .tuning import ring_neighbors, rows_by_site
 
 _DENSE, _SPARSE = 150, 60
 
@@ -102,33 +102,19 @@ def curves_of(task: Task, problem: Problem, consensus: float | None) -> dict[str
     }
 
 
-def _run(task: Task, problem: Problem, regressor: Any) -> tuple[Meter, list[Outcome]]:
-    neighbors = ring_neighbors(problem.split)
-    names = list(map(str, range(len(neighbors))))
+def _run(task: Task, problem: Problem, regressor: DeKRRRegressor | DKLARegressor) -> tuple[Meter, list[Outcome]]:
     meter = Meter()
-    graph = {names[j]: [names[p] for p in neighbors[j]] for j in range(len(names))}
-    network = LocalNetwork(graph, observers=[meter])
-    seed = int(check_random_state(regressor.random_state).randint(np.iinfo(np.int32).max))
-    procedures = {}
-    consensus_free = not METHODS[task.method].has_consensus
-    for j, (name, selector) in enumerate(zip(names, selectors_of(task, problem), strict=True)):
-        rows = problem.split.sites == j
-        around = tuple(names[p] for p in neighbors[j])
-        site = Site(name, around, ArrayRows(problem.split.X[rows], problem.split.y[rows]), seed=seed)
-        common = {"alpha": problem.alpha, "tol": 0.0, "max_rounds": task.max_rounds, "scale": None, "min_rows": 1}
-        if consensus_free:
-            censoring = {
-                key: getattr(regressor, key) for key in ("censor_start", "censor_decay") if task.method == "COKE"
-            }
-            chooser = None if regressor.selecting_site is None else names[regressor.selecting_site]
-            guards = {"rows_per_feature": 0.0, "max_leverage": 1.0}
-            settings = DKLASettings(**common, **censoring, **guards, selecting_site=chooser)  # type: ignore[arg-type]
-            procedures[name] = dkla.train(site, selector, settings, keep_path=True)
-        else:
-            own = msgspec.structs.replace(regressor._settings(regressor.alpha, regressor.consensus), tol=0.0)
-            procedures[name] = dekrr.train(site, selector, own, keep_path=True)
-    outcomes = network.run(procedures)
-    return meter, [outcomes[name] for name in names]
+    rows: dict[Hashable, Rows] = dict(enumerate(rows_by_site(problem.split)))
+    sites = sites_of(rows, dict(enumerate(ring_neighbors(problem.split))), seed=seed_of(regressor.random_state))
+    selectors: dict[Hashable, Chooser] = dict(enumerate(selectors_of(task, problem)))
+    if isinstance(regressor, DeKRRRegressor):
+        training = train_dekrr(regressor.run_settings(tol=0.0), keep_path=True)
+    else:
+        settings = msgspec.structs.replace(regressor.run_settings(list(sites)), tol=0.0)
+        training = train_dkla(settings, keep_path=True)
+    connect = partial(LocalNetwork, observers=[meter])
+    done = run(sites, lambda j, site: training(site, selectors[j]), connect)
+    return meter, list(done.outcomes.values())
 
 
 def _members(task: Task, problem: Problem) -> list[list[int]]:

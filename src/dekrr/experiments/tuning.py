@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
-from sklearn.utils import check_random_state
 
 from .. import topology
 from ..data.splits import Split
+from ..estimators.network import seed_of, sites_of
 from ..features import FeatureMap
-from ..labels import names_of
 from ..model import neighborhood_weights
-from ..protocols.site import Site
 from ..rows import ArrayRows
 from ..selection import Chooser
 from ..statistics import accumulate
@@ -74,14 +72,16 @@ def solve_network(
 def choose_features(
     rows: Sequence[ArrayRows], neighbors: Sequence[Sequence[int]], selectors: Sequence[Chooser], random_state: int
 ) -> list[FeatureMap]:
-    """Return the features that the sites of an estimator with this `random_state` choose from their rows."""
-    seed = int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-    names = names_of(list(range(len(rows))))
-    maps = []
-    for j, selector in enumerate(selectors):
-        site = Site(names[j], tuple(names[p] for p in neighbors[j]), rows[j], seed=seed)
-        maps.append(selector.select(site.X, site.y, site.rng()))
-    return maps
+    """Return the features that each site of an estimator with this `random_state` chooses from its rows."""
+    sites = sites_of(dict(enumerate(rows)), dict(enumerate(neighbors)), seed=seed_of(random_state))
+    return [
+        selector.select(site.X, site.y, site.rng()) for selector, site in zip(selectors, sites.values(), strict=True)
+    ]
+
+
+def rows_by_site(split: Split) -> list[ArrayRows]:
+    """Return the training rows of every site of a split."""
+    return [ArrayRows(split.X[split.sites == j], split.y[split.sites == j]) for j in range(split.n_sites)]
 
 
 def ring_neighbors(split: Split) -> list[list[int]]:
@@ -128,7 +128,7 @@ def cross_validate(
     random_state : int
     """
     neighbors = ring_neighbors(split)
-    sites = [ArrayRows(split.X[split.sites == j], split.y[split.sites == j]) for j in range(split.n_sites)]
+    sites = rows_by_site(split)
     folds = [folds_of(len(site.y), shuffle=shuffle, seed=random_state) for site in sites]
     errors = np.zeros(len(weights))
     for k in range(N_FOLDS):

@@ -1,0 +1,180 @@
+"""What DeKRR is compared with: shared features, no exchange, and all rows in one place."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from ..errors import SettingsError
+from ..kernels import make_kernel, name_of
+from ..labels import listed, names_of
+from ..model import KernelModel
+from ..rows import ChainedRows, Rows
+from ..scaling import UNSCALED
+from ..settings import AllReduceSettings, DKLASettings, FeatureSettings, SharedSettings
+from .base import SiteRegressor
+from .choosing import Choosing
+from .features import FeatureRegressor, NetworkRegressor
+from .parameters import estimator, setting, settings_of
+from .procedures import train_allreduce, train_dkla
+
+
+@estimator
+class DKLARegressor(NetworkRegressor):
+    """Shared features and consensus on coefficients by ADMM (DKLA; Xu et al. 2021).
+
+    With ``features="plain"`` all sites draw the same features from the run's seed. With any other it is the
+    paper's DKLA-DDRF: one site chooses from its rows and its choice is flooded to all.
+
+    Attributes
+    ----------
+    models_, sites_, graph_, n_rows_, n_rounds_, objective_, history_, traffic_
+        As in `DeKRRRegressor`.
+    """
+
+    rho: float = setting(DKLASettings, "rho")
+    rho_period: int = setting(DKLASettings, "rho_period")
+    selecting_site: Any = setting(SharedSettings, "selecting_site")
+    tol: float = setting(DKLASettings, "tol")
+    max_rounds: int = setting(DKLASettings, "max_rounds")
+
+    def run_settings(self, sites: Sequence[Hashable]) -> DKLASettings:
+        """Return the settings of a run with these sites."""
+        return settings_of(self, DKLASettings, selecting_site=_name_among(self.selecting_site, sites))
+
+    def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        choosing, training = Choosing.of(self), train_dkla(self.run_settings(list(rows)))
+        run = self._train(rows, self._graph(rows, seed), seed, training, choosing, self.network)
+        self._keep(run, choosing.kernel_name(), choosing.sigmas()[0], tol=self.tol)
+
+
+@estimator
+class COKERegressor(DKLARegressor):
+    """DKLA that sends coefficients only when they have moved enough (COKE; Xu et al. 2021).
+
+    In round k a site that has moved by less than ``censor_start * censor_decay**k`` since it last sent its
+    coefficients says so in a few bytes, and its neighbours go on with the old ones.
+
+    Attributes
+    ----------
+    models_, sites_, graph_, n_rows_, n_rounds_, objective_, history_, traffic_
+        As in `DeKRRRegressor`.
+    messages_saved_ : float
+        The share of coefficient messages that were not sent.
+    """
+
+    censor_start: float = setting(DKLASettings, "censor_start", default=0.5)
+    censor_decay: float = setting(DKLASettings, "censor_decay")
+
+    @property
+    def messages_saved_(self) -> float:
+        """The share of coefficient messages that were not sent."""
+        sent, saved = (self.traffic_.messages_by_kind[kind] for kind in ("Coefficients", "Unchanged"))
+        return saved / max(sent + saved, 1)
+
+
+@estimator
+class AllReduceRegressor(NetworkRegressor):
+    """Shared features and exact sums over a spanning tree: where DKLA converges to, at once.
+
+    Attributes
+    ----------
+    models_, sites_, graph_, n_rows_, n_rounds_, objective_, history_, traffic_
+        As in `DeKRRRegressor`.
+    """
+
+    selecting_site: Any = setting(SharedSettings, "selecting_site")
+
+    def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        selecting = _name_among(self.selecting_site, list(rows))
+        choosing = Choosing.of(self)
+        training = train_allreduce(settings_of(self, AllReduceSettings, selecting_site=selecting))
+        run = self._train(rows, self._graph(rows, seed), seed, training, choosing, self.network)
+        self._keep(run, choosing.kernel_name(), choosing.sigmas()[0])
+
+
+@estimator
+class LocalRegressor(FeatureRegressor):
+    """No exchange at all: every site alone with its rows, its features and its scaling.
+
+    Here `min_rows` is only for dealing rows out when `fit` is given no sites.
+
+    Attributes
+    ----------
+    models_, sites_, graph_, n_rows_, n_rounds_, objective_, history_, traffic_
+        As in `DeKRRRegressor`; the graph has no edges.
+    """
+
+    n_features: Any = setting(FeatureSettings, "n_features")
+    features: Any = setting(FeatureSettings, "features")
+
+    def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        choosing, training = Choosing.of(self), train_allreduce(settings_of(self, AllReduceSettings))
+        run = self._train(rows, _without_edges(rows), seed, training, choosing)
+        self._keep(run, choosing.kernel_name(), choosing.sigmas()[0])
+
+
+@estimator
+class CentralizedRFF(FeatureRegressor):
+    """Ridge regression on random features of the pooled rows: one site that has everything.
+
+    Attributes
+    ----------
+    models_ : dict of site to SiteModel
+        The same model for every site.
+    """
+
+    def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        first, choosing = next(iter(rows)), Choosing.of(self)
+        pooled: dict[Hashable, Rows] = {first: ChainedRows(list(rows.values()))}
+        training = train_allreduce(settings_of(self, AllReduceSettings))
+        run = self._train(pooled, _without_edges(pooled), seed, training, choosing)
+        self._keep(run, choosing.kernel_name(), choosing.sigmas()[0])
+        self.models_ = dict.fromkeys(rows, self.models_[first])
+
+
+@estimator
+class CentralizedKRR(SiteRegressor):
+    """Exact kernel ridge regression of the pooled rows, (K + N alpha I)^-1 y. It takes N^2 memory.
+
+    The model is made of the rows: the fitted estimator and its pickles hold all of them.
+
+    Attributes
+    ----------
+    models_ : dict of site to KernelModel
+        The same model for every site.
+    objective_ : float
+        1/N |f - y|^2 + alpha |f|^2 at the end.
+    """
+
+    def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        pooled = ChainedRows(list(rows.values()))
+        if pooled.streamed:
+            raise SettingsError("exact kernel ridge regression holds all rows in memory: load them, or CentralizedRFF")
+        scaling = pooled.bounds if self.scale is not None else UNSCALED
+        X, y, *_ = pooled.scaled(scaling).arrays()
+        kernel = make_kernel(self.kernel, self.sigma)
+        gram = kernel(X, X)
+        gram[np.diag_indices(len(y))] += len(y) * self.alpha
+        dual = cho_solve(cho_factor(gram, overwrite_a=True), y)
+        self.objective_ = float(self.alpha * (y @ dual))
+        header = self._header("all", name_of(self.kernel), self.sigma)
+        self.models_ = dict.fromkeys(rows, KernelModel(header, kernel, X, dual, scaling))
+
+
+def _without_edges(rows: Mapping[Hashable, Rows]) -> Any:
+    graph: Any = nx.Graph()
+    graph.add_nodes_from(rows)
+    return graph
+
+
+def _name_among(label: Hashable, sites: Sequence[Hashable]) -> str | None:
+    """Return the name of the site that chooses for all, where one is given."""
+    if label is None:
+        return None
+    names = dict(zip(sites, names_of(sites), strict=True))
+    if label not in names:
+        raise SettingsError(f"selecting_site={label!r} is not a site; the sites are {listed(sites)}")
+    return names[label]

@@ -1,0 +1,106 @@
+"""Which features the sites of an estimator choose: its parameters, and those that a chooser object brings."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from ..errors import SettingsError
+from ..kernels import name_of
+from ..labels import listed
+from ..selection import CHOOSERS, Chooser
+from ..selection.transformers import Selector
+from ..settings import grid_of
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """How sites choose features.
+
+    Parameters
+    ----------
+    owner : str
+        The estimator's name, for messages.
+    features : str or Chooser or Selector
+    given : mapping of str to object
+        The estimator's n_features, kernel, sigma and mapping.
+    defaults : mapping of str to object
+        The same of an estimator that is given none.
+    """
+
+    owner: str
+    features: Any
+    given: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, regressor: Any, features: Any = None) -> "Choosing":
+        """Return how an estimator's sites choose: by its parameters, or by other `features`."""
+        names = ("n_features", "kernel", "sigma", "mapping")
+        return cls(
+            type(regressor).__name__,
+            regressor.features if features is None else features,
+            {name: getattr(regressor, name) for name in names},
+            {name: type(regressor).__dataclass_fields__[name].default for name in names},
+        )
+
+    def brought(self) -> Chooser | None:
+        """Return the chooser that `features` is, or makes; None where it is a name."""
+        if isinstance(self.features, Selector):
+            return self.features.chooser()
+        return None if isinstance(self.features, str) else self.features
+
+    def setting(self, name: str) -> Any:
+        """Return a setting that a chooser object may bring too: from where it is given.
+
+        A default counts as not given.
+        """
+        own, brought = self.given[name], self.brought()
+        if brought is None or _is_same(getattr(brought, name), Chooser.__dataclass_fields__[name].default):
+            return own
+        if _is_same(own, self.defaults[name]) or _is_same(own, getattr(brought, name)):
+            return getattr(brought, name)
+        raise SettingsError(
+            f"{name} is {own!r} in {self.owner} and {getattr(brought, name)!r} in {type(brought).__name__}, "
+            "which chooses its features: give it once"
+        )
+
+    def sigmas(self) -> tuple[float, ...]:
+        """Return the bandwidths to choose from; one that is given is the only one."""
+        return grid_of("sigma", self.setting("sigma"))
+
+    def kernel_name(self) -> str:
+        """Return what model files call the kernel."""
+        return name_of(self.setting("kernel"))
+
+    def sizes(self, labels: Sequence[Hashable]) -> dict[Hashable, int]:
+        """Return how many features each site gets (its mean, where an allocation shares them out)."""
+        given = self.setting("n_features")
+        if isinstance(given, Integral):
+            return dict.fromkeys(labels, int(given))
+        sizes = dict(given) if isinstance(given, Mapping) else dict(zip(labels, given, strict=False))
+        if set(sizes) != set(labels) or (not isinstance(given, Mapping) and len(given) != len(labels)):
+            raise SettingsError(f"n_features has {len(given)} entries for {len(labels)} sites: {listed(labels)}")
+        return {label: int(size) for label, size in sizes.items()}
+
+    def chooser(self, n_features: int, sigma: float | None = None) -> Chooser:
+        """Return the chooser of a site with so many features; by default with the first bandwidth."""
+        chooser = self.brought() or CHOOSERS[self.features]()
+        return chooser.replace(
+            n_features=n_features,
+            kernel=self.setting("kernel"),
+            sigma=self.sigmas()[0] if sigma is None else sigma,
+            mapping=self.setting("mapping"),
+        )
+
+    def choosers(self, labels: Sequence[Hashable], sigma: float | None = None) -> dict[Hashable, Chooser]:
+        """Return each site's chooser; sites of one size share it."""
+        sizes = self.sizes(labels)
+        of_size = {size: self.chooser(size, sigma) for size in set(sizes.values())}
+        return {label: of_size[size] for label, size in sizes.items()}
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return np.ndim(value) == 0 and bool(value == other)

@@ -1,0 +1,269 @@
+"""The regressor of the paper's method, DeKRR-DDRF."""
+
+from collections.abc import Hashable, Mapping
+from numbers import Integral
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from ..errors import DataError, SettingsError, warn
+from ..labels import listed
+from ..rows import Rows
+from ..settings import (
+    GRIDS,
+    DeKRRSettings,
+    EstimatorSettings,
+    FeatureSettings,
+    GuardSettings,
+    TuningSettings,
+    Wire,
+    entries,
+    grid_of,
+)
+from ..types import Array
+from . import parameters
+from .base import unchanged_by_failure
+from .choosing import Choosing
+from .features import NetworkRegressor
+from .network import Run
+from .parameters import estimator, setting, settings_of
+from .procedures import train_dekrr, tuning_of
+from .updates import Standing, go_on
+
+
+@estimator
+class DeKRRRegressor(NetworkRegressor):
+    """Decentralised kernel ridge regression with features chosen by each site (DeKRR-DDRF).
+
+    Every site chooses random features from its own rows and ends with its own model; neighbours are made to
+    agree on predictions. All sites together minimise
+
+        sum_j 1/N |Z_jj theta_j - y_j|^2 + alpha/J |theta_j|^2
+              + sum_{p in N_j} c~_j |Z_jj theta_j - Z_pj theta_p|^2,    c~_j = consensus / (N |N_j|),
+
+    exchanging sums over rows once, then coefficients in rounds, with neighbours only.
+
+    A fitted estimator, and so its pickle, holds models, and the sums over rows that `partial_fit` adds to. It holds no
+    rows unless ``store_rows=True``. After a fit with `privacy` it holds no sums either, and cannot go on.
+
+    Attributes
+    ----------
+    models_ : dict of site to SiteModel
+    sites_ : list
+        The sites, sorted where they can be.
+    graph_ : networkx.Graph
+    n_rows_ : dict of site to int
+    n_rounds_ : int
+    objective_ : float
+        The objective above at the end.
+    sigma_, alpha_, consensus_ : float
+        The values used: those given, or those tuned.
+    own_weight_ : float
+        What a site's own model counts when it predicts with its neighbourhood.
+    tuning_ : dict of str to ndarray, or None
+        "sigma", "alpha", "consensus", "own_weight" (of the own model in a site's prediction) and "error" of every
+        candidate: the mean squared held-out error over all sites, in scaled units of the response.
+    history_ : dict of str to ndarray
+        "round" and "objective", before the first round and after each.
+    traffic_ : Traffic
+        Bytes and messages over every directed edge.
+    rows_ : dict of site to Rows
+        The training rows, or where to read them, with ``store_rows=True`` only.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Where the columns had names.
+
+    References
+    ----------
+    Yang, He, He, Yang and Huang, Decentralized kernel ridge regression based on data-dependent random
+    feature, IEEE Transactions on Neural Networks and Learning Systems, 2024.
+
+    Examples
+    --------
+    >>> from dekrr import DeKRRRegressor
+    >>> from dekrr.data import make_sites
+    >>> X, y, sites = make_sites(n_sites=6, random_state=0)
+    >>> regressor = DeKRRRegressor(n_features=30, sigma=0.3, alpha=1e-4, random_state=0).fit(X, y, sites=sites)
+    >>> X_new, y_new, new_sites = make_sites(n_sites=6, random_state=1)
+    >>> regressor.rse(X_new, y_new, sites=new_sites) < 0.3
+    True
+    >>> regressor.models_[regressor.sites_[0]].predict(X[:2]).shape
+    (2,)
+    """
+
+    n_features: Any = setting(FeatureSettings, "n_features")
+    features: Any = setting(FeatureSettings, "features")
+    sigma: Any = setting(TuningSettings, "sigma")
+    alpha: Any = setting(TuningSettings, "alpha")
+    consensus: Any = setting(TuningSettings, "consensus")
+    folds: int = setting(TuningSettings, "folds")
+    objective: str = setting(TuningSettings, "objective")
+    solver: Any = setting(DeKRRSettings, "solver")
+    self_penalty: Any = setting(DeKRRSettings, "self_penalty")
+    tol: float = setting(DeKRRSettings, "tol")
+    max_rounds: int = setting(DeKRRSettings, "max_rounds")
+    prediction: str = setting(FeatureSettings, "prediction")
+    allocation: str = setting(DeKRRSettings, "allocation")
+    exchange: str = setting(DeKRRSettings, "exchange")
+    precision: str = setting(DeKRRSettings, "precision")
+    wire_precision: str = setting(Wire, "precision")
+    censor_start: float = setting(Wire, "censor_start")
+    censor_decay: float = setting(Wire, "censor_decay")
+    rows_per_feature: float = setting(GuardSettings, "rows_per_feature")
+    verify_features: bool = setting(DeKRRSettings, "verify_features")
+    bounds: Any = setting(DeKRRSettings, "bounds")
+    privacy: Any = setting(DeKRRSettings, "privacy")
+    store_rows: bool = setting(EstimatorSettings, "store_rows")
+
+    def run_settings(self, **changes: Any) -> DeKRRSettings:
+        """Return the settings of a run; those that are tuned are the first of their grids.
+
+        Parameters
+        ----------
+        **changes : object
+            Settings to have instead.
+        """
+        leverage = entries(DeKRRSettings)["max_leverage"]
+        settings = settings_of(
+            self,
+            DeKRRSettings,
+            alpha=grid_of("alpha", self.alpha)[0],
+            consensus=grid_of("consensus", self.consensus)[0],
+            wire=settings_of(self, Wire),
+            max_leverage=leverage.default if self.rows_per_feature else leverage.in_process,
+            bounds=_as_bounds(self.bounds),
+        )
+        return msgspec.structs.replace(settings, **changes)
+
+    def _choosing(self) -> Choosing:
+        choosing = Choosing.of(self)
+        if self.allocation != "equal" and not isinstance(choosing.setting("n_features"), Integral):
+            raise SettingsError(f"allocation={self.allocation!r} shares out one n_features; give a number, or leave it")
+        if self.privacy is None or not isinstance(self.features, str) or self.features == "plain":
+            return choosing
+        warn(f"features={self.features!r} would look at rows; with privacy all sites share plain ones")
+        return Choosing.of(self, features="plain")
+
+    def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        choosing = self._choosing()
+        grids = {
+            name: grid_of(name, choosing.setting(name) if name == "sigma" else getattr(self, name)) for name in GRIDS
+        }
+        tuned = [name for name, grid in grids.items() if len(grid) > 1]
+        if self.privacy is not None and tuned:
+            raise SettingsError(
+                f"with privacy give {', '.join(tuned)} as one number each: tuning would look at rows, which the budget "
+                "does not pay for"
+            )
+        settings = self.run_settings()
+        tuning = tuning_of(grids, folds=self.folds, objective=self.objective, prediction=self.prediction)
+        if tuning is not None:
+            settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
+        graph = self._graph(rows, seed)
+        run = self._train(rows, graph, seed, train_dekrr(settings, tuning), choosing, self.network)
+        self._keep_tuned(run, {name: grid[0] for name, grid in grids.items()})
+        self._keep_run(run, choosing, seed, with_rows=self.store_rows)
+
+    def _keep_tuned(self, run: Run, first: Mapping[str, float]) -> None:
+        """Set the values that were used: those that all sites chose, or else the `first` of each grid."""
+        outcome = next(iter(run.outcomes.values()))
+        tuned = outcome.tuned
+        self.own_weight_: float = outcome.own_weight
+        self.sigma_: float = tuned.sigma if tuned else first["sigma"]
+        self.alpha_: float = tuned.alpha if tuned else first["alpha"]
+        self.consensus_: float = tuned.consensus if tuned else first["consensus"]
+        self.tuning_: dict[str, Array] | None = None
+        if tuned:
+            columns = np.array(tuned.grid).T
+            self.tuning_ = dict(zip([*GRIDS, "own_weight"], columns, strict=True)) | {"error": tuned.errors}
+
+    def _keep_run(self, run: Run, choosing: Choosing, seed: int, *, with_rows: bool) -> None:
+        """Set the models, and what it takes to go on from them, which after a private run nobody may."""
+        self._keep(run, choosing.kernel_name(), self.sigma_, prediction=self.prediction, tol=self.tol)
+        if with_rows:
+            self.rows_ = {label: site.rows.owned() for label, site in run.sites.items()}
+        elif hasattr(self, "rows_"):
+            del self.rows_
+        self._standing: Standing | None = None
+        if all(outcome.privacy is None for outcome in run.outcomes.values()):
+            rows = self.rows_ if with_rows else None
+            self._standing = Standing(self.graph_, seed, run.names, run.outcomes, run.n_rows, rows)
+
+    def partial_fit(self, X: Any, y: Any, sites: Any = None, edges: Any = ()) -> Self:
+        """Go on from a fitted network with new rows: the result of all rows with the same features and scaling.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns), source, or mapping of site to source
+        y : array-like of shape (n_rows,), or str
+            For sources, the name of the response's column; see `fit`.
+        sites : array-like of shape (n_rows,), or str, optional
+            The site of every new row; at least `min_rows` for each site that has any. A new label is a site
+            that joins, for which the first fit must have had ``store_rows=True``. None deals the rows out to the
+            sites there are.
+        edges : sequence of (site, site)
+            Edges to add to the graph; at least one for every site that joins.
+        """
+        if not hasattr(self, "models_"):
+            if len(edges):
+                raise SettingsError("edges are added to the graph of a fitted network; before, give a topology")
+            return self.fit(X, y, sites)
+        standing = self._require_standing()
+        if self.exchange != "sums":
+            raise SettingsError(
+                f'partial_fit adds up sums, but exchange is {self.exchange!r}: set it to "sums", or fit anew'
+            )
+        new = self._read(X, y, sites, standing.seed, self._dealt_to_all, first=False)
+        joining = [label for label in new if label not in self.models_]
+        if joining and not len(edges):
+            raise DataError(f"sites {joining} are new: give their edges, as in edges=[(new, old), ...]")
+        self._go_on(standing, standing.graph_with(edges, new), new)
+        return self
+
+    def remove_site(self, site: Hashable) -> Self:
+        """Let a site leave a fitted network: the result of training without it, with the same features.
+
+        Parameters
+        ----------
+        site : hashable
+            Its label; the others' graph must stay connected.
+        """
+        check_is_fitted(self)
+        if site not in self.models_:
+            raise DataError(f"{site!r} is not a site; the sites are {listed(self.sites_)}")
+        if len(self.sites_) == 1:
+            raise DataError(f"{site!r} is the only site, and cannot leave")
+        standing = self._require_standing()
+        self._go_on(standing, standing.graph_without(site), {})
+        return self
+
+    def _require_standing(self) -> Standing:
+        """Return where training stands, or refuse to go on."""
+        parameters.check(self)
+        if self._standing is None:
+            raise SettingsError(
+                "the privacy budget is spent by the first fit: a second release of sums would exceed it"
+            )
+        if self.privacy is not None:
+            raise SettingsError("the first fit sent sums without noise, which privacy cannot take back: fit anew")
+        return self._standing
+
+    def _dealt_to_all(self, n_rows: int) -> list[Hashable]:
+        return [self.sites_[row % len(self.sites_)] for row in range(n_rows)]
+
+    def _go_on(self, standing: Standing, graph: Any, new: Mapping[Hashable, Rows]) -> None:
+        rows, choosing = standing.all_rows(graph, new), self._choosing()
+        settings = self.run_settings(alpha=self.alpha_, consensus=self.consensus_, own_weight=self.own_weight_)
+        run = go_on(standing, graph, rows, new, choosing, self.sigma_, settings, self.network)
+        with unchanged_by_failure(self):
+            self.sites_, self.graph_, self.n_rows_ = list(rows), graph, run.n_rows
+            self._keep_run(run, choosing, standing.seed, with_rows=self.store_rows and standing.rows is not None)
+
+
+def _as_bounds(bounds: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    if bounds is None:
+        return None
+    lower, upper = (tuple(np.asarray(bound, dtype=float).ravel().tolist()) for bound in bounds)
+    return lower, upper

@@ -1,0 +1,77 @@
+"""What regressors on random features share: node procedures on a network, and models of what they return."""
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+
+from .. import topology as topologies
+from ..errors import warn
+from ..model import SiteModel, members_of
+from ..networks.base import Connect
+from ..rows import Rows
+from ..settings import EstimatorSettings, FeatureSettings
+from .base import SiteRegressor
+from .choosing import Choosing
+from .network import Run, run, sites_of
+from .parameters import estimator, setting
+from .procedures import Training
+
+
+@estimator
+class FeatureRegressor(SiteRegressor):
+    """A regressor on random features, trained by node procedures; a subclass has a method `_fit`."""
+
+    n_features: Any = setting(FeatureSettings, "n_features", objects=False)
+    features: Any = setting(FeatureSettings, "features", default="plain")
+    mapping: str = setting(FeatureSettings, "mapping")
+
+    def _train(
+        self,
+        rows: Mapping[Hashable, Rows],
+        graph: Any,
+        seed: int,
+        training: Training,
+        choosing: Choosing,
+        connect: Connect | None = None,
+    ) -> Run:
+        """Return what came of the training of all sites on a graph."""
+        self.graph_ = graph
+        choosers = choosing.choosers(list(rows))
+        sites = sites_of(rows, graph, seed=seed)
+        return run(sites, lambda label, site: training(site, choosers[label]), connect)
+
+    def _keep(self, run: Run, kernel: str, sigma: float, *, prediction: str = "own", tol: float = 0.0) -> None:
+        """Set what came of a run; warn where it did not settle to a `tol` above 0."""
+        self.models_ = {}
+        for label, outcome in run.outcomes.items():
+            members = members_of(outcome, prediction)
+            header = self._header(run.sites[label].name, kernel, sigma)
+            header = msgspec.structs.replace(header, n_members=len(members), privacy=outcome.privacy)
+            self.models_[label] = SiteModel(header, members, outcome.scaling)
+        self.n_rounds_ = max(outcome.rounds for outcome in run.outcomes.values())
+        objective = np.sum([outcome.objective_shares for outcome in run.outcomes.values()], axis=0)
+        self.objective_ = float(objective[-1])
+        self.history_ = {"round": np.arange(len(objective)), "objective": objective}
+        self.traffic_ = run.traffic
+        first = next(iter(run.outcomes.values()))
+        if tol > 0 and not first.settled:
+            warn(
+                f"{type(self).__name__} stopped after {self.n_rounds_} rounds at a relative residual of "
+                f"{first.relative_residual:.2g}, above tol={tol:g}; raise max_rounds or tol",
+                ConvergenceWarning,
+            )
+
+
+@estimator
+class NetworkRegressor(FeatureRegressor):
+    """A regressor whose sites talk over a graph; a subclass has a method `_fit`."""
+
+    topology: Any = setting(EstimatorSettings, "topology")
+    n_neighbors: int = setting(EstimatorSettings, "n_neighbors")
+    network: Any = setting(EstimatorSettings, "network")
+
+    def _graph(self, rows: Mapping[Hashable, Rows], seed: int) -> Any:
+        return topologies.build(self.topology, list(rows), self.n_neighbors, seed)

@@ -1,0 +1,105 @@
+"""From rows to outcomes: sites of rows, a network that runs their procedures, and what came of it."""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.utils import check_random_state
+
+from ..labels import names_of
+from ..networks.base import Connect
+from ..networks.local import LocalNetwork
+from ..networks.traffic import Traffic
+from ..protocols.outcome import Outcome
+from ..protocols.site import Procedure, Site
+from ..rows import Rows
+
+Graph = Mapping[Hashable, Iterable[Hashable]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a run, by the labels of its sites.
+
+    Parameters
+    ----------
+    sites : dict of label to Site
+    outcomes : dict of label to Outcome
+    traffic : Traffic
+    """
+
+    sites: dict[Hashable, Site]
+    outcomes: dict[Hashable, Outcome]
+    traffic: Traffic
+
+    @property
+    def names(self) -> dict[Hashable, str]:
+        """The names that the run gave its sites."""
+        return {label: site.name for label, site in self.sites.items()}
+
+    @property
+    def n_rows(self) -> dict[Hashable, int]:
+        """How many rows each site has."""
+        return {label: site.n_rows for label, site in self.sites.items()}
+
+
+def seed_of(random_state: Any) -> int:
+    """Return the seed of a run of an estimator with this `random_state`."""
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+
+
+def sites_of(
+    rows: Mapping[Hashable, Rows], graph: Graph, *, seed: int = 0, names: Mapping[Hashable, str] | None = None
+) -> dict[Hashable, Site]:
+    """Return a site for each label, with its neighbours and its rows.
+
+    Parameters
+    ----------
+    rows : mapping of label to Rows
+    graph : mapping of label to its neighbours
+        For instance a networkx graph.
+    seed : int, default=0
+        The run's.
+    names : mapping of label to str, optional
+        What to call the sites; by default as `dekrr.labels.names_of` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dekrr.rows import ArrayRows
+    >>> rows = dict.fromkeys([1, 2], ArrayRows(np.zeros((3, 1)), np.zeros(3)))
+    >>> sites = sites_of(rows, {1: [2], 2: [1]})
+    >>> sites[1].name, sites[1].neighbors
+    ('1', ('2',))
+    """
+    labels = list(rows)
+    names = names or dict(zip(labels, names_of(labels), strict=True))
+    return {
+        label: Site(names[label], tuple(names[p] for p in graph[label]), own_rows, seed=seed)
+        for label, own_rows in rows.items()
+    }
+
+
+def run(
+    sites: Mapping[Hashable, Site],
+    procedure: Callable[[Hashable, Site], Procedure[Outcome]],
+    connect: Connect | None = None,
+) -> Run:
+    """Have a network run a procedure for each site.
+
+    Parameters
+    ----------
+    sites : mapping of label to Site
+    procedure : callable
+        Makes a site's procedure of its label and the site.
+    connect : Connect, optional
+        Makes the network of the graph; by default all sites are in this process.
+    """
+    network = (connect or LocalNetwork)({site.name: site.neighbors for site in sites.values()})
+    outcomes = network.run({site.name: procedure(label, site) for label, site in sites.items()})
+    return Run(
+        sites=dict(sites),
+        outcomes={label: outcomes[site.name] for label, site in sites.items()},
+        traffic=network.traffic.relabelled({site.name: label for label, site in sites.items()}),
+    )
