@@ -535,10 +535,9 @@ def test_weights_of_rows_are_in_the_sums_and_not_in_the_number_of_rows():
     heavy = {n: replace(s, rows=ArrayRows(s.X, s.y, np.full(s.n_rows, 2.0))) for n, s in problem.sites.items()}
     guards = {"min_rows": 1, "rows_per_feature": 0, "max_leverage": 1, "verify_features": False}
     chosen, twice = (DeKRRSettings(alpha=alpha, scale=None, tol=1e-12, **guards) for alpha in (1e-3, 2e-3))
-    weighted = LocalNetwork(problem.graph).run({n: dekrr.train(s, Plain(sigma=0.5), twice) for n, s in heavy.items()})
-    plain = LocalNetwork(problem.graph).run(
-        {n: dekrr.train(s, Plain(sigma=0.5), chosen) for n, s in problem.sites.items()}
-    )
+    chooser, network = Plain(sigma=0.5), LocalNetwork(problem.graph)
+    weighted = network.run({n: dekrr.train(s, chooser, twice) for n, s in heavy.items()})
+    plain = network.run({n: dekrr.train(s, chooser, chosen) for n, s in problem.sites.items()})
     for name, site in problem.sites.items():
         assert weighted[name].roster.rows[name] == site.n_rows
         np.testing.assert_allclose(weighted[name].coefficients, plain[name].coefficients, rtol=0, atol=1e-8)

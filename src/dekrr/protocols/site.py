@@ -92,7 +92,7 @@ class Site:
         if max_leverage >= 1 or not self.neighbors or not self.n_rows:
             return self
         admission = self.admission or learn(self.rows.sample, max_leverage)
-        return replace(self, rows=self.rows.withholding(admission), admission=admission)
+        return replace(self, rows=self.rows.withholding(admission).admitted(), admission=admission)
 
     def require_rows(self, at_least: int) -> None:
         """Refuse to send sums over so few rows that they come close to being the rows."""
