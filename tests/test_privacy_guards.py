@@ -291,7 +291,8 @@ def test_a_site_that_joins_is_checked_like_the_others(verify):
     X, y, labels = make_sites(n_sites=4, random_state=0)
     regressor = DeKRRRegressor(
         n_features=8, sigma=0.5, alpha=1e-3, consensus=1.0, verify_features=verify, rows_per_feature=1.5, random_state=0
-    ).fit(X, y, sites=labels)
+    )
+    regressor.set_params(store_rows=True).fit(X, y, sites=labels)
     with pytest.raises(DataError, match="has 12 rows, too few"):
         regressor.partial_fit(X[:12], y[:12], sites=labels[:12])
     edges = [("harbour", label) for label in regressor.sites_[:2]]
