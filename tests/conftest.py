@@ -59,7 +59,7 @@ class Problem:
 
     @property
     def n_rows(self):
-        return sum(site.n_rows for site in self.sites.values())
+        return sum(int(self.typical(site).sum()) for site in self.sites.values())
 
     def design(self):
         """Return A, b and slices with |A theta - b|^2 the objective: one row a term, built from rows of data."""
@@ -76,14 +76,14 @@ class Problem:
             targets.append(np.sqrt(weight) * target)
 
         for name, site in self.sites.items():
-            own = site.feature_map(site.X)
-            add(1 / self.n_rows, {name: own}, site.y)
+            kept = self.typical(site)
+            own = site.feature_map(site.X[kept])
+            add(1 / self.n_rows, {name: own}, site.y[kept])
             add(self.alpha / len(self.sites), {name: np.eye(own.shape[1])}, np.zeros(own.shape[1]))
             for p in site.neighbors:
                 weight = self.consensus / (self.n_rows * len(site.neighbors))
-                kept = self.typical(site)
-                theirs = self.sites[p].feature_map(site.X)
-                add(weight, {name: own[kept], p: -theirs[kept]}, np.zeros(kept.sum()))
+                theirs = self.sites[p].feature_map(site.X[kept])
+                add(weight, {name: own, p: -theirs}, np.zeros(kept.sum()))
         return np.vstack(blocks), np.concatenate(targets), slices
 
     def typical(self, site):

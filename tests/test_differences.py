@@ -26,7 +26,7 @@ from dekrr.settings import AllReduceSettings, DeKRRSettings, DKLASettings
 from dekrr.statistics import unpack_symmetric
 
 GRAPH = {"a": ("b", "c", "d"), "b": ("a", "c"), "c": ("a", "b", "d"), "d": ("a", "c")}
-SETTINGS = DeKRRSettings(scale=None, verify_features=False, tol=0.0, max_rounds=2)
+SETTINGS = DeKRRSettings(scale=None, max_leverage=0.9, verify_features=False, tol=0.0, max_rounds=2)
 TUNING = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=3)
 
 
@@ -135,10 +135,10 @@ def test_no_difference_tells_a_row(selector, tuning):
 def test_shared_features_have_sums_over_admitted_rows_and_over_enough_of_them(method):
     graph = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}
     sites = sites_of(graph)
-    settings = (AllReduceSettings if method is allreduce else DKLASettings)(scale=None)
+    settings = (AllReduceSettings if method is allreduce else DKLASettings)(scale=None, max_leverage=0.9)
     outcomes, record = recorded(graph, {n: method.train(s, Plain(6), settings) for n, s in sites.items()})
     shared = outcomes["c"].feature_map
-    admitted = sites["c"].withholding(settings.max_leverage).rows.admitted()
+    admitted = sites["c"].withholding(settings.max_leverage).rows
     assert admitted.n_rows < sites["c"].n_rows
     assert outcomes["a"].roster.rows["c"] == admitted.n_rows
     if method is allreduce:

@@ -19,6 +19,7 @@ from dekrr.cli.app import app
 from dekrr.deploy.files import read_network, read_site, to_toml
 from dekrr.deploy.keys import Authority, host_of, read_request, site_of
 from dekrr.errors import KeysError, SettingsError
+from dekrr.settings import grid_of
 from meshes import Mesh, free_ports, wait_until
 
 runner = CliRunner()
@@ -195,9 +196,9 @@ def test_what_is_tuned_is_what_the_estimator_tunes_by_default(tmp_path):
     text = path.read_text()
     path.write_text(text[: text.index("[settings]")] + text[text.index("[neighbors]") :])
     tuning, regressor = read_site(path).tuning(), DeKRRRegressor()
-    assert tuning.sigmas == regressor._grid("sigma")
-    assert tuning.alphas == regressor._grid("alpha")
-    assert tuning.consensuses == regressor._grid("consensus")
+    assert tuning.sigmas == grid_of("sigma", regressor.sigma)
+    assert tuning.alphas == grid_of("alpha", regressor.alpha)
+    assert tuning.consensuses == grid_of("consensus", regressor.consensus)
     assert (tuning.folds, tuning.objective, tuning.prediction) == (5, "mean", regressor.prediction)
     features, settings = read_site(path).features(), read_site(path).method_settings()
     for name in ("n_features", "features", "kernel", "mapping"):

@@ -65,11 +65,6 @@ def test_all_earlier_runs_count_but_not_private_ones(history):
     history.refuse_few_differences(history.hashes([ROWS.take(slice(151))]), fewest=10)
 
 
-def test_withheld_rows_are_in_no_sum_and_in_no_history(history):
-    marked = ROWS._replace(withheld=np.arange(200) < 3)
-    np.testing.assert_array_equal(history.hashes([marked]), history.hashes([ROWS.take(slice(3, None))]))
-
-
 def test_budgets_add_up_to_a_cap_and_a_resumed_run_spends_once(history):
     rows = history.hashes([ROWS])
     for run in ("a", "b"):

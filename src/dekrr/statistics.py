@@ -70,25 +70,22 @@ class CrossSums:
         The upper triangle of B: the neighbour's features times themselves.
     cross : ndarray of shape (n_features, n_features_of_owner)
         C: the neighbour's features times the owner's features.
-    lone : ndarray of shape (n_features_of_owner, n_features_of_owner), or 0
-        Z'Z of the owner's features over the rows that the owner withholds. It never leaves the owner.
     """
 
     gram: Array
     cross: Array
-    lone: Array | float = 0.0
 
     def kept(self) -> "CrossSums":
         """Return the part that the owner itself needs: all but B."""
-        return CrossSums(np.empty(0), self.cross, self.lone)
+        return CrossSums(np.empty(0), self.cross)
 
     def plus(self, more: "CrossSums") -> "CrossSums":
         """Return the sums over these rows and some more."""
-        return CrossSums(self.gram + more.gram, self.cross + more.cross, self.lone + more.lone)
+        return CrossSums(self.gram + more.gram, self.cross + more.cross)
 
     def times(self, factor: float) -> "CrossSums":
         """Return the sums where every row counts `factor` times."""
-        return CrossSums(factor * self.gram, factor * self.cross, factor * self.lone)
+        return CrossSums(factor * self.gram, factor * self.cross)
 
 
 @lru_cache(maxsize=4)
@@ -165,8 +162,6 @@ def accumulate(
 ) -> tuple[OwnSums, dict[str, CrossSums]]:
     """Return a site's own sums and the sums for each neighbour, from one pass over its rows.
 
-    Withheld rows are in the site's own sums only.
-
     Parameters
     ----------
     rows : RowBlocks
@@ -188,22 +183,18 @@ def accumulate(
     with_own = np.zeros((own.n_features, joint.n_features))
     grams = [np.zeros((m.n_features, m.n_features)) for m in maps[1:]]
     moment = np.zeros(())  # the first block's moment sets the shape
-    lone: Array | float = 0.0
     response_energy = 0.0
     dtype = np.dtype(np.float32 if precision == "mixed" else np.float64)
     for block in rows.blocks(rows_per_block(joint.n_features * dtype.itemsize)):
         features, y = weighted_features(joint, block, dtype), weighted_responses(block)
         moment = moment + (y.T.astype(features.dtype, copy=False) @ features[:, slices[0]]).T
         response_energy += float(np.vdot(y, y))
-        if block.withheld is not None and block.withheld.any():
-            withheld, features = features[block.withheld, slices[0]], features[~block.withheld]
-            lone = lone + withheld.T.astype(np.float64) @ withheld
         with_own += features[:, slices[0]].T @ features
         for gram, part in zip(grams, slices[1:], strict=True):
             gram += features[:, part].T @ features[:, part]
-    own_sums = OwnSums(with_own[:, slices[0]] + lone, moment, response_energy)
+    own_sums = OwnSums(with_own[:, slices[0]].copy(), moment, response_energy)
     cross = {
-        name: CrossSums(pack_symmetric(gram), with_own[:, part].T, lone)
+        name: CrossSums(pack_symmetric(gram), with_own[:, part].T)
         for name, gram, part in zip(others, grams, slices[1:], strict=True)
     }
     if rows.expansion == 1:

@@ -111,12 +111,11 @@ def assemble(
     received : mapping of neighbour p to CrossSums
         B_jp and C_jp, over p's rows.
     sent : mapping of neighbour p to CrossSums
-        C_pj, over this site's rows. A row that is left out of it has no part in the penalty of this edge.
+        C_pj, over this site's rows.
     weights : Weights
     """
     n_features = len(own.moment)
     hessian = (1 / weights.n_rows + len(received) * weights.own_penalty) * own.gram
-    hessian -= weights.own_penalty * sum(sent[p].lone for p in received)
     hessian.flat[:: n_features + 1] += weights.alpha / weights.n_sites
     if received:
         hessian += unpack_symmetric(pull(received, weights), n_features)

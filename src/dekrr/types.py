@@ -24,9 +24,6 @@ class Block(NamedTuple):
     y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
     weight : ndarray of shape (n_rows,), optional
         Row i counts `weight[i]` times in every sum. None means that each row counts once.
-    withheld : ndarray of bool, shape (n_rows,), optional
-        True for rows that must be in no sum that leaves the site (`dekrr.privacy.admission`). None means that no row is
-        withheld.
 
     Examples
     --------
@@ -39,7 +36,6 @@ class Block(NamedTuple):
     X: Array
     y: Array
     weight: Array | None = None
-    withheld: np.ndarray | None = None
 
     @property
     def n_rows(self) -> int:

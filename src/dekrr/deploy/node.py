@@ -147,15 +147,18 @@ class Node:
     def _admits(self, named: str) -> admission.Admission | None:
         """Return the rule by which this site's rows are in sums: that of its first run with these columns."""
         limit = self.config.method_settings().max_leverage
+        path = self.folder / f"admission-{named}.safetensors"
+        if limit >= 1 and path.exists():
+            raise DataError(f"{path} keeps rows out of sums since an earlier run; max_leverage=1 would give them away")
         if limit >= 1:
             return None
         make = partial(admission.learn, self._rows.sample, limit)
-        return admission.kept(self.folder / f"admission-{named}.safetensors", make, self._rows.n_columns)
+        return admission.kept(path, make, self._rows.n_columns)
 
     def _judge_rows(self) -> Callable[[], None]:
         """Refuse a run that would tell rows, or spend too much, together with earlier ones; return what notes it."""
         settings, run = self.config.method_settings(), self.config.run
-        rows = self._rows.withholding(self._admission) if self._admission is not None else self._rows
+        rows = self._rows.admitted(self._admission) if self._admission is not None else self._rows
         hashes = self._history.hashes(rows.blocks(_ROWS_AT_A_TIME))
         privacy = getattr(settings, "privacy", None)
         if privacy is not None:

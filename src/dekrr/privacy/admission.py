@@ -8,7 +8,8 @@ later runs and later rows.
 
 A row is withheld where it stands alone: where its leverage z(x)'(Z'Z)^-1 z(x) among reference features z is above a
 limit. Those are plain random waves of several lengths, with at least three rows a feature. A single sum with such a row
-tells where it is.
+tells where it is. A withheld row has no part in anything that leaves the site: neither in sums for neighbours nor in
+the site's own sums, because coefficients show those.
 """
 
 import os
@@ -30,7 +31,7 @@ from ..types import Array
 
 _REFERENCE = Plain(sigma=1.0, bandwidths=(1.0, 2.0, 4.0, 8.0), max_columns=4)
 _ROWS_PER_FEATURE = 3
-_MOST_FEATURES = 600
+_MOST_FEATURES = 512
 _PASSES = 3
 _ROUNDING = 1e-12
 
@@ -89,7 +90,7 @@ def learn(rows: ArrayRows, max_leverage: float) -> Admission:
     max_leverage : float
         1 admits all rows that the rule is learnt from.
     """
-    n_features = min(_MOST_FEATURES, max(1, rows.n_rows // _ROWS_PER_FEATURE))
+    n_features = min(_MOST_FEATURES, 1 << (max(2, rows.n_rows // _ROWS_PER_FEATURE).bit_length() - 1))
     reference = _REFERENCE.replace(n_features=n_features).select(
         np.empty((0, rows.n_columns)), np.empty(0), np.random.default_rng(0)
     )

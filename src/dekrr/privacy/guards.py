@@ -161,12 +161,12 @@ def check_leverages(
     maps : mapping of neighbour to FeatureMap
     rows_per_feature : float
     """
-    sample = rows.sample.admitted()
+    sample = rows.sample
     of_own = _stands_alone(sample, own_map) if own_map is not None else np.zeros(sample.n_rows, dtype=bool)
     share = rows.n_rows / max(rows.sample.n_rows, 1)
     for neighbor, feature_map in maps.items():
         alone = of_own | _stands_alone(sample, feature_map)
-        n_lone = rows.n_withheld + round(share * int(alone.sum()))
+        n_lone = round(share * int(alone.sum()))
         check_rows(site, rows.n_rows, own_map, {neighbor: feature_map}, rows_per_feature, n_lone)
 
 

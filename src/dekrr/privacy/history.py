@@ -90,11 +90,9 @@ class History:
 
     def hashes(self, blocks: Iterable[Block]) -> np.ndarray:
         """Return the sorted hashes of all rows that are in sums, shape (n_rows,)."""
-        parts = []
-        for block in blocks:
-            admitted = block if block.withheld is None else block.take(~block.withheld)
-            parts.append(_row_hashes(np.column_stack([admitted.X, admitted.y]), self._secret))
-        return np.sort(np.concatenate(parts))
+        return np.sort(
+            np.concatenate([_row_hashes(np.column_stack([block.X, block.y]), self._secret) for block in blocks])
+        )
 
     def refuse_few_differences(self, rows: np.ndarray, fewest: int) -> None:
         """Refuse rows that differ from those of an earlier run that was not private, but by fewer than `fewest`.

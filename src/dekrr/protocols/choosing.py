@@ -156,9 +156,9 @@ def _answers(site: Site, sample: ArrayRows, maps: dict[str, FeatureMap], run: Ru
     if settings.max_leverage < 1:
         guards.check_leverages(site.name, sample, None, maps, settings.rows_per_feature)
     site.ledger.admit(maps, settings.max_maps)
-    answers, admitted = {}, sample.admitted()
+    answers = {}
     for p, feature_map in maps.items():
-        sums, _ = accumulate(admitted, feature_map, {})
+        sums, _ = accumulate(sample, feature_map, {})
         answers[p] = Moments(pack_symmetric(sums.gram), sums.moment)
     return answers
 

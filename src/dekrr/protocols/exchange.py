@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..errors import DataError, MessageError, SettingsError
+from ..errors import MessageError, SettingsError
 from ..features import FeatureMap, paired
 from ..messages import RowFeatures, Sums, expect
 from ..privacy import guards
@@ -137,14 +137,9 @@ def exchange_of(settings: DeKRRSettings) -> Exchange:
 def sum_up(
     site: Site, rows: Rows, own_map: FeatureMap, maps: Mapping[str, FeatureMap], settings: DeKRRSettings
 ) -> tuple[OwnSums, dict[str, CrossSums]]:
-    """Return the site's sums, those for neighbours over the rows that it admits; refuse them over too few rows."""
+    """Return the site's sums, refuse them over rows that stand alone."""
     if settings.max_leverage < 1 and maps and rows.n_rows:
         guards.check_leverages(site.name, rows, own_map, maps, settings.rows_per_feature)
-    if maps and rows.n_withheld and rows.n_rows - rows.n_withheld < settings.min_rows:
-        raise DataError(
-            f"all but {rows.n_rows - rows.n_withheld} of {rows.n_rows} rows of site {site.name!r} stand alone and are "
-            f"withheld, which leaves fewer than min_rows={settings.min_rows} for sums; join it to another site"
-        )
     return accumulate(rows, own_map, maps, settings.precision)
 
 

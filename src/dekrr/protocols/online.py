@@ -73,8 +73,8 @@ def go_on(
     admission = before.admission if before is not None else None
     site = replace(site, admission=admission or site.admission).withholding(settings.max_leverage)
     if site.admission is not None and new.n_rows:
-        new = new.withholding(site.admission)
-    _check_new_rows(site, new, settings.min_rows)
+        new = new.admitted(site.admission)
+    _check_new_rows(site, new, settings)
     roll = RollCall(site)
     yield from roll.roster()
     met = before.ready.maps if before is not None and before.ready is not None else {}
@@ -106,14 +106,16 @@ def _reasons(run: Run) -> Iterator[str]:
         )
 
 
-def _check_new_rows(site: Site, new: Rows, min_rows: int) -> None:
-    """Refuse new rows that are so few that sums over them would give them away."""
-    n_new = new.n_rows - new.n_withheld
-    if new.n_rows and n_new < min_rows and site.neighbors:
-        alone = f", besides {new.n_withheld} that stand alone" if new.n_withheld else ""
+def _check_new_rows(site: Site, new: Rows, settings: DeKRRSettings) -> None:
+    """Refuse new rows that are so few that sums over them would give them away.
+
+    A deployment's guards count them even where the site has no neighbour now. A neighbour that comes back would get
+    sums over all rows, and has those over the rows before.
+    """
+    if 0 < new.n_rows < settings.min_rows and (site.neighbors or settings.rows_per_feature):
         raise DataError(
-            f"site {site.name!r} has {n_new} new rows{alone}, fewer than min_rows={min_rows}: sums over so "
-            "few would give them away; hold them back until there are more"
+            f"site {site.name!r} has {new.n_rows} new rows, fewer than min_rows={settings.min_rows}: sums over so few "
+            "would give them away; hold them back until there are more"
         )
 
 
@@ -162,9 +164,8 @@ def _exchange_sums(start: Start, own_map: FeatureMap, offers: Offers, update: _U
     familiar = {p: maps[p] for p in update.known}
     strangers = {p: maps[p] for p in maps if p not in update.known}
     guards.check_rows(site.name, site.n_rows, own_map, strangers, settings.rows_per_feature)
-    n_new = update.new.n_rows - update.new.n_withheld
-    if n_new:
-        guards.check_rows(site.name, n_new, own_map, familiar, settings.rows_per_feature)
+    if update.new.n_rows and update.before is not None:
+        guards.check_rows(site.name, update.new.n_rows, own_map, maps, settings.rows_per_feature)
     site.ledger.admit(maps, settings.max_maps)
     if update.before is None:
         own, changes = sum_up(site, rows, own_map, maps, settings)

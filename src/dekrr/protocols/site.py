@@ -82,7 +82,7 @@ class Site:
         return dict.fromkeys(self.neighbors, message)
 
     def withholding(self, max_leverage: float) -> "Site":
-        """Return the site with those rows marked that are in no sum that leaves it.
+        """Return the site without the rows that are withheld: they have no part in anything that leaves it.
 
         Parameters
         ----------
@@ -92,11 +92,11 @@ class Site:
         if max_leverage >= 1 or not self.neighbors or not self.n_rows:
             return self
         admission = self.admission or learn(self.rows.sample, max_leverage)
-        return replace(self, rows=self.rows.withholding(admission).admitted(), admission=admission)
+        return replace(self, rows=self.rows.admitted(admission), admission=admission)
 
     def require_rows(self, at_least: int) -> None:
         """Refuse to send sums over so few rows that they come close to being the rows."""
-        if self.neighbors and self.n_rows - self.rows.n_withheld < at_least:
+        if self.neighbors and self.n_rows < at_least:
             raise DataError(
                 f"site {self.name!r} has {self.n_rows} row{'s' * (self.n_rows != 1)}, fewer than min_rows={at_least}: "
                 "sums over so few rows would give them away; join it to another site, or lower min_rows"

@@ -6,7 +6,7 @@ and blocks for the sums.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -86,24 +86,15 @@ class Rows(ABC):
             return self
         return self.mapped(lambda block: block._replace(X=scaling.rows(block.X), y=scaling.responses(block.y)))
 
-    def withholding(self, admits: Admits) -> "Rows":
-        """Return the rows with a mark on those that `admits` keeps out of sums: they are withheld.
+    def admitted(self, admits: Admits) -> "Rows":
+        """Return the rows that may be in sums.
 
         Parameters
         ----------
         admits : callable
             Takes rows of shape (n_rows, n_columns) and returns a mask: True for rows that may be in sums.
         """
-        return _JudgedRows(self, partial(_mark, admits))
-
-    def admitted(self) -> "Rows":
-        """Return the rows that are not withheld."""
-        return _AdmittedRows(self)
-
-    @property
-    def n_withheld(self) -> int:
-        """The number of withheld rows, estimated from the sample."""
-        return 0
+        return _AdmittedRows(self, admits)
 
 
 class ArrayRows(Rows):
@@ -115,8 +106,6 @@ class ArrayRows(Rows):
     y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
     weight : ndarray of shape (n_rows,), optional
         The weight of each row; see `dekrr.types.Block`.
-    withheld : ndarray of bool, shape (n_rows,), optional
-        True for rows that must be in no sum that leaves the site.
     expansion : float, default=1.0
         The number of rows of the site that each of these rows stands for.
     seed : int, default=0
@@ -135,12 +124,11 @@ class ArrayRows(Rows):
         X: Array,
         y: Array,
         weight: Array | None = None,
-        withheld: np.ndarray | None = None,
         *,
         expansion: float = 1.0,
         seed: int = 0,
     ) -> None:
-        self._block = Block(X, y, weight, withheld)
+        self._block = Block(X, y, weight)
         self.n_columns = int(X.shape[1])
         self.expansion = expansion
         self.seed = seed
@@ -198,18 +186,9 @@ class ArrayRows(Rows):
         """Return the rows of a mask, of indices or of a slice."""
         return self._like(self._block.take(rows))
 
-    def withholding(self, admits: Admits) -> "ArrayRows":
-        """Return the rows with a mark on those that `admits` keeps out of sums."""
-        return self._like(_mark(admits, self._block))
-
-    def admitted(self) -> "ArrayRows":
-        """Return the rows that are not withheld."""
-        return self._like(_without_withheld(self._block))
-
-    @property
-    def n_withheld(self) -> int:
-        """The number of withheld rows."""
-        return 0 if self._block.withheld is None else int(self._block.withheld.sum())
+    def admitted(self, admits: Admits) -> "ArrayRows":
+        """Return the rows that may be in sums; see `Rows.admitted`."""
+        return self.take(admits(self.X))
 
     def _like(self, block: Block) -> "ArrayRows":
         return ArrayRows(*block, expansion=self.expansion, seed=self.seed)
@@ -232,44 +211,24 @@ class _MappedRows(Rows):
         sample = self._rows.sample
         return ArrayRows(*self._function(sample.arrays()), expansion=sample.expansion)
 
-    @property
-    def n_withheld(self) -> int:
-        return self._rows.n_withheld
-
     def blocks(self, size: int) -> Iterator[Block]:
         return map(self._function, self._rows.blocks(size))
 
-    def admitted(self) -> Rows:
-        return self._rows.admitted().mapped(self._function)
-
-
-class _JudgedRows(_MappedRows):
-    """Rows with marks on those that are withheld; the rows themselves do not change."""
-
-    @property
-    def bounds(self) -> Scaling:
-        return self._rows.bounds
-
-    @property
-    def n_withheld(self) -> int:
-        return round(self.sample.n_withheld * self.n_rows / max(self.sample.n_rows, 1))
-
-    def admitted(self) -> Rows:
-        return _AdmittedRows(self)
-
 
 class _AdmittedRows(Rows):
-    """The rows that are not withheld."""
+    """The rows that a rule admits."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, admits: Admits) -> None:
         self._rows = rows
+        self._admits = admits
         self.n_columns = rows.n_columns
         self.streamed = rows.streamed
         self.expansion = rows.expansion
         self.seed = rows.seed
 
     def blocks(self, size: int) -> Iterator[Block]:
-        return map(_without_withheld, self._rows.blocks(size))
+        for block in self._rows.blocks(size):
+            yield block.take(self._admits(block.X))
 
 
 class ChainedRows(Rows):
@@ -307,11 +266,3 @@ def joined(blocks: Sequence[Block]) -> Block:
         return filled[0]
     parts = (None if part[0] is None else np.concatenate(part) for part in zip(*filled, strict=True))
     return Block(*parts)  # type: ignore[arg-type]
-
-
-def _mark(admits: Admits, block: Block) -> Block:
-    return block._replace(withheld=~admits(block.X))
-
-
-def _without_withheld(block: Block) -> Block:
-    return block if block.withheld is None else block.take(~block.withheld)._replace(withheld=None)

@@ -1,6 +1,6 @@
 """The start of every method that gives all sites the same features."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -52,7 +52,6 @@ def prepare(
     counts_rows_first = bool(preparation.looks_at_rows) or settings.max_leverage < 1 or chooses_from_rows
     if counts_rows_first:
         site = site.withholding(settings.max_leverage)
-        site = replace(site, rows=site.rows.admitted())
         site.require_rows(settings.min_rows)
     roll = RollCall(site)
     if counts_rows_first:
