@@ -282,7 +282,7 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
             number(0, 1),
             in_process=1.0,
         ),
-    ] = 0.9999
+    ] = 0.999
 
 
 class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
