@@ -35,11 +35,10 @@ WIRE_PRECISIONS = ("double", "single", "int8")
 _ANYTHING = Rule("anything", lambda value: True)
 _NOT_NEGATIVE = number(0)
 _COUNT = whole_number(1)
+_CHANCE = Rule("a number between 0 and 1, or None", lambda value: value is None or 0 < value < 1)
 _SAME: Any = object()
-_CHOOSER = Rule(
-    "a Chooser or a transformer of one",
-    lambda value: isinstance(value, Chooser) or rules.with_methods("chooser").allows(value),
-)
+_CHOOSER = Rule("a Chooser or a transformer of one", lambda value: isinstance(value, Chooser) or _MAKES.allows(value))
+_MAKES = rules.with_methods("chooser")
 _KERNEL = Rule("a Kernel or its class", is_kernel)
 _SOLVER = rules.with_methods("start", "update")
 
@@ -161,11 +160,10 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
     Parameters
     ----------
     epsilon : float
-        Positive.
     delta : float, optional
-        In (0, 1). None is N_j^-2 at a site with N_j rows.
+        None is N_j^-2 at a site with N_j rows.
     max_epsilon : float, default=10
-        A larger epsilon is refused. It promises next to nothing, so that it must be asked for by name.
+        A larger epsilon promises next to nothing. It is refused unless this is raised.
 
     Examples
     --------
@@ -174,19 +172,13 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
     """
 
     epsilon: Annotated[float, Setting("How much a row may change what others see.", POSITIVE)]
-    delta: Annotated[float | None, Setting("The chance that the promise fails; None is N_j^-2.")] = None
+    delta: Annotated[float | None, Setting("The chance that the promise fails; None is N_j^-2.", _CHANCE)] = None
     max_epsilon: Annotated[float, Setting("A larger epsilon is refused.", POSITIVE, agreed=False)] = 10.0
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.epsilon) and self.epsilon > 0):
-            raise SettingsError(f"epsilon must be a positive number, got {self.epsilon!r}")
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise SettingsError(f"delta must lie between 0 and 1, got {self.delta!r}")
+        check("differential privacy", self)
         if self.epsilon > self.max_epsilon:
-            raise SettingsError(
-                f"epsilon={self.epsilon:g} promises next to nothing: a row may change the odds of what others see by a "
-                f"factor of e^{self.epsilon:g}; the most is {self.max_epsilon:g}, unless max_epsilon allows more"
-            )
+            raise SettingsError(f"epsilon={self.epsilon:g} promises next to nothing; raise max_epsilon to have it")
 
     def delta_for(self, n_rows: int) -> float:
         """Return delta at a site with `n_rows` rows."""
@@ -439,8 +431,7 @@ def grid_of(name: str, given: Any) -> tuple[float, ...]:
     >>> grid_of("alpha", 1e-3), grid_of("consensus", [0.0, 0.5]), grid_of("sigma", "auto")
     ((0.001,), (0.0, 0.5), (0.125, 0.25, 1.0, 4.0))
     """
-    mistake = entries(TuningSettings)[name].mistake(given)
-    if mistake:
+    if mistake := entries(TuningSettings)[name].mistake(given):
         raise SettingsError(mistake)
     if isinstance(given, str):
         return GRIDS[name]
@@ -452,7 +443,6 @@ def as_table(kind: type[msgspec.Struct]) -> str:
     lines = ["| setting | default | in one process | what it may be | what it is |", "|---|---|---|---|---|"]
     for name, entry in entries(kind).items():
         default = "" if entry.default is msgspec.NODEFAULT else f"`{entry.default!r}`"
-        same = entry.setting.in_process is _SAME
-        here = "" if same else f"`{entry.in_process!r}`"
+        here = "" if entry.setting.in_process is _SAME else f"`{entry.in_process!r}`"
         lines.append(f"| `{name}` | {default} | {here} | {entry.words(objects=True)} | {entry.setting.text} |")
     return "\n".join(lines)
