@@ -88,7 +88,7 @@ class Problem:
 
     def typical(self, site):
         """Return which rows of a site are in the sums for its neighbours: the same for all of them."""
-        if self.max_leverage == 1:
+        if self.max_leverage == 1 or not site.neighbors:
             return np.ones(site.n_rows, dtype=bool)
         return learn(site.rows, self.max_leverage)(site.X)
 

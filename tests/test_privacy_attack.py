@@ -288,7 +288,7 @@ def test_liars_keep_to_what_verification_allows(coast):
         attack.infer(smaller, each, guesses=0).membership.area for each in (view, honest, unguarded)
     )
     assert 0.5 < lied < told  # lies that pass are no better than the truth, and than the same lies without the guards
-    assert lied < lied_unguarded
+    assert lied <= lied_unguarded
 
 
 def test_advantage_of_guessing_is_none():

@@ -556,7 +556,8 @@ def test_a_chooser_that_privacy_cannot_stand_is_refused(chooser, words):
 def test_a_chooser_of_one_s_own_that_privacy_can_stand():
     pytest.importorskip("opendp")
     chooser = BlindPairs(sigma=0.2, pool_ratio=3)
-    private = DeKRRRegressor(features=chooser, privacy=DifferentialPrivacy(100.0), scale=None, **NUMBERS)
+    budget = DifferentialPrivacy(100.0, max_epsilon=100.0)
+    private = DeKRRRegressor(features=chooser, privacy=budget, scale=None, **NUMBERS)
     fitted = private.fit(ROWS, RESPONSES, sites=SITES)
     assert fitted.score(ROWS, RESPONSES, sites=SITES) > 0.5
 

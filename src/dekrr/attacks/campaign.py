@@ -66,7 +66,7 @@ def attack_features(
     """
     victim, attacker = problem.pair(target)
     selector = Energy(problem.n_features, sigma=problem.sigma)
-    settings = DeKRRSettings(exchange="features", scale=None, max_rounds=1)
+    settings = DeKRRSettings(exchange="features", scale=None, max_leverage=1.0, max_rounds=1)
     record, outcomes = overhear(problem.sites, selector, settings)
     (rows,) = record.between(victim.name, attacker.name, RowFeatures)
     maps = stack(outcomes[victim.name].feature_map, outcomes[attacker.name].feature_map)
