@@ -17,7 +17,7 @@ from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.messages import Chosen, Features, Moments, Shortlist, Sums, Tally, decode, encode
 from dekrr.networks.local import LocalNetwork
-from dekrr.privacy import admission, guards
+from dekrr.privacy import admission, maps_of_neighbors, proofs, rows_per_feature
 from dekrr.privacy.admission import learn
 from dekrr.protocols import dekrr
 from dekrr.protocols.baselines.shared import share_features
@@ -63,9 +63,9 @@ def test_a_proof_gives_the_same_map(name, mapping, n_features, seed, site):
     rng = np.random.default_rng(1)
     X, y = rng.uniform(size=(30, 3)), rng.uniform(-1, 1, 30)
     selector = CHOOSERS[name](2 * n_features, mapping=mapping, bandwidths=(1.0, 2.0))
-    chosen = selector.select(X, y, guards.site_rng(seed, site))
-    proof = guards.prove(selector, chosen, seed, site, 2)
-    redrawn = guards.redraw(selector, decode(encode(proof), site), seed, site, 3)
+    chosen = selector.select(X, y, proofs.site_rng(seed, site))
+    proof = proofs.prove(selector, chosen, seed, site, 2)
+    redrawn = proofs.redraw(selector, decode(encode(proof), site), seed, site, 3)
     for part in ("frequencies", "phases", "amplitudes"):
         np.testing.assert_array_equal(getattr(redrawn, part), getattr(chosen, part))
 
@@ -104,7 +104,7 @@ def test_a_false_proof_is_refused(change, words):
         "n_neighbors": 2,
     }
     with pytest.raises(MessageError, match=words):
-        guards.redraw(selector, Chosen(**(proof | change)), 3, "b", 2)
+        proofs.redraw(selector, Chosen(**(proof | change)), 3, "b", 2)
 
 
 def test_features_from_elsewhere_cannot_be_proved():
@@ -118,9 +118,9 @@ def test_features_from_elsewhere_cannot_be_proved():
 )
 def test_honest_frequencies_pass(kernel, law):
     selector = Energy(50, kernel=kernel, sigma=0.3, bandwidths=(0.5, 4.0))
-    limit = guards.frequency_limit(selector, 5)
+    limit = maps_of_neighbors.frequency_limit(selector, 5)
     pool = selector.draw_pool(5, np.random.default_rng(0))
-    guards.check_frequencies({"b": pool.keep(np.arange(pool.n_candidates))}, limit)
+    maps_of_neighbors.check_frequencies({"b": pool.keep(np.arange(pool.n_candidates))}, limit)
     if law is not None:
         assert 2 * law.sf(limit * 0.15 / np.sqrt(5)) * 5 == pytest.approx(1e-12, rel=1e-3)
 
@@ -135,9 +135,9 @@ def test_honest_frequencies_pass(kernel, law):
 )
 def test_honest_candidates_of_few_columns_pass_and_much_longer_ones_do_not(kernel, sigma, n_columns, max_columns, seed):
     selector = Greedy(30, kernel=kernel, sigma=sigma, max_columns=max_columns)
-    limit = guards.frequency_limit(selector, n_columns)
+    limit = maps_of_neighbors.frequency_limit(selector, n_columns)
     pool = selector.draw_pool(n_columns, np.random.default_rng(seed))
-    guards.check_frequencies({"b": pool.feature_map}, limit)
+    maps_of_neighbors.check_frequencies({"b": pool.feature_map}, limit)
     if kernel == "gaussian":
         assert limit <= max(8 * np.sqrt(n_columns) / sigma, 0.02)
 
@@ -431,9 +431,9 @@ def test_who_stands_alone_does_not_depend_on_amplitudes(amplitude):
     amplitudes = plain.amplitudes.copy()
     amplitudes[0] *= amplitude
     changed = FeatureMap(plain.frequencies, plain.phases, amplitudes)
-    alone = guards._stands_alone(rows, plain)
+    alone = rows_per_feature._stands_alone(rows, plain)
     assert 1 < alone.sum() < 100
-    np.testing.assert_array_equal(guards._stands_alone(rows, changed), alone)
+    np.testing.assert_array_equal(rows_per_feature._stands_alone(rows, changed), alone)
     assert alone[[5, 6]].all()
 
 
@@ -467,9 +467,9 @@ def test_a_neighbour_has_at_least_this_one(n_neighbors):
 
 def test_a_pool_that_is_too_large_to_draw_is_refused():
     proof = Chosen(3, 10**6, list(range(10**6)), np.empty(0), np.empty(0), 1)
-    assert guards.redraw(Energy(8), Chosen(3, 8, list(range(8)), np.empty(0), np.empty(0), 1), 3, "b", 10)
+    assert proofs.redraw(Energy(8), Chosen(3, 8, list(range(8)), np.empty(0), np.empty(0), 1), 3, "b", 10)
     with pytest.raises(MessageError, match="too large to draw"):
-        guards.redraw(Energy(8), proof, 3, "b", 10)
+        proofs.redraw(Energy(8), proof, 3, "b", 10)
 
 
 @pytest.mark.parametrize("verify", [False, True])

@@ -40,7 +40,7 @@ from dekrr.networks.session.frames import Hello
 from dekrr.networks.session.greeting import disagreement
 from dekrr.networks.session.journal import FileJournal, MemoryJournal, Opening, Received
 from dekrr.networks.session.peers import WINDOW
-from dekrr.privacy.guards import Ledger
+from dekrr.privacy.maps_of_neighbors import Ledger
 from dekrr.protocols import dekrr
 from dekrr.protocols.reading import MessageReader
 from dekrr.protocols.site import Site

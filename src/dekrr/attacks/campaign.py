@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..messages import Moments, RowFeatures, Sums
-from ..privacy.guards import Ledger, frequency_limit
+from ..privacy.maps_of_neighbors import Ledger, frequency_limit
 from ..protocols.site import Site
 from ..protocols.tuning import Tuning
 from ..rows import ArrayRows

@@ -10,7 +10,7 @@ from ..features import FeatureMap
 from ..messages import AnyMessage, Chosen, Coefficients, Features, Message, Moments, Offer, Shortlist, Sums
 from ..networks.base import Delivery
 from ..networks.local import LocalNetwork
-from ..privacy.guards import prove
+from ..privacy.proofs import prove
 from ..protocols import dekrr
 from ..protocols.outcome import Outcome
 from ..protocols.site import Procedure, Site

@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import topology
 from ..data import by_response, halves, load, make_sites
-from ..privacy.guards import longest_shortlist
+from ..privacy.rows_per_feature import longest_shortlist
 from ..protocols.site import Site
 from ..rows import ArrayRows
 from ..scaling import Scaling

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..features import FeatureMap
 from ..messages import Chosen, Features, Moments, Shortlist, Sums
-from ..privacy.guards import redraw
+from ..privacy.proofs import redraw
 from ..protocols.offers import read_features
 from ..protocols.site import Site
 from ..protocols.tuning import Tuning

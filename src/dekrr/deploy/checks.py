@@ -8,7 +8,7 @@ import msgspec
 
 from ..errors import SettingsError, TopologyError
 from ..networks.session.frames import RESERVED
-from ..protocols.agreeing import public_scaling
+from ..protocols.preparation import public_scaling
 from ..settings import GRIDS, DifferentialPrivacy, FeatureSettings, TuningSettings, Wire, entries, grid_of
 from .tables import (
     METHODS,

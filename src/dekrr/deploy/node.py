@@ -7,7 +7,6 @@ import json
 import math
 import queue
 import secrets
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ..disk import replacing, synchronise
-from ..errors import DataError, ModelFileError, SettingsError
+from ..errors import DataError, SettingsError
 from ..messages import Offer
 from ..model import Header, SiteModel, members_of
 from ..networks.mesh import Keys, Link, MeshNetwork
@@ -28,8 +27,8 @@ from ..networks.session.events import Event, Listener
 from ..networks.session.journal import Ended as EndedRecord
 from ..networks.session.journal import FileJournal, Opening
 from ..privacy import admission
-from ..privacy.guards import Ledger
 from ..privacy.history import History
+from ..privacy.maps_of_neighbors import Ledger
 from ..privacy.vault import Vault
 from ..protocols import dekrr
 from ..protocols.outcome import Outcome
@@ -39,8 +38,10 @@ from ..rows import Rows, StreamedRows
 from ..rows.sources import open_source
 from ..scaling import Scaling
 from ..selection import CHOOSERS
+from ..settings import DeKRRSettings
 from . import keys
-from .events import Ended, ModelNotWritten, Started, Stopped, finished
+from .events import Ended, Started, Stopped, finished
+from .saving import save_model
 from .status import Status, status_of
 from .tables import METHODS, SiteFile
 
@@ -160,7 +161,7 @@ class Node:
         settings, run = self.config.method_settings(), self.config.run
         rows = self._rows.admitted(self._admission) if self._admission is not None else self._rows
         hashes = self._history.hashes(rows.blocks(_ROWS_AT_A_TIME))
-        privacy = getattr(settings, "privacy", None)
+        privacy = settings.privacy if isinstance(settings, DeKRRSettings) else None
         if privacy is not None:
             self._history.refuse_budget(run, privacy.epsilon, privacy.max_epsilon)
             return partial(self._history.note, run, hashes, privacy.epsilon)
@@ -240,18 +241,9 @@ class Node:
         return SiteModel(header, members, outcome.scaling)
 
     def _keep(self, outcome: Outcome) -> None:
-        """Write the model, and log the end of the run; on a write error try again until the patience is over."""
-        model, path = self._model(outcome), self.folder / MODEL
-        until = time.monotonic() + self.session.plan.patience
-        while True:
-            try:
-                model.save(path)
-                break
-            except (OSError, ModelFileError) as error:
-                self._tell(ModelNotWritten(path=str(path), reason=str(error)))
-                if time.monotonic() > until:
-                    raise
-                time.sleep(min(1.0, self.session.plan.patience))
+        """Write the model, and log the end of the run."""
+        path = self.folder / MODEL
+        save_model(self._model(outcome), path, self.session.plan.patience, self._tell)
         with suppress(OSError):
             synchronise(path)
             self._journal.append(EndedRecord())

@@ -6,16 +6,16 @@ import numpy as np
 
 from ..features import FeatureMap
 from ..messages import Moments, expect
-from ..privacy import guards
+from ..privacy.rows_per_feature import check_leverages, check_rows_of_shortlists, longest_shortlist
 from ..rows import ArrayRows, Rows
 from ..rows.survey import sampled
 from ..selection import Chooser, Pool
 from ..statistics import accumulate, pack_symmetric, unpack_symmetric
-from .agreeing import tree_sum
 from .offers import exchange_shortlists
 from .roster import Roster
 from .run import Allocation, Run
 from .site import Procedure, Site, without_exchange
+from .spanning_tree import tree_sum
 from .stages import Start
 
 # Squared error per row of the whole network, in scaled units, from high to low; and how far from the mean a site's
@@ -146,15 +146,15 @@ def choose_alone(site: Site, rows: Rows, chooser: Chooser) -> FeatureMap:
 
 def limit_shortlist(chooser: Chooser, fewest_rows: int, rows_per_feature: float) -> Chooser:
     """Return the chooser with a shortlist so short that a neighbour of `fewest_rows` rows still sends sums over it."""
-    return chooser.shortened(guards.longest_shortlist(fewest_rows, rows_per_feature))
+    return chooser.shortened(longest_shortlist(fewest_rows, rows_per_feature))
 
 
 def _answers(site: Site, sample: ArrayRows, maps: dict[str, FeatureMap], run: Run) -> dict[str, Moments]:
     """Return the site's sums over its neighbours' shortlists; refuse those that it must not send."""
     settings = run.settings
-    guards.check_rows_of_shortlists(site.name, sample.n_rows, maps, settings.rows_per_feature)
+    check_rows_of_shortlists(site.name, sample.n_rows, maps, settings.rows_per_feature)
     if settings.max_leverage < 1:
-        guards.check_leverages(site.name, sample, None, maps, settings.rows_per_feature)
+        check_leverages(site.name, sample, None, maps, settings.rows_per_feature)
     site.ledger.admit(maps, settings.max_maps)
     answers = {}
     for p, feature_map in maps.items():

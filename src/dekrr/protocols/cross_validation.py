@@ -15,7 +15,6 @@ from ..errors import DataError
 from ..rows.survey import sampled
 from ..selection import Pool
 from ..types import Array
-from .agreeing import tree_sum
 from .choosing import asks_neighbors, choose, limit_shortlist
 from .exchange import ExactSums
 from .offers import exchange_maps
@@ -23,6 +22,7 @@ from .roster import Roster
 from .run import Run
 from .scoring import HeldOut, score_grid
 from .site import Procedure
+from .spanning_tree import tree_sum
 from .stages import SetUp, Start
 from .tuning import Tuned, Tuning
 

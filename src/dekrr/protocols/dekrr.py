@@ -12,12 +12,12 @@ from ..selection import Chooser
 from ..settings import DeKRRSettings
 from ..settings import check as check_settings
 from ..solvers import make_solver
-from .agreeing import preparation_of
 from .choosing import ALLOCATIONS, choose, sized
 from .cross_validation import tuned
 from .exchange import exchange_of
 from .offers import exchange_maps, read_offers
 from .outcome import Outcome
+from .preparation import preparation_of
 from .roll_call import RollCall
 from .rounds import assemble, rounds
 from .run import Run
@@ -78,7 +78,7 @@ def plan(chooser: Chooser, settings: DeKRRSettings, tuning: Tuning | None = None
 
 
 def begin(site: Site, run: Run) -> Procedure[Start]:
-    """Mark the rows that are in no sum, call the roll, and bring rows to agreed units.
+    """Withhold rows that stand alone, call the roll, and bring rows to agreed units.
 
     Where nothing is asked of the rows but their sums, the roll is left to the exchange of sums, and rows that are read
     in batches are not read yet.

@@ -9,8 +9,9 @@ import numpy as np
 from ..errors import MessageError, SettingsError
 from ..features import FeatureMap, paired
 from ..messages import RowFeatures, Sums, expect
-from ..privacy import guards
+from ..privacy.maps_of_neighbors import fingerprint
 from ..privacy.mechanism import GaussianSums, clip_responses
+from ..privacy.rows_per_feature import check_leverages, check_rows
 from ..rows import Rows
 from ..selection import Chooser
 from ..settings import DeKRRSettings
@@ -29,12 +30,12 @@ class ExactSums(Exchange):
         site, rows, maps, settings = start.site, start.rows, offers.maps, run.settings
         is_counted = start.roll.is_over
         if is_counted:
-            guards.check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature)
+            check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature)
         site.ledger.admit(maps, settings.max_maps)
         own, sent = sum_up(site, rows, own_map, maps, settings)
         if not is_counted:
             site.require_rows(settings.min_rows)
-            guards.check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature)
+            check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature)
         roster = yield from start.roll.roster()
         received = yield from trade_sums(own_map, maps, sent)
         return SetUp(roster, own_map, maps, offers.degrees, own, received, kept_of(sent))
@@ -56,7 +57,7 @@ class NoisySums(Exchange):
             shared = shared_features(run.chooser, site.rows.n_columns, site.seed)
         except SettingsError as error:
             return [str(error)]
-        if site.feature_map is None or guards.fingerprint(shared) == guards.fingerprint(site.feature_map):
+        if site.feature_map is None or fingerprint(shared) == fingerprint(site.feature_map):
             return []
         return [
             "this run cannot keep its privacy budget: the site brings its own feature map: leave it out, so that all "
@@ -76,7 +77,7 @@ class NoisySums(Exchange):
         site.require_rows(settings.min_rows)
         roster = yield from start.roll.roster()
         mechanism = GaussianSums(settings.privacy, site.n_rows)
-        depends_on = digest + guards.fingerprint(own_map) + repr(mechanism.spent).encode()
+        depends_on = digest + fingerprint(own_map) + repr(mechanism.spent).encode()
         own = site.vault.once(hashlib.sha256(depends_on).digest(), lambda: mechanism.perturb(exact))
         size = own_map.n_features
         message = Sums(pack_symmetric(own.gram), np.empty((0, size)))
@@ -139,7 +140,7 @@ def sum_up(
 ) -> tuple[OwnSums, dict[str, CrossSums]]:
     """Return the site's sums, refuse them over rows that stand alone."""
     if settings.max_leverage < 1 and maps and rows.n_rows:
-        guards.check_leverages(site.name, rows, own_map, maps, settings.rows_per_feature)
+        check_leverages(site.name, rows, own_map, maps, settings.rows_per_feature)
     return accumulate(rows, own_map, maps, settings.precision)
 
 
@@ -170,7 +171,7 @@ def shared_features(chooser: Chooser, n_columns: int, seed: int) -> FeatureMap:
     plain = chooser.replace(mapping="cossin", n_features=chooser.n_features + chooser.n_features % 2)
     nothing = np.empty((0, n_columns))
     drawn = plain.select(nothing, np.empty(0), np.random.default_rng(seed))
-    if guards.fingerprint(drawn) != guards.fingerprint(paired(drawn.frequencies[:, : drawn.n_features // 2])):
+    if fingerprint(drawn) != fingerprint(paired(drawn.frequencies[:, : drawn.n_features // 2])):
         raise SettingsError(
             f"{type(chooser).__name__} does not give cos/sin pairs of one amplitude, which the noise of differential "
             'privacy is made for: take features="plain"'

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from ..errors import MessageError
 from ..features import FeatureMap
 from ..messages import AnyMessage, Chosen, Features, Offer, Shortlist, expect, expect_senders
-from ..privacy import guards
+from ..privacy.maps_of_neighbors import check_amplitudes, check_frequencies, frequency_limit
+from ..privacy.proofs import prove, redraw
 from .run import Run
 from .site import Inbox, Procedure, Site
 from .stages import Offers
@@ -29,7 +30,7 @@ def exchange_shortlists(site: Site, candidates: FeatureMap, run: Run) -> Procedu
 def offer_of(site: Site, feature_map: FeatureMap, run: Run) -> Offer:
     """Return the message that tells a neighbour a map: as it is, or as a proof of where it comes from."""
     if run.proves_features:
-        return guards.prove(run.chooser, feature_map, site.seed, site.name, len(site.neighbors))
+        return prove(run.chooser, feature_map, site.seed, site.name, len(site.neighbors))
     return Features(feature_map.frequencies, feature_map.phases, feature_map.amplitudes, len(site.neighbors))
 
 
@@ -51,11 +52,11 @@ def _read_maps(
     if run.proves_features:
         proofs = expect(offers, Chosen)
         _check_sizes(proofs, run, max_features)
-        return {p: guards.redraw(run.chooser, message, site.seed, p, n_columns) for p, message in proofs.items()}
+        return {p: redraw(run.chooser, message, site.seed, p, n_columns) for p, message in proofs.items()}
     plain = expect(offers, Features, frequencies=dict.fromkeys(offers, (n_columns, -1)))
     _check_sizes(plain, run, max_features)
     maps = {p: read_features(p, message) for p, message in plain.items()}
-    guards.check_frequencies(maps, guards.frequency_limit(run.chooser, n_columns))
+    check_frequencies(maps, frequency_limit(run.chooser, n_columns))
     return maps
 
 
@@ -83,5 +84,5 @@ def read_features(sender: str, message: Features) -> FeatureMap:
     if size == (0,):
         raise MessageError(f"site {sender!r} chose no features at all", sender)
     expect({sender: message}, Features, phases={sender: size}, amplitudes={sender: size})
-    guards.check_amplitudes(sender, message.amplitudes)
+    check_amplitudes(sender, message.amplitudes)
     return FeatureMap(message.frequencies, message.phases, message.amplitudes)

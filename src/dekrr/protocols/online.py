@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import DataError, MessageError
 from ..features import FeatureMap
 from ..messages import Bounds, Degree, Message, expect, expect_senders
-from ..privacy import guards
+from ..privacy.rows_per_feature import check_rows
 from ..rows import Rows
 from ..scaling import UNSCALED, AnyScaling, Scaling
 from ..selection import Chooser
@@ -163,9 +163,9 @@ def _exchange_sums(start: Start, own_map: FeatureMap, offers: Offers, update: _U
     site, rows, maps, settings = start.site, start.rows, offers.maps, run.settings
     familiar = {p: maps[p] for p in update.known}
     strangers = {p: maps[p] for p in maps if p not in update.known}
-    guards.check_rows(site.name, site.n_rows, own_map, strangers, settings.rows_per_feature)
+    check_rows(site.name, site.n_rows, own_map, strangers, settings.rows_per_feature)
     if update.new.n_rows and update.before is not None:
-        guards.check_rows(site.name, update.new.n_rows, own_map, maps, settings.rows_per_feature)
+        check_rows(site.name, update.new.n_rows, own_map, maps, settings.rows_per_feature)
     site.ledger.admit(maps, settings.max_maps)
     if update.before is None:
         own, changes = sum_up(site, rows, own_map, maps, settings)

@@ -1,7 +1,7 @@
 """A run as one object: the chooser, the settings, and the policies that the settings ask for.
 
-A policy is one of several ways to do a step. Each kind has a base class, here or in `agreeing`. Its classes are in the
-module of the step, with a table of the names that settings know them by. So a further one is a class and a line.
+A policy is one of several ways to do a step. Each kind has a base class, here or in `preparation`. Its classes are in
+the module of the step, with a table of the names that settings know them by. So a further one is a class and a line.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from ..features import FeatureMap
 from ..selection import Chooser
 from ..settings import DeKRRSettings
 from ..solvers import Solver
-from .agreeing import Preparation
+from .preparation import Preparation
 from .site import Procedure, Site
 from .stages import Offers, SetUp, Start
 from .tuning import Tuned, Tuning

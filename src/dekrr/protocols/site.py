@@ -10,7 +10,8 @@ from ..errors import DataError
 from ..features import FeatureMap
 from ..messages import AnyMessage, Message
 from ..privacy.admission import Admission, learn
-from ..privacy.guards import Ledger, site_rng
+from ..privacy.maps_of_neighbors import Ledger
+from ..privacy.proofs import site_rng
 from ..privacy.vault import Vault
 from ..rows import Rows
 from ..types import Array

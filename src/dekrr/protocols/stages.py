@@ -22,7 +22,7 @@ class Start:
     Parameters
     ----------
     site : Site
-        With the rows marked that are in no sum that leaves it.
+        With the rows alone that its sums are over.
     rows : Rows
         The rows to train on, in agreed units.
     scaling : Scaling or Unscaled

@@ -12,9 +12,9 @@ from ...selection import Chooser
 from ...settings import AllReduceSettings
 from ...solvers import cholesky
 from ...statistics import pack_symmetric, unpack_symmetric
-from ..agreeing import tree_sum
 from ..outcome import Outcome
 from ..site import Procedure, Site
+from ..spanning_tree import tree_sum
 from .shared import prepare
 
 

@@ -7,14 +7,15 @@ import numpy as np
 from ...errors import SettingsError
 from ...features import FeatureMap
 from ...messages import Features, expect
-from ...privacy import guards
+from ...privacy.maps_of_neighbors import check_frequencies, frequency_limit
+from ...privacy.rows_per_feature import check_rows_of_shared
 from ...rows import Rows
 from ...scaling import AnyScaling
 from ...selection import Chooser
 from ...settings import SharedSettings
 from ...statistics import OwnSums, accumulate
-from ..agreeing import preparation_of
 from ..offers import read_features
+from ..preparation import preparation_of
 from ..roll_call import RollCall
 from ..roster import Roster
 from ..site import Outbox, Procedure, Site
@@ -64,11 +65,11 @@ def prepare(
     elif shared is None:
         shared = draw_shared(chooser, site)
     if counts_rows_first:
-        guards.check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, settings.rows_per_feature)
+        check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, settings.rows_per_feature)
     sums, _ = accumulate(rows, shared, {})
     if not counts_rows_first:
         site.require_rows(settings.min_rows)
-        guards.check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, settings.rows_per_feature)
+        check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, settings.rows_per_feature)
     roster = yield from roll.roster()
     return Prepared(roster, scaling, shared, sums)
 
@@ -100,7 +101,7 @@ def share_features(
     if site.name == selecting_site:
         shared = chooser.select(rows.sample.X, rows.sample.y, np.random.default_rng(site.seed))
     is_passed_on = False
-    limit = guards.frequency_limit(chooser, rows.n_columns)
+    limit = frequency_limit(chooser, rows.n_columns)
     for _ in range(roster.diameter):
         outbox: Outbox = {}
         if shared is not None and not is_passed_on:
@@ -109,7 +110,7 @@ def share_features(
         inbox = yield outbox
         offers = expect(inbox, Features, frequencies=dict.fromkeys(inbox, (rows.n_columns, -1)))
         maps = {p: read_features(p, message) for p, message in offers.items()}
-        guards.check_frequencies(maps, limit)
+        check_frequencies(maps, limit)
         shared = shared or next(iter(maps.values()), None)
     if shared is None:
         raise SettingsError(f"site {site.name!r} was not told the features that site {selecting_site!r} chose")

@@ -1,28 +1,21 @@
-"""What a run is, said once: every setting with its type, what it may be, its default, and a line of documentation.
-
-A setting is a field of one of the structs here, and `Setting` beside its type has the rest. All front doors derive from
-that: the estimators' defaults and checks, the checks of network.toml and site.toml, the options of the command line,
-the terms that sites compare before a run, and the tables in the documentation.
+"""What all sites of a run agree on: features, tuning, guards, and each method's own.
 
 A deployment starts from the defaults of the fields. The estimators have all rows in one process, where there is nothing
 to keep from anybody: `Setting.in_process` is their default where it differs.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
-from types import MappingProxyType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from . import rules
-from .errors import SettingsError
-from .kernels import KERNELS, is_kernel
-from .rules import FLAG, POSITIVE, Rule, number, one_of, whole_number
-from .selection import CHOOSERS, MAPPINGS, Chooser
-from .solvers import SOLVERS
+from .. import rules
+from ..errors import SettingsError
+from ..kernels import KERNELS, is_kernel
+from ..rules import FLAG, POSITIVE, Rule, number, one_of, whole_number
+from ..selection import CHOOSERS, MAPPINGS, Chooser
+from ..solvers import SOLVERS
+from .table import Setting, check, entries
 
 # What "auto" chooses from; docs/accuracy.md has the evidence.
 GRIDS = {
@@ -32,109 +25,13 @@ GRIDS = {
 }
 PRECISIONS = ("double", "mixed")
 WIRE_PRECISIONS = ("double", "single", "int8")
-_ANYTHING = Rule("anything", lambda value: True)
 _NOT_NEGATIVE = number(0)
 _COUNT = whole_number(1)
 _CHANCE = Rule("a number between 0 and 1, or None", lambda value: value is None or 0 < value < 1)
-_SAME: Any = object()
 _MAKES = rules.with_methods("chooser")
 _CHOOSER = Rule("a Chooser or a transformer of one", lambda value: isinstance(value, Chooser) or _MAKES.allows(value))
 _KERNEL = Rule("a Kernel or its class", is_kernel)
 _SOLVER = rules.with_methods("start", "update")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is known of a setting beside its type and default.
-
-    Parameters
-    ----------
-    text : str
-        A line of documentation.
-    rule : Rule
-        What it may be.
-    in_process : object, optional
-        The estimators' default, where it differs from a deployment's.
-    objects : Rule, optional
-        What an estimator takes in the place of a name or number.
-    agreed : bool, default=True
-        Whether all sites of a run must have the same value.
-    """
-
-    text: str
-    rule: Rule = _ANYTHING
-    in_process: Any = _SAME
-    objects: Rule | None = None
-    agreed: bool = True
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A row of the table of settings.
-
-    Parameters
-    ----------
-    name : str
-    default : object
-        A deployment's; `msgspec.NODEFAULT` where it must be given.
-    setting : Setting
-    """
-
-    name: str
-    default: Any
-    setting: Setting
-
-    @property
-    def in_process(self) -> Any:
-        """The estimators' default."""
-        return self.default if self.setting.in_process is _SAME else self.setting.in_process
-
-    def mistake(self, value: Any, *, objects: bool = False) -> str | None:
-        """Return what is wrong with a value, in words.
-
-        Parameters
-        ----------
-        value : object
-        objects : bool, default=False
-            Whether an object may take the place of a name or number, where the setting allows it.
-        """
-        more = self.setting.objects if objects else None
-        if self.setting.rule.allows(value) or (more is not None and more.allows(value)):
-            return None
-        return f"{self.name} is {value!r}; it must be {self.words(objects=objects)}"
-
-    def words(self, *, objects: bool = False) -> str:
-        """Return what the setting may be; nothing where it may be anything."""
-        rule, more = self.setting.rule, self.setting.objects if objects else None
-        words = "" if rule is _ANYTHING else rule.words
-        return words if more is None else f"{words}; or {more.words}"
-
-
-@cache
-def entries(kind: type[msgspec.Struct]) -> Mapping[str, Entry]:
-    """Return the settings in a struct, by name.
-
-    Examples
-    --------
-    >>> entries(DeKRRSettings)["alpha"].mistake(-1.0)
-    'alpha is -1.0; it must be a positive number'
-    """
-    hints = get_type_hints(kind, include_extras=True)
-    found = {}
-    for field in msgspec.structs.fields(kind):
-        settings = [part for part in get_args(hints[field.name]) if isinstance(part, Setting)]
-        default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory
-        default = default() if callable(default) else default
-        found[field.name] = Entry(field.name, default, settings[0] if settings else Setting(""))
-    return MappingProxyType(found)
-
-
-def check(owner: str, values: msgspec.Struct) -> None:
-    """Refuse settings that are not what they may be, all of them at once."""
-    found = [entry.mistake(getattr(values, name), objects=True) for name, entry in entries(type(values)).items()]
-    mistakes = [mistake for mistake in found if mistake]
-    if mistakes:
-        raise SettingsError(f"{owner}: " + "; ".join(mistakes))
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True):
@@ -377,52 +274,6 @@ class DKLASettings(SharedSettings, frozen=True, kw_only=True):
     max_rounds: Annotated[int, Setting("The most rounds.", _COUNT)] = 1500
 
 
-class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the estimators have besides: how rows in one process become sites on a graph, and what is kept of them."""
-
-    topology: Annotated[
-        Any,
-        Setting(
-            "The graph of sites.",
-            one_of(*rules.TOPOLOGIES),
-            objects=rules.EDGES,
-            agreed=False,
-        ),
-    ] = "ring"
-    n_neighbors: Annotated[
-        int, Setting("Neighbours of a site, where the topology leaves it open.", _COUNT, agreed=False)
-    ] = 4
-    n_sites: Annotated[
-        int, Setting("Sites to deal rows out to, where rows come without labels of sites.", _COUNT, agreed=False)
-    ] = 10
-    random_state: Annotated[
-        Any,
-        Setting(
-            "Of all random numbers of a fit.",
-            rules.RANDOM_STATE.or_none(),
-            agreed=False,
-        ),
-    ] = None
-    store_rows: Annotated[
-        bool,
-        Setting(
-            "Keep the rows, or where they are read from, in the fitted estimator and in its pickles. A site can join "
-            "later, or an edge be added, only where they are kept.",
-            FLAG,
-            agreed=False,
-        ),
-    ] = False
-    network: Annotated[
-        Any,
-        Setting(
-            "Makes the network that drives the sites' procedures from the graph of their names; see "
-            "dekrr.networks.base. None is this process.",
-            rules.CALLABLE.or_none(),
-            agreed=False,
-        ),
-    ] = None
-
-
 def grid_of(name: str, given: Any) -> tuple[float, ...]:
     """Return the values of a setting to choose from: those of "auto", those given, or the only one given.
 
@@ -436,13 +287,3 @@ def grid_of(name: str, given: Any) -> tuple[float, ...]:
     if isinstance(given, str):
         return GRIDS[name]
     return tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=float)))
-
-
-def as_table(kind: type[msgspec.Struct]) -> str:
-    """Return the settings in a struct as a table in Markdown."""
-    lines = ["| setting | default | in one process | what it may be | what it is |", "|---|---|---|---|---|"]
-    for name, entry in entries(kind).items():
-        default = "" if entry.default is msgspec.NODEFAULT else f"`{entry.default!r}`"
-        here = "" if entry.setting.in_process is _SAME else f"`{entry.in_process!r}`"
-        lines.append(f"| `{name}` | {default} | {here} | {entry.words(objects=True)} | {entry.setting.text} |")
-    return "\n".join(lines)

@@ -1,0 +1,41 @@
+"""What a run is, said once: every setting with its type, what it may be, its default, and a line of documentation."""
+
+from .estimators import EstimatorSettings
+from .runs import (
+    GRIDS,
+    PRECISIONS,
+    WIRE_PRECISIONS,
+    AllReduceSettings,
+    DeKRRSettings,
+    DifferentialPrivacy,
+    DKLASettings,
+    FeatureSettings,
+    GuardSettings,
+    SharedSettings,
+    TuningSettings,
+    Wire,
+    grid_of,
+)
+from .table import Entry, Setting, as_table, check, entries
+
+__all__ = [
+    "GRIDS",
+    "PRECISIONS",
+    "WIRE_PRECISIONS",
+    "AllReduceSettings",
+    "DKLASettings",
+    "DeKRRSettings",
+    "DifferentialPrivacy",
+    "Entry",
+    "EstimatorSettings",
+    "FeatureSettings",
+    "GuardSettings",
+    "Setting",
+    "SharedSettings",
+    "TuningSettings",
+    "Wire",
+    "as_table",
+    "check",
+    "entries",
+    "grid_of",
+]

@@ -1,0 +1,57 @@
+"""What the estimators take besides: how rows in one process become sites on a graph, and what is kept of them."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from .. import rules
+from ..rules import FLAG, one_of, whole_number
+from .table import Setting
+
+_COUNT = whole_number(1)
+
+
+class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the estimators take besides."""
+
+    topology: Annotated[
+        Any,
+        Setting(
+            "The graph of sites.",
+            one_of(*rules.TOPOLOGIES),
+            objects=rules.EDGES,
+            agreed=False,
+        ),
+    ] = "ring"
+    n_neighbors: Annotated[
+        int, Setting("Neighbours of a site, where the topology leaves it open.", _COUNT, agreed=False)
+    ] = 4
+    n_sites: Annotated[
+        int, Setting("Sites to deal rows out to, where rows come without labels of sites.", _COUNT, agreed=False)
+    ] = 10
+    random_state: Annotated[
+        Any,
+        Setting(
+            "Of all random numbers of a fit.",
+            rules.RANDOM_STATE.or_none(),
+            agreed=False,
+        ),
+    ] = None
+    store_rows: Annotated[
+        bool,
+        Setting(
+            "Keep the rows, or where they are read from, in the fitted estimator and in its pickles. A site can join "
+            "later, or an edge be added, only where they are kept.",
+            FLAG,
+            agreed=False,
+        ),
+    ] = False
+    network: Annotated[
+        Any,
+        Setting(
+            "Makes the network that drives the sites' procedures from the graph of their names; see "
+            "dekrr.networks.base. None is this process.",
+            rules.CALLABLE.or_none(),
+            agreed=False,
+        ),
+    ] = None
