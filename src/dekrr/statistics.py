@@ -6,6 +6,7 @@ C_pj = Z_pj'Z_jj. Rows are read in blocks, from memory or from disk, and one pas
 times in every sum: its features and responses are multiplied by the square root of w.
 """
 
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,8 @@ from .types import Array, Block
 
 PRECISIONS = ("double", "mixed")
 _BYTES_PER_BLOCK = 1 << 22  # the features of one block; the blocks of two threads fit into a third-level cache
+_NOTHING = np.empty(0, dtype=np.uint8)
+_of_thread = threading.local()
 
 
 class RowBlocks(Protocol):
@@ -138,15 +141,24 @@ def rows_per_block(bytes_per_row: int) -> int:
     return max(256, _BYTES_PER_BLOCK // bytes_per_row)
 
 
-def weighted_features(feature_map: FeatureMap, block: Block, dtype: DTypeLike = np.float64) -> Array:
+def weighted_features(feature_map: FeatureMap, block: Block, out: Array | None = None) -> Array:
     """Return the features of a block; each row is multiplied by the square root of its weight.
 
     The shape is (n_rows, n_features).
     """
-    features = feature_map(block.X, out=np.empty((block.n_rows, feature_map.n_features), dtype))
+    features = feature_map(block.X, out=out)
     if block.weight is not None:
         features *= np.sqrt(block.weight)[:, None].astype(features.dtype)
     return features
+
+
+def _scratch(shape: tuple[int, int], dtype: DTypeLike) -> Array:
+    """Return an array of this thread, with anything in it: fresh memory costs up to a quarter of a small fit."""
+    n_bytes = np.dtype(dtype).itemsize * shape[0] * shape[1]
+    if getattr(_of_thread, "bytes", _NOTHING).size < n_bytes:
+        _of_thread.bytes = np.empty(n_bytes, dtype=np.uint8)
+    array: Array = np.ndarray(shape, dtype, getattr(_of_thread, "bytes", _NOTHING))
+    return array
 
 
 def weighted_responses(block: Block) -> Array:
@@ -186,7 +198,8 @@ def accumulate(
     response_energy = 0.0
     dtype = np.dtype(np.float32 if precision == "mixed" else np.float64)
     for block in rows.blocks(rows_per_block(joint.n_features * dtype.itemsize)):
-        features, y = weighted_features(joint, block, dtype), weighted_responses(block)
+        features = weighted_features(joint, block, _scratch((block.n_rows, joint.n_features), dtype))
+        y = weighted_responses(block)
         moment = moment + (y.T.astype(features.dtype, copy=False) @ features[:, slices[0]]).T
         response_energy += float(np.vdot(y, y))
         with_own += features[:, slices[0]].T @ features

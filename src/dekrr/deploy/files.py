@@ -1,7 +1,7 @@
 """Reading and writing network.toml and site.toml."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ from .tables import NetworkFile, SiteFile
 
 def read_network(path: Path) -> NetworkFile:
     """Read and check a network.toml."""
-    mistakes: list[str] = []
-    network = _read(path, NetworkFile, mistakes)
-    if network is not None:
-        check_network(network, mistakes)
-    if mistakes or network is None:
-        raise _complaint(path, mistakes)
-    return network
+    return _checked(path, NetworkFile, check_network)
+
+
+def read_site(path: Path) -> SiteFile:
+    """Read and check a site.toml."""
+    return _checked(path, SiteFile, check_site)
 
 
 def is_site_file(path: Path) -> bool:
@@ -27,17 +26,6 @@ def is_site_file(path: Path) -> bool:
         return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get("site"), str)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
         return False
-
-
-def read_site(path: Path) -> SiteFile:
-    """Read and check a site.toml."""
-    mistakes: list[str] = []
-    site = _read(path, SiteFile, mistakes)
-    if site is not None:
-        check_site(site, mistakes)
-    if mistakes or site is None:
-        raise _complaint(path, mistakes)
-    return site
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
@@ -70,9 +58,15 @@ def _complaint(path: Path, mistakes: list[str]) -> SettingsError:
     return SettingsError(f"{path} has {len(mistakes)} mistake{'s' * (len(mistakes) != 1)}:\n{listed}")
 
 
-def _read(path: Path, kind: type[Struct], mistakes: list[str]) -> Struct | None:
+def _checked(path: Path, kind: type[Struct], check: Callable[[Struct, list[str]], None]) -> Struct:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not TOML: {error}") from None
-    return convert(table, kind, "", mistakes)
+    mistakes: list[str] = []
+    found = convert(table, kind, "", mistakes)
+    if found is not None:
+        check(found, mistakes)
+    if mistakes or found is None:
+        raise _complaint(path, mistakes)
+    return found

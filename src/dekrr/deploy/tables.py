@@ -12,7 +12,15 @@ from ..protocols.baselines import allreduce, dkla
 from ..protocols.outcome import Outcome
 from ..protocols.site import Procedure
 from ..protocols.tuning import Tuning
-from ..settings import AllReduceSettings, DeKRRSettings, DKLASettings, FeatureSettings, TuningSettings
+from ..settings import (
+    AllReduceSettings,
+    DeKRRSettings,
+    DKLASettings,
+    EstimatorSettings,
+    FeatureSettings,
+    TuningSettings,
+    entries,
+)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 METHODS: dict[str, tuple[Callable[..., Procedure[Outcome]], type[msgspec.Struct]]] = {
@@ -76,8 +84,8 @@ class NetworkFile(msgspec.Struct, frozen=True, kw_only=True):
     site: tuple[SiteEntry, ...]
     data: DataTable
     settings: dict[str, Any] = {}
-    topology: str = "ring"
-    n_neighbors: int = 4
+    topology: str = entries(EstimatorSettings)["topology"].default
+    n_neighbors: int = entries(EstimatorSettings)["n_neighbors"].default
     edges: tuple[tuple[str, str], ...] = ()
     patience: Seconds = 60.0
     start_patience: Seconds = 600.0
