@@ -45,7 +45,7 @@ def shaped(*shape):
         (wire(0, np.array([np.nan]).tobytes()), "NaN or infinite"),
         (wire(0, np.array([np.inf]).tobytes()), "NaN or infinite"),
         (wire(4, shaped(1, 1) + np.array([np.nan], "<f4").tobytes()), "NaN or infinite"),
-        (wire(6, b"\0" * 8), "extension of code 6"),
+        (wire(7, b"\0" * 8), "extension of code 7"),
         (wire(-2, b"\0" * 8), "extension of code -2"),
         (wire(-1, b"\0" * 8), "Expected"),
         (wire(3, b"\0" * 7), "a matrix without its shape"),

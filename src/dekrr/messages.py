@@ -21,7 +21,7 @@ from .errors import MessageError
 MAX_BYTES = 1 << 28
 _EXTENSIONS = {  # code: (number of dimensions, element type)
     code: (n_dimensions, np.dtype(name))
-    for code, (n_dimensions, name) in enumerate(itertools.product((1, 2), ("<f8", "<f4", "|i1")))
+    for code, (n_dimensions, name) in enumerate([*itertools.product((1, 2), ("<f8", "<f4", "|i1")), (1, "<u8")])
 }
 _CODES = {extension: code for code, extension in _EXTENSIONS.items()}
 _SHAPE = struct.Struct("<2I")  # the shape of a matrix
@@ -186,6 +186,42 @@ class Total(Message, frozen=True, tag="total"):
     values: np.ndarray
 
 
+class MaskKey(Message, frozen=True, tag="key"):
+    """The sender's public key for masks, its neighbours, and the proof that both are its own."""
+
+    public: bytes
+    neighbors: list[str]
+    proof: bytes
+
+
+class MaskKeys(Message, frozen=True, tag="keys"):
+    """The keys of the sender's other neighbours, which the receiver shares masks with; see `dekrr.privacy.masks`."""
+
+    keys: dict[str, MaskKey]
+
+
+class Magnitudes(Message, frozen=True, tag="sizes"):
+    """The largest exponents of two that the sender has heard of, its own at first: what masked sums must have room for.
+
+    They are of a site's number of rows and of its responses, which are public where bounds have been agreed on.
+    """
+
+    exponents: list[int]
+
+
+class Masked(Message, frozen=True, tag="masked"):
+    """A sum over the sender's rows in fixed point, under masks that cancel in the sum over several sites."""
+
+    words: np.ndarray
+
+
+class MaskedRound(Message, frozen=True, tag="round"):
+    """A round's coefficients and, masked, their products with sums over the sender's rows; see `MaskedRounds`."""
+
+    coefficients: Coefficients | Unchanged
+    words: np.ndarray
+
+
 AnyMessage = (
     Roll
     | Census
@@ -200,6 +236,11 @@ AnyMessage = (
     | Coefficients
     | Unchanged
     | Total
+    | MaskKey
+    | MaskKeys
+    | Magnitudes
+    | Masked
+    | MaskedRound
 )
 Kind = TypeVar("Kind", bound=Message)
 
@@ -272,15 +313,23 @@ def decode(data: bytes, sender: str) -> AnyMessage:
 def check(message: AnyMessage, sender: str) -> None:
     """Raise `MessageError` if a number outside the arrays is not finite, or if the parts do not fit each other.
 
-    Only coefficients may travel in less than double precision.
+    Only coefficients may travel in less than double precision, and only masked sums as words.
     """
     if isinstance(message, Shortlist):
         message = message.candidates
+    if isinstance(message, (Masked, MaskedRound)):
+        if message.words.dtype != np.uint64:
+            raise MessageError(f"site {sender!r} sent masked sums as {message.words.dtype}, expected uint64", sender)
+        if isinstance(message, Masked):
+            return
+        message = message.coefficients
     if isinstance(message, (Coefficients, Unchanged)):
         if not all(map(math.isfinite, message.progress)):
             raise MessageError(f"site {sender!r} sent progress that is NaN or infinite", sender)
         if isinstance(message, Coefficients) and not math.isfinite(message.step):
             raise MessageError(f"site {sender!r} sent a step that is NaN or infinite", sender)
+        if isinstance(message, Coefficients) and message.values.dtype == np.uint64:
+            raise MessageError(f"site {sender!r} sent coefficients as uint64, which only masked sums are", sender)
         return
     for field in message.__struct_fields__:
         value = getattr(message, field)

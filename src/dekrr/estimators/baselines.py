@@ -86,6 +86,7 @@ class AllReduceRegressor(NetworkRegressor):
     """
 
     selecting_site: Any = setting(SharedSettings, "selecting_site")
+    masks: bool = setting(AllReduceSettings, "masks")
 
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
         selecting = _name_among(self.selecting_site, list(rows))

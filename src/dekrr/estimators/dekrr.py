@@ -113,6 +113,7 @@ class DeKRRRegressor(NetworkRegressor):
     censor_decay: float = setting(Wire, "censor_decay")
     rows_per_feature: float = setting(GuardSettings, "rows_per_feature")
     verify_features: bool = setting(DeKRRSettings, "verify_features")
+    masks: bool = setting(DeKRRSettings, "masks")
     bounds: Any = setting(DeKRRSettings, "bounds")
     privacy: Any = setting(DeKRRSettings, "privacy")
     store_rows: bool = setting(EstimatorSettings, "store_rows")

@@ -11,6 +11,8 @@ from ..rows import ArrayRows, Rows
 from ..rows.survey import sampled
 from ..selection import Chooser, Pool
 from ..statistics import accumulate, pack_symmetric, unpack_symmetric
+from ..types import Array
+from .masking import ROOM, unit_of, unit_of_gram
 from .offers import exchange_shortlists
 from .roster import Roster
 from .run import Allocation, Run
@@ -72,7 +74,10 @@ class ByGain(Allocation):
         gains = np.maximum.accumulate(gains[::-1])[::-1]
         candidates = np.sum(gains[:, None] >= _THRESHOLDS * roster.n_rows, axis=0)
         wanted = width * np.maximum(candidates, max(1, mean // _MOST_OF_MEAN // width)).astype(float)
-        total = yield from tree_sum(start.site, roster, wanted)
+        masks = (yield from start.masking.agreed()) if start.masking is not None else None
+        total = yield from tree_sum(
+            start.site, roster, wanted, masks, largest=float((_MOST_OF_MEAN + 1) * mean + width)
+        )
         return _in_candidates(chooser, np.interp(mean * roster.n_sites, total, wanted))
 
 
@@ -122,14 +127,8 @@ def choose(start: Start, run: Run, shortlist: Pool | None = None) -> Procedure[F
             shortlist = limited.shortlisted(sample.X, sample.y, site.rng())
         own_map = shortlist.feature_map
     maps = yield from exchange_shortlists(site, own_map, run)
-    size = own_map.n_features
-    inbox = expect(
-        (yield _answers(site, sample, maps, run)),
-        Moments,
-        gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
-        moment=dict.fromkeys(maps, (size, *sample.y.shape[1:])),
-    )
-    return own_map if shortlist is None else _choose_with(inbox, shortlist, sample, roster, chooser)
+    around = yield from _sums_of_neighbors(start, own_map, maps, _answers(site, sample, maps, run))
+    return own_map if shortlist is None else _choose_with(around, shortlist, sample, roster, site, chooser)
 
 
 def asks_neighbors(site: Site, chooser: Chooser) -> bool:
@@ -163,15 +162,52 @@ def _answers(site: Site, sample: ArrayRows, maps: dict[str, FeatureMap], run: Ru
     return answers
 
 
+def _sums_of_neighbors(
+    start: Start, own_map: FeatureMap, maps: dict[str, FeatureMap], answers: dict[str, Moments]
+) -> Procedure[Moments]:
+    """Send the answers to the neighbours' shortlists, masked or not, and return the sum of all answers to this site's.
+
+    Parameters
+    ----------
+    start : Start
+    own_map : FeatureMap
+        The site's shortlist.
+    maps : dict of neighbour to FeatureMap
+        The neighbours' shortlists.
+    answers : dict of neighbour to Moments
+    """
+    size, outputs = own_map.n_features, start.rows.sample.y.shape[1:]
+    if start.masking is None:
+        inbox = expect(
+            (yield answers),
+            Moments,
+            gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
+            moment=dict.fromkeys(maps, (size, *outputs)),
+        )
+        heard = [inbox[p] for p in sorted(inbox)]
+        return Moments(
+            np.sum([message.gram for message in heard], axis=0), np.sum([message.moment for message in heard], axis=0)
+        )
+    masks = yield from start.masking.agreed()
+    response = 2.0**masks.responses
+
+    def unit(feature_map: FeatureMap) -> Array:
+        of_moment = np.repeat(response * unit_of(feature_map), math.prod(outputs))
+        return np.concatenate([unit_of_gram(feature_map), of_moment])
+
+    values = {p: np.concatenate([sent.gram, sent.moment.ravel()]) / unit(maps[p]) for p, sent in answers.items()}
+    own = unit(own_map)
+    total = own * (yield from masks.sum_over_neighbors(values, own.size, masks.rows + ROOM))
+    gram, moment = np.split(total, [size * (size + 1) // 2])
+    return Moments(gram, moment.reshape(size, *outputs))
+
+
 def _choose_with(
-    answers: dict[str, Moments], shortlist: Pool, sample: ArrayRows, roster: Roster, chooser: Chooser
+    around: Moments, shortlist: Pool, sample: ArrayRows, roster: Roster, site: Site, chooser: Chooser
 ) -> FeatureMap:
-    """Choose from a shortlist by the site's own sums and those of its neighbours."""
+    """Choose from a shortlist by the site's own sums and those of its neighbours together."""
     own, _ = accumulate(sample, shortlist.feature_map, {})
-    share = 1 / len(answers)
-    gram, moment, n_rows = own.gram, own.moment, sample.n_rows * sample.expansion
-    for p, answer in sorted(answers.items()):
-        gram = gram + share * unpack_symmetric(answer.gram, len(gram))
-        moment = moment + share * answer.moment
-        n_rows += share * roster.rows[p]
-    return chooser.choose_from(shortlist, gram, moment, n_rows)
+    share = 1 / len(site.neighbors)
+    gram = own.gram + share * unpack_symmetric(around.gram, len(own.gram))
+    n_rows = sample.n_rows * sample.expansion + share * sum(roster.rows[p] for p in site.neighbors)
+    return chooser.choose_from(shortlist, gram, own.moment + share * around.moment, n_rows)

@@ -26,6 +26,8 @@ from .spanning_tree import tree_sum
 from .stages import SetUp, Start
 from .tuning import Tuned, Tuning
 
+_HOPELESS = 1e4  # squared errors of a row, in units of the largest response; under masks larger ones are cut
+
 
 def tuned(start: Start, run: Run) -> Procedure[Run]:
     """Return the run with the numbers of the least held-out error; as it is where nothing is tuned."""
@@ -51,7 +53,8 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
     # What is sent for two folds has nearly the same features, so that its difference tells sums over one fold's rows:
     # the guard is about those, a (folds - 1)th of the rows in a sum.
     settings = msgspec.structs.replace(settings, rows_per_feature=settings.rows_per_feature * (tuning.folds - 1))
-    run = replace(run, settings=settings, exchange=ExactSums())
+    run = replace(run, settings=settings, exchange=run.exchange if isinstance(run.exchange, ExactSums) else ExactSums())
+    masks = (yield from start.masking.agreed()) if start.masking is not None else None
     fewest_rows = min((n - -(-n // tuning.folds) for n in (sampled(roster.rows[p]) for p in site.neighbors)), default=0)
     fold_of = site.rng("folds").permutation(rows.n_rows) % tuning.folds
     errors: list[Array] = []
@@ -66,8 +69,13 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
             outside = replace(start, rows=rows.take(fold_of != fold))
             ready.append((yield from set_up(outside, run, shortlists[fold])))
         held_out = [HeldOut(rows.take(fold_of == k).arrays(), ready[k], tuning) for k in range(tuning.folds)]
-        errors += yield from score_grid(site, ready, held_out, tuning)
-    total = yield from tree_sum(site, roster, rows.expansion * np.concatenate(errors))
+        errors += yield from score_grid(site, ready, held_out, tuning, masks)
+    own = rows.expansion * np.concatenate(errors)
+    if masks is None:
+        total = yield from tree_sum(site, roster, own)
+    else:
+        largest = _HOPELESS * 2.0 ** (masks.rows + 2 * masks.responses)
+        total = yield from tree_sum(site, roster, np.fmin(own, largest), masks, largest)
     best = tuning.grid[int(np.argmin(total))]
     return Tuned(*best, grid=tuning.grid, errors=total / roster.n_rows)
 

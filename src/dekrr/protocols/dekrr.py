@@ -8,6 +8,7 @@ rows in the place of lines 4 to 6, which send features of every row.
 from dataclasses import replace
 
 from ..messages import Offer
+from ..scaling import AnyScaling
 from ..selection import Chooser
 from ..settings import DeKRRSettings
 from ..settings import check as check_settings
@@ -15,6 +16,7 @@ from ..solvers import make_solver
 from .choosing import ALLOCATIONS, choose, sized
 from .cross_validation import tuned
 from .exchange import exchange_of
+from .masking import Masking
 from .offers import exchange_maps, read_offers
 from .outcome import Outcome
 from .preparation import preparation_of
@@ -90,7 +92,14 @@ def begin(site: Site, run: Run) -> Procedure[Start]:
     if run.counts_rows_first:
         yield from roll.roster()
     scaling = yield from run.preparation.agree(site, roll)
-    return Start(site, site.rows.scaled(scaling), scaling, roll)
+    return start_of(site, scaling, roll, run)
+
+
+def start_of(site: Site, scaling: AnyScaling, roll: RollCall, run: Run) -> Start:
+    """Return the start of a run in agreed units; its masks are agreed on when a sum needs them."""
+    rows = site.rows.scaled(scaling)
+    masking = Masking(site, rows, scaling, roll, lone_neighbor=run.settings.lone_neighbor)
+    return Start(site, rows, scaling, roll, masking if run.exchange.is_masked else None)
 
 
 def with_features(site: Site, offer: Offer, chooser: Chooser, settings: DeKRRSettings) -> Site:

@@ -1,4 +1,4 @@
-"""What sites send each other about their rows (line 6): sums, sums with noise, or the paper's features of every row."""
+"""What sites send each other about their rows (line 6): sums, masked or with noise, or the paper's features of rows."""
 
 import hashlib
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from ..selection import Chooser
 from ..settings import DeKRRSettings
 from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric
 from ..types import Block
+from .masking import ROOM, unit_of_gram
 from .run import Exchange, Run
 from .site import Procedure, Site
 from .stages import Offers, SetUp, Start
@@ -37,8 +38,52 @@ class ExactSums(Exchange):
             site.require_rows(settings.min_rows)
             check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature)
         roster = yield from start.roll.roster()
-        received = yield from trade_sums(own_map, maps, sent)
-        return SetUp(roster, own_map, maps, offers.degrees, own, received, kept_of(sent))
+        received = yield from self.trade(start, own_map, offers, sent)
+        return SetUp(roster, own_map, maps, offers.degrees, own, received, self.kept(sent), masked=self.is_masked)
+
+    def trade(
+        self, start: Start, own_map: FeatureMap, offers: Offers, sent: Mapping[str, CrossSums]
+    ) -> Procedure[dict[str, CrossSums]]:
+        """Send each neighbour its sums and return theirs, which are about this site's map."""
+        maps, size = offers.maps, own_map.n_features
+        inbox = expect(
+            (yield {p: Sums(sums.gram, np.ascontiguousarray(sums.cross)) for p, sums in sent.items()}),
+            Sums,
+            gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
+            cross={p: (size, maps[p].n_features) for p in maps},
+        )
+        return {p: CrossSums(inbox[p].gram, inbox[p].cross) for p in maps}
+
+    def kept(self, sent: Mapping[str, CrossSums]) -> dict[str, CrossSums]:
+        """Return what a site keeps of the sums that it sent."""
+        return kept_of(sent)
+
+
+class MaskedSums(ExactSums):
+    """sum_p B_jp / |N_p| over all neighbours p, masked: D (D + 1) / 2 numbers an edge and direction.
+
+    H_jj needs no more of the neighbours' rows. The products with C_jp are taken by its owner p in every round, and
+    masked too; see `dekrr.protocols.masking.MaskedRounds`. So no C is sent. A site keeps the B that it summed: where
+    numbers of neighbours change, it sends them again, with another weight.
+    """
+
+    is_masked = True
+
+    def trade(
+        self, start: Start, own_map: FeatureMap, offers: Offers, sent: Mapping[str, CrossSums]
+    ) -> Procedure[dict[str, CrossSums]]:
+        """Send each neighbour its B, masked; return equal shares of the sum of theirs, without any C."""
+        assert start.masking is not None
+        masks = yield from start.masking.agreed()
+        own, n = unit_of_gram(own_map), len(offers.maps)
+        values = {p: sums.gram / (n * unit_of_gram(offers.maps[p])) for p, sums in sent.items()}
+        total = yield from masks.sum_over_neighbors(values, own.size, masks.rows + ROOM)
+        nothing = {p: np.broadcast_to(0.0, (own_map.n_features, known.n_features)) for p, known in offers.maps.items()}
+        return {p: CrossSums(own * total * (offers.degrees[p] / n), nothing[p]) for p in offers.maps}
+
+    def kept(self, sent: Mapping[str, CrossSums]) -> dict[str, CrossSums]:
+        """Return all of the sums that were sent."""
+        return dict(sent)
 
 
 class NoisySums(Exchange):
@@ -99,12 +144,16 @@ class FeaturesOfRows(Exchange):
     looks_at_rows = 'exchange="features" sends features of every row: take exchange="sums"'
 
     def reasons(self, site: Site, run: Run) -> list[str]:
-        """Return that the rows cannot be had one by one, if so."""
+        """Return that the rows cannot be had one by one, or cannot be masked, if so."""
+        reasons = []
+        if run.settings.masks:
+            reasons.append('exchange="features" sends features of every row, which masks cannot hide: set masks=False')
         if not site.rows.streamed:
-            return []
+            return reasons
         return [
+            *reasons,
             f'exchange="features" sends features of every row, but the rows of site {site.name!r} are read in batches: '
-            'load them, or take exchange="sums"'
+            'load them, or take exchange="sums"',
         ]
 
     def sums(self, start: Start, own_map: FeatureMap, offers: Offers, run: Run) -> Procedure[SetUp]:
@@ -132,7 +181,9 @@ EXCHANGES: dict[str, type[Exchange]] = {"sums": ExactSums, "features": FeaturesO
 def exchange_of(settings: DeKRRSettings) -> Exchange:
     """Return the exchange that the settings ask for."""
     kind = EXCHANGES[settings.exchange]
-    return NoisySums() if settings.privacy is not None and kind is ExactSums else kind()
+    if kind is ExactSums and settings.privacy is not None:
+        return NoisySums()
+    return MaskedSums() if kind is ExactSums and settings.masks else kind()
 
 
 def sum_up(
@@ -142,20 +193,6 @@ def sum_up(
     if settings.max_leverage < 1 and maps and rows.n_rows:
         check_leverages(site.name, rows, own_map, maps, settings.rows_per_feature)
     return accumulate(rows, own_map, maps, settings.precision)
-
-
-def trade_sums(
-    own_map: FeatureMap, maps: Mapping[str, FeatureMap], sent: Mapping[str, CrossSums]
-) -> Procedure[dict[str, CrossSums]]:
-    """Send each neighbour its sums and return theirs, which are about this site's map."""
-    size = own_map.n_features
-    inbox = expect(
-        (yield {p: Sums(sums.gram, np.ascontiguousarray(sums.cross)) for p, sums in sent.items()}),
-        Sums,
-        gram=dict.fromkeys(maps, (size * (size + 1) // 2,)),
-        cross={p: (size, maps[p].n_features) for p in maps},
-    )
-    return {p: CrossSums(inbox[p].gram, inbox[p].cross) for p in maps}
 
 
 def kept_of(sent: Mapping[str, CrossSums]) -> dict[str, CrossSums]:

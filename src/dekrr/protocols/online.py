@@ -21,8 +21,8 @@ from ..scaling import UNSCALED, AnyScaling, Scaling
 from ..selection import Chooser
 from ..settings import DeKRRSettings
 from .choosing import choose_alone
-from .dekrr import plan
-from .exchange import ExactSums, kept_of, sum_up, trade_sums
+from .dekrr import plan, start_of
+from .exchange import ExactSums, sum_up
 from .offers import check_degrees, offer_of, read_offers
 from .outcome import Outcome
 from .roll_call import RollCall
@@ -69,7 +69,7 @@ def go_on(
     settings : DeKRRSettings
     """
     run = plan(chooser, settings)
-    run.refuse(site, also=_reasons(run))
+    run.refuse(site, also=_reasons(run, before))
     admission = before.admission if before is not None else None
     site = replace(site, admission=admission or site.admission).withholding(settings.max_leverage)
     if site.admission is not None and new.n_rows:
@@ -80,7 +80,7 @@ def go_on(
     met = before.ready.maps if before is not None and before.ready is not None else {}
     update = _Update(before, new, tuple(p for p in site.neighbors if p in met))
     scaling = yield from _pass_on_scaling(site, update, run)
-    start = Start(site, site.rows.scaled(scaling), scaling, roll)
+    start = start_of(site, scaling, roll, run)
     update = replace(update, new=new.scaled(scaling))
     if before is None:
         run = run.with_n_features(chooser.most_features(int(chooser.n_features), site.n_rows))
@@ -95,8 +95,10 @@ def go_on(
     return (yield from rounds(start, ready, system, run, coefficients))
 
 
-def _reasons(run: Run) -> Iterator[str]:
+def _reasons(run: Run, before: Outcome | None) -> Iterator[str]:
     """Yield why a run cannot be brought up to date."""
+    if before is not None and before.ready is not None and before.ready.masked != run.exchange.is_masked:
+        yield f"the first fit had masks={before.ready.masked}, and its sums can only be added to sums of that kind"
     if run.settings.privacy is not None:
         yield "the privacy budget is spent by the first fit: a second release of sums would exceed it"
     elif not isinstance(run.exchange, ExactSums):
@@ -173,12 +175,17 @@ def _exchange_sums(start: Start, own_map: FeatureMap, offers: Offers, update: _U
         own, changes = sum_up(site, update.new, own_map, familiar, settings)
         if strangers:
             changes |= sum_up(site, rows, own_map, strangers, settings)[1]
-    received = yield from trade_sums(own_map, maps, changes)
-    sent = kept_of(changes)
     old = update.before.ready if update.before is not None else None
+    exchange = run.exchange
+    assert isinstance(exchange, ExactSums)
+    sent = exchange.kept(changes)
     if old is not None:
         own = old.own.plus(own)
-        received |= {p: old.received[p].plus(received[p]) for p in update.known}
         sent |= {p: old.sent[p].plus(sent[p]) for p in update.known}
+    # Masked sums are sent again as a whole: a share of an old sum cannot be weighed anew.
+    received = yield from exchange.trade(start, own_map, offers, sent if exchange.is_masked else changes)
+    if old is not None and not exchange.is_masked:
+        received |= {p: old.received[p].plus(received[p]) for p in update.known}
     roster = yield from start.roll.roster()
-    return SetUp(roster, own_map, maps, offers.degrees, own, received, {p: sent[p] for p in maps})
+    sent = {p: sent[p] for p in maps}
+    return SetUp(roster, own_map, maps, offers.degrees, own, received, sent, masked=exchange.is_masked)

@@ -11,6 +11,7 @@ from ..messages import (
     Chosen,
     Coefficients,
     Features,
+    MaskedRound,
     Message,
     Offer,
     Roll,
@@ -53,6 +54,8 @@ class MessageReader:
 
     def residual(self, message: Message) -> float | None:
         """Return the relative residual that a round's message tells (NaN if none yet); None for other messages."""
+        if isinstance(message, MaskedRound):
+            message = message.coefficients
         if not isinstance(message, Coefficients | Unchanged):
             return None
         residual, scale = message.progress[-2:] or (0.0, 0.0)

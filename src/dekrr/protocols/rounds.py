@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import DekrrError, MessageError, SettingsError
 from ..solvers import SiteSystem
 from ..types import Array
+from .masking import MaskedRounds, OpenRounds, products_of, unit_of
 from .outcome import Outcome
 from .run import Run
 from .site import Procedure
@@ -67,17 +68,20 @@ def rounds(
     scale = float(np.linalg.norm(row.right_side))
     sender = Sender(settings.wire, state.coefficients if from_zero else np.zeros_like(state.coefficients))
     listener = Listener({p: np.zeros((known.n_features, *outputs)) for p, known in ready.maps.items()})
+    speaker = yield from _speaker(start, ready, run)
     for k in range(settings.max_rounds + 1):
         shares: dict[str, tuple[float, ...]] = {}
+        pull: Array | float = 0.0
         if k or not from_zero:
             message = sender.message(state.coefficients, k, progress.share)  # line 10
-            shares = listener.hear((yield start.site.to_all(message)))  # line 11
-        residual = row.residual(state.coefficients, listener.known)
+            inbox, pull = speaker.read((yield speaker.outbox(message, sender.known)))
+            shares = listener.hear(inbox)  # line 11
+        residual = row.residual(state.coefficients, listener.known) + pull
         length = math.sqrt(np.vdot(residual, residual))
         if not math.isfinite(length):
             raise _overflow({**listener.known, "": state.coefficients})
         if sender.known is not state.coefficients:
-            length += row.unseen(state.coefficients - sender.known)
+            length += speaker.behind * row.unseen(state.coefficients - sender.known)
         is_sudden = bool(shares) and length <= _SUDDEN * last_length
         progress.after_exchange((last_length if is_sudden else length, scale), shares)
         last_length = length
@@ -93,6 +97,16 @@ def rounds(
     outcome.settled = progress.settled
     outcome.relative_residual = progress.relative
     return outcome
+
+
+def _speaker(start: Start, ready: SetUp, run: Run) -> Procedure[OpenRounds | MaskedRounds]:
+    """Return how coefficients are sent: alone, or with masked products where the block row has no C_jp."""
+    if start.masking is None:
+        return OpenRounds(start.site)
+    masks = yield from start.masking.agreed()
+    products = {p: products_of(sums.cross, ready.maps[p], len(ready.maps)) for p, sums in ready.sent.items()}
+    units = unit_of(ready.own_map).reshape(-1, *[1] * (ready.own.moment.ndim - 1))
+    return MaskedRounds(masks, products, units, run.settings.consensus / ready.roster.n_rows)
 
 
 def _overflow(known: Mapping[str, Array]) -> DekrrError:

@@ -49,9 +49,12 @@ class Exchange(ABC):
     ----------
     looks_at_rows : str
         What of the rows is looked at before their sums, and what to take instead; empty where nothing is.
+    is_masked : bool
+        Whether a site learns sums over its neighbourhood alone.
     """
 
     looks_at_rows: str = ""
+    is_masked: bool = False
 
     def reasons(self, site: Site, run: "Run") -> list[str]:
         """Return why the run cannot be as it is set."""

@@ -17,6 +17,7 @@ from ..solvers import Chebyshev, ChebyshevState, inverse
 from ..statistics import weighted_responses
 from ..system import BlockRow, assemble
 from ..types import Array, Block
+from .masking import MaskedRounds, Masks, OpenRounds, products_of, unit_of
 from .site import Procedure, Site
 from .stages import SetUp
 from .tuning import Tuning
@@ -82,7 +83,7 @@ class HeldOut:
 
 
 def score_grid(
-    site: Site, ready: Sequence[SetUp], held_out: Sequence[HeldOut], tuning: Tuning
+    site: Site, ready: Sequence[SetUp], held_out: Sequence[HeldOut], tuning: Tuning, masks: Masks | None = None
 ) -> Procedure[list[Array]]:
     """Return this site's squared errors, one array over alphas and own weights per consensus, along a path of those."""
     share = 1 - 1 / tuning.folds
@@ -93,13 +94,19 @@ def score_grid(
         if any(one.maps[p].n_features != size for one in ready):
             raise MessageError(f"site {p!r} sent maps of different sizes for different folds", p)
     scores = []
+    products = _products_of_folds(ready) if masks is not None else {}
+    units = np.array([unit_of(one.own_map) for one in ready])[:, None, :, None]
+    speaker: OpenRounds | MaskedRounds = OpenRounds(site)
     for consensus in tuning.consensuses:
+        if masks is not None:
+            factor = consensus / (share * ready[0].roster.n_rows)
+            speaker = MaskedRounds(masks, products, units, factor, is_cut=True)
         systems = []
         for one in ready:
             weights = one.weights(alpha=0.0, consensus=consensus, share=share)
             systems.append(assemble(one.own, one.received, one.sent, weights))
         stack = _Stack(systems, np.array(tuning.alphas) / ready[0].roster.n_sites)
-        theta, of_neighbors = yield from _solve(site, stack, sizes, theta, consensus)
+        theta, of_neighbors = yield from _solve(speaker, stack, sizes, theta, consensus)
         with np.errstate(over="ignore", invalid="ignore"):
             errors = [
                 held_out[k].error([theta[k], *(of_neighbors[p][k] for p in stack.neighbors)]) for k in range(len(ready))
@@ -108,6 +115,15 @@ def score_grid(
         scores.append(np.fmin(total, _HOPELESS))
         theta[np.abs(theta).max(axis=(2, 3)) > _DIVERGED] = 0.0
     return scores
+
+
+def _products_of_folds(ready: Sequence[SetUp]) -> dict[str, Array]:
+    """Return C_pj / |N_j| of all folds for each neighbour p, shape (folds, 1, D_p, D_j), for `MaskedRounds`."""
+    first = ready[0]
+    return {
+        p: np.array([products_of(one.sent[p].cross, one.maps[p], len(one.maps)) for one in ready])[:, None]
+        for p in first.maps
+    }
 
 
 class _Stack:
@@ -158,11 +174,11 @@ def _products(values: Array, matrices: Array) -> Array:
 
 
 def _solve(
-    site: Site, stack: _Stack, sizes: Mapping[str, int], theta: Array, consensus: float
+    speaker: OpenRounds | MaskedRounds, stack: _Stack, sizes: Mapping[str, int], theta: Array, consensus: float
 ) -> Procedure[tuple[Array, dict[str, Array]]]:
     """Run as many rounds of Chebyshev as its bound asks for, from where the last consensus ended."""
     solver = Chebyshev()
-    state = ChebyshevState.at(theta, stack.inverses, consensus if site.neighbors else 0.0)
+    state = ChebyshevState.at(theta, stack.inverses, consensus if sizes else 0.0)
     rounds = state.rounds_to(_ACCURACY)
     folds, alphas, _, n_outputs = theta.shape
     shapes = {p: (folds * alphas, size * n_outputs) for p, size in sizes.items()}
@@ -170,11 +186,12 @@ def _solve(
     for k in range(rounds + 1):
         theta = state.coefficients
         flat = Coefficients(np.ascontiguousarray(theta.reshape(folds * alphas, -1)), (0.0, 0.0))
-        inbox = expect((yield site.to_all(flat)), Coefficients, values=shapes)
+        mixed, pull = speaker.read((yield speaker.outbox(flat, theta)))
+        inbox = expect(mixed, Coefficients, values=shapes)
         of_neighbors = {p: message.values.reshape(folds, alphas, -1, n_outputs) for p, message in inbox.items()}
         if k == rounds:
             break
         with np.errstate(over="ignore", invalid="ignore"):
-            state = solver.update(state, stack.residual(theta, of_neighbors))
+            state = solver.update(state, stack.residual(theta, of_neighbors) + pull)
         state = state._replace(coefficients=np.clip(np.nan_to_num(state.coefficients), -_HOPELESS, _HOPELESS))
     return theta, of_neighbors

@@ -1,16 +1,17 @@
 """A site, and the types of what a procedure yields and receives."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, warn
 from ..features import FeatureMap
 from ..messages import AnyMessage, Message
 from ..privacy.admission import Admission, learn
 from ..privacy.maps_of_neighbors import Ledger
+from ..privacy.masks import Identity
 from ..privacy.proofs import site_rng
 from ..privacy.vault import Vault
 from ..rows import Rows
@@ -47,6 +48,10 @@ class Site:
         What the site has released under differential privacy, so that resuming releases nothing new.
     admission : Admission, optional
         The rule of an earlier run by which rows are in sums that leave the site; otherwise the rule is learnt.
+    identity : Identity
+        The site's key for masks, and how it is proved.
+    tell : callable
+        Is told, in words, what the site should know about its run; by default it warns.
     """
 
     name: str
@@ -58,6 +63,8 @@ class Site:
     ledger: Ledger = field(default_factory=Ledger)
     vault: Vault = field(default_factory=Vault)
     admission: Admission | None = None
+    identity: Identity = field(default_factory=Identity)
+    tell: Callable[[str], None] = warn
 
     @property
     def n_rows(self) -> int:

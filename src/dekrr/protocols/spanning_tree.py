@@ -1,31 +1,62 @@
 """Sums over all sites: partial sums go up the spanning tree of the roll call, and the total comes down."""
 
 from ..errors import MessageError
-from ..messages import Total, expect
+from ..messages import Masked, Total, expect
 from ..types import Array
+from .masking import Masks
 from .roster import Roster
 from .site import Procedure, Site
 
 
-def tree_sum(site: Site, roster: Roster, values: Array) -> Procedure[Array]:
+def tree_sum(
+    site: Site, roster: Roster, values: Array, masks: Masks | None = None, largest: Array | float = 1.0
+) -> Procedure[Array]:
     """Return the exact sum of all sites' vectors, after 2 height exchanges over the spanning tree.
 
     Partial sums go up, those of the deepest sites first. The total comes down. Every edge of the tree carries one
     vector each way, whatever the number of sites.
+
+    Under masks a partial sum tells nothing. A site shares masks with its neighbours and with their neighbours. The
+    masks of two sites cancel where the partial sums of both have met. All have met at the root alone. So a parent sees
+    a child's sum only where no third site shares masks with a site behind that child, as in a network of two sites.
+
+    Parameters
+    ----------
+    site : Site
+    roster : Roster
+    values : ndarray of shape (n,)
+    masks : Masks, optional
+    largest : float or ndarray of shape (n,), default=1.0
+        A public bound on every site's values. Masked sums are right to about 1e-18 of it, times the number of sites.
     """
-    total = values
-    children: list[str] = []
-    for step in range(roster.height):
-        my_turn = roster.parent is not None and step == roster.height - roster.depth
-        inbox = yield {roster.parent: Total(total)} if my_turn and roster.parent else {}
-        for child, message in expect(inbox, Total, values=dict.fromkeys(inbox, values.shape)).items():
-            if child == roster.parent or step != roster.height - roster.depth - 1:
-                raise MessageError(f"site {child!r} sent a partial sum out of turn", child)
-            children.append(child)
-            total = total + message.values
+    if masks is None:
+        partial, children = yield from _climb(site, roster, values, Total, "values")
+    else:
+        words = masks.hide_over_tree(values / largest, roster.n_sites)
+        partial, children = yield from _climb(site, roster, words, Masked, "words")
+        if roster.parent is None:
+            partial = largest * masks.reveal_over_tree(partial, roster.n_sites)
+    total = partial
     for step in range(roster.height):
         inbox = yield dict.fromkeys(children, Total(total)) if step == roster.depth else {}
         due = {roster.parent: values.shape} if roster.parent and step == roster.depth - 1 else {}
         for message in expect(inbox, Total, values=due).values():
             total = message.values
     return total
+
+
+def _climb(
+    site: Site, roster: Roster, own: Array, kind: type[Total] | type[Masked], field: str
+) -> Procedure[tuple[Array, list[str]]]:
+    """Send the sum over this site's branch to its parent; return that sum, and the site's children in the tree."""
+    total = own
+    children: list[str] = []
+    for step in range(roster.height):
+        my_turn = roster.parent is not None and step == roster.height - roster.depth
+        inbox = yield {roster.parent: kind(total)} if my_turn and roster.parent else {}
+        for child, message in expect(inbox, kind, **{field: dict.fromkeys(inbox, own.shape)}).items():
+            if child == roster.parent or step != roster.height - roster.depth - 1:
+                raise MessageError(f"site {child!r} sent a partial sum out of turn", child)
+            children.append(child)
+            total = total + getattr(message, field)
+    return total, children

@@ -10,6 +10,7 @@ from ..scaling import AnyScaling
 from ..solvers import SiteSystem
 from ..statistics import CrossSums, OwnSums
 from ..system import Weights, penalty
+from .masking import Masking
 from .roll_call import RollCall
 from .roster import Roster
 from .site import Site
@@ -28,12 +29,15 @@ class Start:
     scaling : Scaling or Unscaled
     roll : RollCall
         Who is there. It may still have to be called.
+    masking : Masking, optional
+        The masks of sums. They may still have to be agreed on.
     """
 
     site: Site
     rows: Rows
     scaling: AnyScaling
     roll: RollCall
+    masking: Masking | None = None
 
 
 class Offers(NamedTuple):
@@ -63,13 +67,16 @@ class SetUp:
         How many neighbours each neighbour has.
     own : OwnSums
     received : dict of neighbour to CrossSums
-        Over the neighbour's rows about this site's features.
+        Over the neighbour's rows about this site's features. Of masked sums each neighbour has an equal share, and
+        no C.
     sent : dict of neighbour to CrossSums
-        What was sent the other way round, without its B, which is of no use here.
+        What was sent the other way round, without its B, which is of no use here unless sums are masked.
     ridge : float, default=0.0
         What the noise in the sums adds to the ridge, in units of a sum over rows.
     spent : Spent, optional
         The privacy budget that the sums cost.
+    masked : bool, default=False
+        Whether the sums were masked.
     """
 
     roster: Roster
@@ -81,6 +88,7 @@ class SetUp:
     sent: dict[str, CrossSums]
     ridge: float = 0.0
     spent: Spent | None = None
+    masked: bool = False
 
     def system(self, alpha: float, consensus: float) -> SiteSystem:
         """Return the site's block row of the linear system, and what it is assembled from."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..messages import AnyMessage, Coefficients, Message, Unchanged, expect_kind, expect_senders, expect_shape
+from ..messages import AnyMessage, Coefficients, Unchanged, expect_kind, expect_senders, expect_shape
 from ..settings import Wire
 from ..types import Array
 
@@ -29,7 +29,7 @@ class Sender:
         self._wire = wire
         self.known = known
 
-    def message(self, coefficients: Array, rounds: int, progress: tuple[float, ...]) -> Message:
+    def message(self, coefficients: Array, rounds: int, progress: tuple[float, ...]) -> Coefficients | Unchanged:
         """Return the message of this round, and remember what neighbours know after it."""
         wire = self._wire
         if wire.censor_start and self._moved(coefficients) < wire.censor_start * wire.censor_decay**rounds:

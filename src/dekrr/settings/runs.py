@@ -146,6 +146,19 @@ class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
         return {name: grid_of(name, getattr(self, name)) for name in GRIDS}
 
 
+_MASKS = Setting(
+    "A site learns sums over the rows of its neighbourhood, and no single neighbour's sums: pairwise masks hide them. "
+    "Under differential privacy noise does so instead.",
+    FLAG,
+    in_process=False,
+)
+_LONE = Setting(
+    "What a site does under masks if it is the only neighbour of another site, which then gets its sums as they are.",
+    one_of("warn", "refuse"),
+    agreed=False,
+)
+
+
 class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What all methods share about rows: their regularisation, scale, and what a site refuses to send."""
 
@@ -226,6 +239,8 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
         ),
     ] = "double"
     wire: Annotated[Wire, Setting("How coefficients travel.")] = Wire()
+    masks: Annotated[bool, _MASKS] = False
+    lone_neighbor: Annotated[str, _LONE] = "warn"
     max_maps: Annotated[int, Setting("The most feature maps that a neighbour may ask sums for in a run.", _COUNT)] = 64
     max_features: Annotated[
         int, Setting("The most features that a neighbour may choose; 0 is no limit.", whole_number(0))
@@ -259,6 +274,9 @@ class SharedSettings(GuardSettings, frozen=True, kw_only=True):
 
 class AllReduceSettings(SharedSettings, frozen=True, kw_only=True):
     """What all sites of an AllReduce run must agree on, beside the features."""
+
+    masks: Annotated[bool, _MASKS] = False
+    lone_neighbor: Annotated[str, _LONE] = "warn"
 
 
 class DKLASettings(SharedSettings, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ class Progress:
         self._interpreter = interpreter
 
     def watch(self, message: Message) -> None:
-        """Update the progress by a message that is sent; called once even if several neighbours get the message."""
+        """Update the progress by a message that is sent; called once an exchange, whatever the number of neighbours."""
         residual = self._interpreter.residual(message)
         if residual is not None:
             self.rounds += 1
@@ -128,8 +128,9 @@ class Epoch(Generic[Result]):
             known = encoded.get(id(message))
             if known is None:
                 body = encode(message)
+                if not encoded:  # the messages of one outbox are of one kind
+                    progress.watch(message)
                 known = encoded[id(message)] = self._frame(body), len(body)
-                progress.watch(message)
             frames[name], size = known
             count(me, name, type(message).__name__, size)
         if len(frames) < len(present):

@@ -12,10 +12,12 @@ from ...selection import Chooser
 from ...settings import AllReduceSettings
 from ...solvers import cholesky
 from ...statistics import pack_symmetric, unpack_symmetric
+from ...types import Array
+from ..masking import Masking, Masks, unit_of, unit_of_gram
 from ..outcome import Outcome
 from ..site import Procedure, Site
 from ..spanning_tree import tree_sum
-from .shared import prepare
+from .shared import Prepared, prepare
 
 
 def train(
@@ -34,9 +36,13 @@ def train(
     prepared = yield from prepare(site, chooser, settings, shared)
     own, roster = prepared.sums, prepared.roster
     size = len(own.moment)
-    total = yield from tree_sum(
-        site, roster, np.concatenate([pack_symmetric(own.gram), own.moment.ravel(), [own.response_energy]])
-    )
+    values = np.concatenate([pack_symmetric(own.gram), own.moment.ravel(), [own.response_energy]])
+    if settings.masks:
+        known = prepared.rows, prepared.scaling, prepared.roll
+        masks = yield from Masking(site, *known, lone_neighbor=settings.lone_neighbor, over_tree=True).agreed()
+        total = yield from tree_sum(site, roster, values, masks, _largest(prepared, own.moment.size // size, masks))
+    else:
+        total = yield from tree_sum(site, roster, values)
     gram, moment, response_energy = np.split(total, [-own.moment.size - 1, -1])
     gram = unpack_symmetric(gram, size) / roster.n_rows
     moment = moment.reshape(own.moment.shape) / roster.n_rows
@@ -47,3 +53,13 @@ def train(
     outcome.neighbor_maps = dict.fromkeys(site.neighbors, prepared.feature_map)
     outcome.neighbor_coefficients = dict.fromkeys(site.neighbors, coefficients)
     return outcome
+
+
+def _largest(prepared: Prepared, n_outputs: int, masks: Masks) -> Array:
+    """Return public bounds on what a site sums: Z'Z, Z'y and y'y."""
+    rows, responses = 2.0**masks.rows, 2.0**masks.responses
+    of_moment = np.repeat(unit_of(prepared.feature_map), n_outputs)
+    gram = unit_of_gram(prepared.feature_map)
+    return np.concatenate(
+        [rows * np.abs(gram), rows * responses * np.abs(of_moment), [rows * responses**2 * n_outputs]]
+    )

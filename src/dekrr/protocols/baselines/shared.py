@@ -23,12 +23,14 @@ from ..site import Outbox, Procedure, Site
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a site knows before it solves: the network, the scaling, the shared features, its own sums."""
+    """What a site knows before it solves: the network, the scaling, its rows, the shared features, its own sums."""
 
     roster: Roster
     scaling: AnyScaling
     feature_map: FeatureMap
     sums: OwnSums
+    rows: Rows
+    roll: RollCall
 
 
 def prepare(
@@ -71,7 +73,7 @@ def prepare(
         site.require_rows(settings.min_rows)
         check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, settings.rows_per_feature)
     roster = yield from roll.roster()
-    return Prepared(roster, scaling, shared, sums)
+    return Prepared(roster, scaling, shared, sums, rows, roll)
 
 
 def draw_shared(chooser: Chooser, site: Site) -> FeatureMap:

@@ -1,0 +1,349 @@
+"""Masks among the neighbours of every site: the agreement on keys, and sums that their centre alone can read.
+
+`dekrr.privacy.masks` has the arithmetic and what it hides. Two exchanges agree on keys: a site sends its public key to
+its neighbours, and every centre passes the keys of its neighbours on to each other. A flood of exponents, over as many
+exchanges as the diameter, tells how large sums can be.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import KeysError, MessageError, SettingsError
+from ..features import FeatureMap
+from ..messages import (
+    AnyMessage,
+    Coefficients,
+    Magnitudes,
+    Masked,
+    MaskedRound,
+    MaskKey,
+    MaskKeys,
+    Unchanged,
+    expect,
+    expect_senders,
+)
+from ..privacy.masks import FixedPoint, KeyPair, Pads, exponent_of, hidden, partners, revealed
+from ..rows import Rows
+from ..scaling import AnyScaling, Unscaled
+from ..statistics import pack_symmetric
+from ..types import Array
+from .roll_call import RollCall
+from .roster import Roster
+from .site import Outbox, Procedure, Site
+
+ROOM = 2  # exponents of two above what sums over rows can be
+_ROOM_OF_ROUNDS = 13  # the same for the products of rounds, whose coefficients may swing before they settle
+_LARGEST_EXPONENT = 900
+
+
+class Masks:
+    """The masks of one site in one epoch of a run.
+
+    Parameters
+    ----------
+    site : Site
+    keys : KeyPair
+    groups : mapping of centre to mapping of partner to bytes
+        For each neighbour, its other neighbours' public keys.
+    direct : mapping of neighbour to bytes
+        The neighbours' own public keys.
+    rows, responses : int
+        Sums over rows are at most 2^rows times 2^responses for each response in them.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        keys: KeyPair,
+        groups: Mapping[str, Mapping[str, bytes]],
+        direct: Mapping[str, bytes],
+        rows: int,
+        responses: int,
+    ) -> None:
+        self.rows = rows
+        self.responses = responses
+        self._site = site
+        self._sizes = {centre: len(others) + 1 for centre, others in groups.items()}
+        context = site.identity.context
+        self._pads = {
+            centre: Pads(site.name, partners(others, keys, [context, centre])) for centre, others in groups.items()
+        }
+        over_tree = partners(direct, keys, [context, "", "tree"])
+        for centre, others in groups.items():
+            over_tree += partners(others, keys, [context, centre, "tree"])
+        self._tree = Pads(site.name, over_tree)
+        self._number = 0
+
+    def hide(self, values: Mapping[str, Array], exponent: int) -> dict[str, np.ndarray]:
+        """Return one masked vector for each neighbour, of numbers of at most 2^exponent.
+
+        All sites call this the same number of times, in the same order.
+        """
+        number = self._next()
+        return {
+            p: hidden(own, FixedPoint(exponent, self._sizes[p]), self._pads[p], number) for p, own in values.items()
+        }
+
+    def reveal(self, words: Mapping[str, np.ndarray], exponent: int) -> Array:
+        """Return the sum over the neighbours of what they hid; a vector."""
+        total = np.add.reduce([words[p] for p in sorted(words)])
+        return revealed(total, FixedPoint(exponent, len(words)))
+
+    def sum_over_neighbors(self, values: Mapping[str, Array], size: int, exponent: int) -> Procedure[Array]:
+        """Send each neighbour a masked vector, and return the sum of the vectors of this site's neighbours.
+
+        Parameters
+        ----------
+        values : mapping of neighbour to ndarray
+            What this site adds to the neighbour's sum; entries of at most 2^exponent.
+        size : int
+            How long this site's own sum is.
+        exponent : int
+        """
+        outbox = {p: Masked(words) for p, words in self.hide(values, exponent).items()}
+        inbox = expect((yield outbox), Masked, words=dict.fromkeys(self._site.neighbors, (size + 1,)))
+        if not inbox:
+            return np.zeros(size)
+        return self.reveal({p: message.words for p, message in inbox.items()}, exponent)
+
+    def hide_over_tree(self, values: Array, n_sites: int) -> np.ndarray:
+        """Return this site's part of a sum over all sites, masked; entries of at most 1."""
+        return hidden(values, FixedPoint(ROOM, n_sites), self._tree, self._next())
+
+    def reveal_over_tree(self, words: np.ndarray, n_sites: int) -> Array:
+        """Return the sum over all sites, at the root of the tree."""
+        return revealed(words, FixedPoint(ROOM, n_sites))
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+
+@dataclass(frozen=True, eq=False)
+class _Agreement:
+    """What a site knows before it agrees on masks.
+
+    Parameters
+    ----------
+    site : Site
+    refuses_lone : bool
+        Whether it refuses to be the only neighbour of another site.
+    over_tree : bool
+        Whether masks are for sums over all sites alone; then only one of two sites has nothing to hide behind.
+    """
+
+    site: Site
+    refuses_lone: bool
+    over_tree: bool
+
+    def exchange(self, roster: Roster, exponents: list[int]) -> Procedure[Masks]:
+        """Agree on keys with the other neighbours of every neighbour, and on how large sums can be."""
+        site = self.site
+        keys = site.identity.keys()
+        proof = site.identity.announce(site.name, site.neighbors, keys.public)
+        own = MaskKey(keys.public, sorted(site.neighbors), proof)
+        direct = expect((yield site.to_all(own)), MaskKey)
+        expect_senders(direct, site.neighbors)
+        for p, key in direct.items():
+            self._check(key, owner=p, sender=p, centre=site.name)
+        inbox = yield {p: MaskKeys({q: key for q, key in direct.items() if q != p}) for p in site.neighbors}
+        expect_senders(inbox, site.neighbors)
+        groups = {}
+        for centre, message in expect(inbox, MaskKeys).items():
+            if {*message.keys, site.name} != {*direct[centre].neighbors} or site.name in message.keys:
+                raise MessageError(f"site {centre!r} passes on keys of other sites than its neighbours", centre)
+            for q, key in message.keys.items():
+                self._check(key, owner=q, sender=centre, centre=centre)
+            groups[centre] = {q: key.public for q, key in message.keys.items()}
+        if not self.over_tree or roster.n_sites == 2:
+            self._tell_lone(groups)
+        rows, responses = yield from largest_exponents(site, roster, exponents)
+        try:
+            return Masks(site, keys, groups, {p: key.public for p, key in direct.items()}, rows, responses)
+        except ValueError as error:
+            raise MessageError(f"a key for masks cannot be used: {error}") from None
+
+    def _check(self, key: MaskKey, owner: str, sender: str, centre: str) -> None:
+        """Refuse a key that is not proved to be its owner's, or whose owner is no neighbour of the centre."""
+        try:
+            self.site.identity.verify(owner, key.neighbors, key.public, key.proof)
+        except KeysError as error:
+            raise MessageError(f"site {sender!r} sent a key for masks as that of {owner!r}: {error}", sender) from None
+        if centre not in key.neighbors or len(key.public) != 32:
+            raise MessageError(f"site {sender!r} sent a key of {owner!r}, which is no neighbour of {centre!r}", sender)
+
+    def _tell_lone(self, groups: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Tell the site, or refuse, what masks cannot hide: it is the only neighbour of another site."""
+        lone = sorted(centre for centre, others in groups.items() if not others)
+        if not lone:
+            return
+        names = " and ".join(repr(name) for name in lone)
+        text = (
+            f"site {self.site.name!r} is the only neighbour of {names}: masks need two, so that sums over this site's "
+            "rows arrive there as they are. A row that is among them can be told from one that is not. Add an edge, "
+            "use privacy"
+        )
+        if self.refuses_lone:
+            raise SettingsError(f'{text}, or set lone_neighbor="warn"')
+        self.site.tell(f'{text}, or refuse such runs with lone_neighbor="refuse"')
+
+
+class Masking:
+    """The masks of a run, which sites agree on when they are first asked for.
+
+    All sites of a run ask for them at the same exchange.
+
+    Parameters
+    ----------
+    site : Site
+    rows : Rows
+        In the units of the run.
+    scaling : Scaling or Unscaled
+    roll : RollCall
+    lone_neighbor : {"warn", "refuse"}
+        What the site does if it is the only neighbour of another one.
+    over_tree : bool, default=False
+        Whether masks are for sums over all sites alone.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        rows: Rows,
+        scaling: AnyScaling,
+        roll: RollCall,
+        *,
+        lone_neighbor: str,
+        over_tree: bool = False,
+    ) -> None:
+        self._agreement = _Agreement(site, lone_neighbor == "refuse", over_tree)
+        self._rows = rows
+        self._scaling = scaling
+        self._roll = roll
+        self._masks: Masks | None = None
+
+    def agreed(self) -> Procedure[Masks]:
+        """Return the masks; it takes exchanges the first time alone."""
+        if self._masks is None:
+            roster = yield from self._roll.roster()
+            self._masks = yield from self._agreement.exchange(roster, self._exponents(roster))
+        return self._masks
+
+    def _exponents(self, roster: Roster) -> list[int]:
+        """Return exponents that bound the site's sums: of its rows' weights, and of its responses.
+
+        Without weights, and with bounds that sites agreed on, they are public.
+        """
+        mass, largest = float(roster.n_rows), 1.0
+        if self._rows.n_rows:
+            weight = self._rows.sample.arrays().weight
+            if weight is not None:
+                mass = max(mass, 2 * float(np.sum(weight)) * self._rows.sample.expansion * roster.n_sites)
+            if isinstance(self._scaling, Unscaled):
+                bounds = self._rows.bounds
+                ends = np.abs([bounds.lower, bounds.upper])[:, self._rows.n_columns :]
+                largest = float(np.max(ends, initial=0.0))
+        return [exponent_of(mass), exponent_of(largest)]
+
+
+def largest_exponents(site: Site, roster: Roster, own: list[int]) -> Procedure[list[int]]:
+    """Return the largest of all sites' exponents, in diameter exchanges."""
+    known = own
+    for _ in range(roster.diameter):
+        inbox = expect((yield site.to_all(Magnitudes(known))), Magnitudes)
+        expect_senders(inbox, site.neighbors)
+        for p, message in inbox.items():
+            if len(message.exponents) != len(own) or not all(0 <= e <= _LARGEST_EXPONENT for e in message.exponents):
+                raise MessageError(f"site {p!r} tells of sums that are too large, or of others than are due", p)
+        known = [max(each) for each in zip(known, *(message.exponents for message in inbox.values()), strict=True)]
+    return known
+
+
+def unit_of(feature_map: FeatureMap) -> Array:
+    """Return the amplitudes, by which features are divided to be at most 1; 1 where an amplitude is 0."""
+    return np.where(feature_map.amplitudes == 0, 1.0, feature_map.amplitudes)
+
+
+def unit_of_gram(feature_map: FeatureMap) -> Array:
+    """Return what the packed Gram matrix of a map is divided by to be at most the number of rows."""
+    unit = unit_of(feature_map)
+    return pack_symmetric(np.outer(unit, unit))
+
+
+class OpenRounds:
+    """The rounds where C_jp is in the block row: coefficients are all that sites send.
+
+    Attributes
+    ----------
+    behind : float
+        By how much to multiply what the block row knows of the neighbours' errors, to know of all.
+    """
+
+    behind = 1.0
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def outbox(self, message: Coefficients | Unchanged, known: Array) -> Outbox:
+        """Return the messages of a round."""
+        return self._site.to_all(message)
+
+    def read(self, inbox: Mapping[str, AnyMessage]) -> tuple[Mapping[str, AnyMessage], Array | float]:
+        """Return the neighbours' coefficients, and what is to be added to the residual."""
+        return inbox, 0.0
+
+
+class MaskedRounds:
+    """The rounds under masks: p sends j its theta_p and, masked, C_jp theta_p / |N_p|, over its own rows.
+
+    Parameters
+    ----------
+    masks : Masks
+    products : mapping of neighbour p to ndarray of shape (..., D_p, D_j)
+        C_pj / |N_j| over this site's rows, in units of p's amplitudes.
+    units : ndarray
+        The amplitudes of this site, in a shape that coefficients can be multiplied by.
+    factor : float
+        consensus / N.
+    is_cut : bool, default=False
+        Cut products that are too large, instead of refusing them: where they belong to a candidate that is hopeless.
+    """
+
+    behind = 2.0
+
+    def __init__(
+        self, masks: Masks, products: Mapping[str, Array], units: Array, factor: float, *, is_cut: bool = False
+    ) -> None:
+        self._masks = masks
+        self._products = products
+        self._units = units
+        self._factor = factor
+        self._is_cut = is_cut
+        self._exponent = masks.rows + masks.responses + _ROOM_OF_ROUNDS
+        self._shape: tuple[int, ...] = ()
+
+    def outbox(self, message: Coefficients | Unchanged, known: Array) -> Outbox:
+        """Return the messages of a round; `known` are the coefficients as neighbours know them."""
+        self._shape = known.shape
+        values = {p: product @ known for p, product in self._products.items()}
+        if self._is_cut:
+            most = 2.0**self._exponent
+            values = {p: np.clip(np.nan_to_num(value), -most, most) for p, value in values.items()}
+        return {p: MaskedRound(message, words) for p, words in self._masks.hide(values, self._exponent).items()}
+
+    def read(self, inbox: Mapping[str, AnyMessage]) -> tuple[Mapping[str, AnyMessage], Array | float]:
+        """Return the neighbours' coefficients, and consensus / N sum_p C_jp theta_p / |N_p| for the residual."""
+        due = (int(np.prod(self._shape)) + 1,)
+        heard = expect(inbox, MaskedRound, words=dict.fromkeys(self._products, due))
+        if not heard:
+            return {}, 0.0
+        total = self._masks.reveal({p: message.words for p, message in heard.items()}, self._exponent)
+        pull = self._factor * self._units * total.reshape(self._shape)
+        return {p: message.coefficients for p, message in heard.items()}, np.asarray(pull)
+
+
+def products_of(cross: Array, feature_map: FeatureMap, n_neighbors: int) -> Array:
+    """Return C_pj / |N_j| in units of p's amplitudes, for `MaskedRounds`."""
+    return np.asarray(cross / (unit_of(feature_map)[:, None] * n_neighbors))
