@@ -224,8 +224,13 @@ def test_history_and_traffic():
 def test_missing_values(value):
     bad = pd.DataFrame(X, columns=["place", "north", "east"])
     bad.iloc[7, 1] = value
-    with pytest.raises(DataError, match=rf"row 7 of site '{SITES[7]}', column 'north' is {value}"):
-        regressor().fit(bad, y, sites=SITES)
+    if np.isnan(value):
+        assert regressor().fit(bad, y, sites=SITES).columns_.names == ["place", "north", "east"]
+    else:
+        with pytest.raises(DataError, match=rf"row 7 of site '{SITES[7]}', column 'north' is {value}"):
+            regressor().fit(bad, y, sites=SITES)
+    with pytest.raises(DataError, match=rf"row 7 of site '{SITES[7]}', column 1 is {value}"):
+        regressor().fit(bad.to_numpy(), y, sites=SITES)
     fitted = regressor().fit(X, y, sites=SITES)
     with pytest.raises(DataError, match="row 7, column 1"):
         fitted.predict(bad.to_numpy())

@@ -92,6 +92,27 @@ class Census(Message, frozen=True, tag="census"):
         return [tally for tally in tallies if tally is not None]
 
 
+class ToldColumn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What is known of a column of raw tables: its kind, and a site that has it so.
+
+    `missing` says whether at least `min_rows` rows of a site have no value. `shares` has the categories that at least
+    `min_rows` rows of a site have, each with its largest share of a site's rows in percent. `parts` has the parts of
+    dates that differ.
+    """
+
+    kind: str
+    site: str
+    missing: bool
+    shares: dict[str, int]
+    parts: list[str]
+
+
+class RawColumns(Message, frozen=True, tag="columns"):
+    """What the sender knows of the columns of all sites' raw tables, by name."""
+
+    columns: dict[str, ToldColumn]
+
+
 class Bounds(Message, frozen=True, tag="bounds"):
     """The smallest and largest values known to the sender, one per column and one for the response."""
 
@@ -225,6 +246,7 @@ class MaskedRound(Message, frozen=True, tag="round"):
 AnyMessage = (
     Roll
     | Census
+    | RawColumns
     | Bounds
     | Features
     | Chosen

@@ -15,16 +15,17 @@ from safetensors.numpy import save_file
 from .disk import replacing
 from .errors import DataError, ModelFileError
 from .features import FeatureMap
+from .frames import Columns, is_frame
 from .kernels import Kernel
 from .privacy.mechanism import Spent
 from .protocols.outcome import Outcome
-from .rows.batches import inputs_of
+from .rows.batches import AnyColumns, inputs_of
 from .rows.sources import is_source, open_source
 from .scaling import UNSCALED, AnyScaling, Scaling
 from .types import Array
 
 FORMAT = "dekrr-model"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # the newest that is read; 2 has an encoding of columns
 _ROWS_PER_BLOCK = 4096
 
 
@@ -48,6 +49,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         Whether the model scales rows and responses.
     privacy : Spent or None
         The privacy budget that training spent.
+    encoding : Columns or None
+        How the user's columns become the `n_columns` numbers of a row; None where they are numbers.
     format, version
         The name and the version of the file format.
     """
@@ -61,13 +64,22 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     n_members: int = 1
     scaled: bool = False
     privacy: Spent | None = None
+    encoding: Columns | None = None
     format: str = FORMAT
-    version: int = FORMAT_VERSION
+    version: int = 1
+
+    @property
+    def reading(self) -> AnyColumns:
+        """How the columns of a source are read: by their encoding, their names, or their number."""
+        return self.encoding or self.columns or self.n_columns
 
 
-def as_rows(X: Any, columns: Sequence[str] | None, n_columns: int) -> Array:
-    """Return rows as an array; where `columns` has names, the columns of a frame are selected by name."""
-    if columns is not None and hasattr(X, "columns"):
+def as_rows(X: Any, header: Header) -> Array:
+    """Return rows as an array; where the header has names, the columns of a frame are selected by name."""
+    columns, n_columns = header.columns, header.n_columns
+    if header.encoding is not None:
+        return header.encoding.encode(X, "the rows")
+    if columns is not None and is_frame(X) and not hasattr(X, "column_names"):
         missing = [name for name in columns if name not in list(X.columns)]
         if missing:
             raise DataError(f"the rows lack columns {missing}; the model was trained on {list(columns)}")
@@ -168,13 +180,14 @@ class SiteModel:
         ndarray of shape (n_rows,) or (n_rows, n_outputs)
         """
         if is_source(X):
-            columns = self.header.columns or self.header.n_columns
+            columns = self.header.reading
             no_rows = np.empty((0, *self.coefficients.shape[1:]))
             batches = open_source(X, once=True).batches(columns)
-            return np.concatenate([no_rows, *(self._predict(inputs_of(batch, columns)) for batch in batches)])
-        return self._predict(as_rows(X, self.header.columns, self.header.n_columns))
+            return np.concatenate([no_rows, *(self.predict_encoded(inputs_of(batch, columns)) for batch in batches)])
+        return self.predict_encoded(as_rows(X, self.header))
 
-    def _predict(self, rows: Array) -> Array:
+    def predict_encoded(self, rows: Array) -> Array:
+        """Predict the response of rows whose columns are numbers already, shape (n_rows, header.n_columns)."""
         rows = self.scaling.rows(rows)
         prediction = np.sum([member.weight * member.predict(rows) for member in self.members], axis=0)
         return self.scaling.undo(prediction)
@@ -284,7 +297,10 @@ class KernelModel:
 
     def predict(self, X: Any) -> Array:
         """Predict the response of rows `X`, shape (n_rows,) or (n_rows, n_outputs)."""
-        rows = as_rows(X, self.header.columns, self.header.n_columns)
+        return self.predict_encoded(as_rows(X, self.header))
+
+    def predict_encoded(self, rows: Array) -> Array:
+        """Predict the response of rows whose columns are numbers already, shape (n_rows, header.n_columns)."""
         rows = self.scaling.rows(rows)
         blocks = [
             self.kernel(rows[start : start + _ROWS_PER_BLOCK], self.rows) @ self.dual_coefficients

@@ -146,10 +146,10 @@ def predict(
     with _writer(out) as write:
         for batch in open_source(data).read(None):
             header = next(iter(by_site.values())).header
-            rows = inputs_of(batch, header.columns or header.n_columns)
+            rows = inputs_of(batch, header.reading)
             table = batch.table.to_pandas() if hasattr(batch.table, "to_pandas") else batch.table
             if site is None:
-                table[column] = np.mean([model.predict(rows) for model in by_site.values()], axis=0)
+                table[column] = np.mean([model.predict_encoded(rows) for model in by_site.values()], axis=0)
             else:
                 table[column] = _predict_by_site(rows, table, site, by_site, data)
             write(table)
@@ -212,5 +212,5 @@ def _predict_by_site(rows: Array, table: Any, site: str, by_site: dict[str, Site
     for name, model in by_site.items():
         own = np.asarray(names == name)
         if own.any():
-            prediction[own] = model.predict(rows[own])
+            prediction[own] = model.predict_encoded(rows[own])
     return prediction

@@ -12,16 +12,20 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import r2_score
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 
-from ..errors import DataError, SettingsError
+from ..errors import DataError, SettingsError, warn
+from ..frames import Columns, is_frame
 from ..labels import factorise, listed, places_of
 from ..metrics import relative, rse
 from ..model import Header, KernelModel, SiteModel
+from ..networks.traffic import Traffic
 from ..rows import Rows
+from ..rows.batches import AnyColumns, NotNumbersError, count_of, names_of
+from ..rows.sources import is_mapping
 from ..settings import EstimatorSettings, FeatureSettings, GuardSettings
 from ..types import Array
-from . import arrays, parameters, streams
+from . import arrays, frames, parameters, streams
 from .network import seed_of
 from .parameters import estimator, setting
 
@@ -36,6 +40,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     scale: str | None = setting(GuardSettings, "scale")
     n_sites: int = setting(EstimatorSettings, "n_sites")
     min_rows: int = setting(GuardSettings, "min_rows")
+    unknown_sites: str = setting(EstimatorSettings, "unknown_sites")
     random_state: Any = setting(EstimatorSettings, "random_state")
 
     def fit(self, X: Any, y: Any = None, sites: Any = None, columns: Any = None) -> Self:
@@ -43,24 +48,40 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array-like of shape (n_rows, n_columns), source, or mapping of site to source
-            A source is a path or something else that rows are read from in batches; see `dekrr.rows.sources`.
+        X : frame, array-like of shape (n_rows, n_columns), source, or mapping of site to source
+            A frame of pandas or Polars, or a pyarrow table, may have numbers, booleans, words, categories, dates and
+            missing values; `columns_` then has what they become. A source is a path or something else that rows are
+            read from in batches; see `dekrr.rows.sources`.
         y : array-like of shape (n_rows,), or str
-            For sources, the name of the response's column. Batches of pairs X, y need none.
+            The response, or the name of its column in a frame or a source. Batches of pairs X, y need none.
         sites : array-like of shape (n_rows,), or str, optional
-            The site of every row: any hashable labels. None deals the rows out to `n_sites` sites, as many as
-            get `min_rows` each. For one source, the name of the column that has the site.
+            The site of every row: any hashable labels, or the name of the column that has them. None deals the rows
+            out to `n_sites` sites, as many as get `min_rows` each.
         columns : sequence of str, optional
-            For sources, the columns to predict from; by default all others of the first site's source.
+            The columns of a frame or a source to predict from; by default all others, of the first site's source.
         """
         parameters.check(self)
         with unchanged_by_failure(self):
             seed = seed_of(self.random_state)
-            rows = self._read(X, y, sites, seed, self._dealt, columns)
-            self.sites_: list[Hashable] = list(rows)
-            self._fit(rows, seed)
-            self.n_rows_ = {label: own_rows.n_rows for label, own_rows in rows.items()}
+            try:
+                self._fit_rows(self._read(X, y, sites, seed, self._dealt, columns), seed)
+            except NotNumbersError:  # of a source, whose columns have to be looked at first
+                if not streams.trains_from_sources(X, y):
+                    raise
+                self._fit_rows(self._read(X, y, sites, seed, self._dealt, columns, encode=True), seed)
+        if sites is None and len(self.sites_) > 1 and not is_mapping(X):
+            warn(
+                f"sites was left out, so the rows were dealt out to {len(self.sites_)} sites; give the site of every "
+                'row, as in sites="station", or n_sites=1'
+            )
         return self
+
+    def _fit_rows(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        self.sites_: list[Hashable] = list(rows)
+        self._fit(rows, seed)
+        self.n_rows_ = {label: own_rows.n_rows for label, own_rows in rows.items()}
+        if hasattr(self, "columns_") and hasattr(self, "traffic_"):
+            self.traffic_: Traffic = self._traffic_of_columns.plus(self.traffic_)
 
     @abstractmethod
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
@@ -80,15 +101,26 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         columns: Any = None,
         *,
         first: bool = True,
+        encode: bool = False,
     ) -> dict[Hashable, Rows]:
-        """Return the rows of each site; the `first` ones say what columns there are."""
-        if streams.trains_from_sources(X, y):
+        """Return the rows of each site; the `first` ones say what columns there are, and what they become."""
+        if first and hasattr(self, "columns_"):
+            del self.columns_
+        if is_frame(X):
+            given, (X, y, sites) = X, frames.named(X, y, sites, columns)
+            if X is not given:  # columns have been picked by their names, which may be numbers
+                X = frames.with_words_as_names(X)
+            if hasattr(self, "columns_") or (first and frames.needs_encoding(X)):
+                return self._read_frame(X, y, deal(len(X)) if sites is None else sites, seed, first=first)
+        elif streams.trains_from_sources(X, y):
             sources = streams.open_sources(X, y, sites)
             if first:
                 self._set_columns(streams.columns_of(next(iter(sources.values())), columns, (y, sites)))
-            return streams.rows_of(sources, self._columns, y, sites, seed)
-        if columns is not None:
-            raise SettingsError("columns is for sources of rows; pick an array's columns before")
+            if encode:
+                self._agree_on_columns(frames.facts_of_sources(sources, list(self.feature_names_in_), sites))
+            return streams.rows_of(sources, self._reading, y, sites, seed)
+        elif columns is not None:
+            raise SettingsError("columns are names, of a frame or of a source of rows; pick an array's columns before")
         if y is not None:
             arrays.refuse_missing_responses(y)
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first, ensure_all_finite=False, y_numeric=True)
@@ -96,9 +128,54 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         arrays.refuse_bad_rows(X, self._columns, labels, index)
         return arrays.by_site(X, y.astype(np.float64), labels, index, seed)
 
+    def _read_frame(self, X: Any, y: Any, sites: Any, seed: int, *, first: bool) -> dict[Hashable, Rows]:
+        """Return the rows of each site of a frame whose columns are to be made numbers."""
+        labels, index = factorise(sites, len(X))
+        if first:
+            facts = frames.facts_of_frame(X, labels, index)
+            self._set_columns(list(next(iter(facts.values())).columns))
+            self._agree_on_columns(facts)
+        arrays.refuse_missing_responses(y)
+        numbers, y = check_X_y(self.columns_.encode(X), y, dtype=np.float64, y_numeric=True)
+        return arrays.by_site(numbers, y.astype(np.float64), labels, index, seed)
+
+    def _agree_on_columns(self, facts: Mapping[Hashable, Any]) -> None:
+        """Set what columns become, as all sites agree on it over the edges of the graph."""
+        graph = getattr(self, "_graph", None)
+        graph_of = None if graph is None else lambda rows: graph(rows, seed_of(self.random_state))
+        self.columns_: Columns
+        self._traffic_of_columns: Traffic
+        self.columns_, self._traffic_of_columns = frames.agree(
+            facts, self.min_rows, graph_of, getattr(self, "network", None)
+        )
+
     @property
     def _columns(self) -> streams.Columns:
         return list(self.feature_names_in_) if hasattr(self, "feature_names_in_") else int(self.n_features_in_)
+
+    @property
+    def _reading(self) -> AnyColumns:
+        """How columns are read: by what they become, their names, or their number."""
+        return self.columns_ if hasattr(self, "columns_") else self._columns
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Return the names of the columns that models are made of: the user's, or what these become.
+
+        Parameters
+        ----------
+        input_features : object
+            Not used; it is there for scikit-learn.
+
+        Returns
+        -------
+        ndarray of str
+            For instance "temp", "wind=NE", "when hour sin".
+        """
+        check_is_fitted(self)
+        if hasattr(self, "columns_"):
+            return np.array(self.columns_.names_out, dtype=object)
+        columns = self._columns
+        return np.array([f"x{j}" for j in range(columns)] if isinstance(columns, int) else columns, dtype=object)
 
     def _set_columns(self, columns: streams.Columns) -> None:
         """Set what scikit-learn calls features in."""
@@ -117,8 +194,10 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             kernel=kernel,
             sigma=sigma,
             columns=None if isinstance(columns, int) else [str(column) for column in columns],
-            n_columns=self.n_features_in_,
+            n_columns=count_of(self._reading),
             scaled=self.scale is not None,
+            encoding=getattr(self, "columns_", None),
+            version=2 if hasattr(self, "columns_") else 1,
         )
 
     def predict(self, X: Any, sites: Any = None) -> Array:
@@ -126,11 +205,12 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array-like of shape (n_rows, n_columns), source, or mapping of site to source
-            Sources are those of `fit`; those of a mapping come one after another.
+        X : frame, array-like of shape (n_rows, n_columns), source, or mapping of site to source
+            Sources are those of `fit`; those of a mapping come one after another. A frame with named columns may have
+            further ones.
         sites : array-like of shape (n_rows,), or str, optional
-            The site of every row, or the name of a source's column that has it. None takes the mean over all
-            sites' models.
+            The site of every row, or the name of the column that has it. None takes the mean over all sites' models.
+            A site that was not in `fit` is refused, or predicted by that mean; see `unknown_sites`.
 
         Returns
         -------
@@ -138,30 +218,45 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         if streams.predicts_from_sources(X, sites):
             check_is_fitted(self)
-            parts = streams.parts_of(X, self._columns, None, sites)
+            parts = streams.parts_of(X, self._reading, None, sites)
             return np.concatenate([self._predict(part.X, part.labels) for part in parts])
         return self._predict(self._checked(X), sites)
 
     def _checked(self, X: Any) -> Array:
         check_is_fitted(self)
+        if hasattr(self, "columns_"):
+            return self.columns_.encode(X, "the rows")
         X = validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite=False)
         arrays.refuse_bad_rows(X, self._columns)
         return np.asarray(X)
 
     def _predict(self, X: Array, sites: Any) -> Array:
         if sites is None:
-            return np.asarray(np.mean([model.predict(X) for model in self._different_models()], axis=0))
+            if len(self._different_models()) > 1:
+                warn(
+                    f"sites was left out, so each row is predicted by the mean of {len(self.models_)} sites' models; "
+                    "give the site of every row, or use models_[site].predict(X)"
+                )
+            return self._mean(X)
         labels, index = factorise(sites, len(X))
         unknown = [label for label in labels if label not in self.models_]
-        if unknown:
+        if unknown and self.unknown_sites == "error":
             raise DataError(
                 f"unknown sites {unknown}: no rows of theirs were in fit; the sites are {listed(self.sites_)}. "
-                "models_[site].predict(X) applies any site's model to any rows"
+                'unknown_sites="mean" predicts their rows by the mean of all models, and models_[site].predict(X) '
+                "applies any site's model to any rows"
             )
-        prediction = np.empty(len(X))
+        prediction = None
         for label, own in zip(labels, places_of(index, len(labels)), strict=True):
-            prediction[own] = self.models_[label].predict(X[own])
-        return prediction
+            known = label in self.models_
+            part = self.models_[label].predict_encoded(X[own]) if known else self._mean(X[own])
+            prediction = np.empty((len(X), *part.shape[1:])) if prediction is None else prediction
+            prediction[own] = part
+        return np.empty(0) if prediction is None else prediction
+
+    def _mean(self, X: Array) -> Array:
+        """Return the mean of all models' predictions."""
+        return np.asarray(np.mean([model.predict_encoded(X) for model in self._different_models()], axis=0))
 
     def _different_models(self) -> list[SiteModel | KernelModel]:
         """Return the models, each once: some methods end with one model for all sites."""
@@ -194,8 +289,10 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return self._streamed_rse(X, y, sites, metric)
         if metric == "own":
             return rse(y, self.predict(X, sites))
+        if is_frame(X) and isinstance(sites, str):
+            X = frames.named(X, None, sites, names_of(self._reading)).X
         X = self._checked(X)
-        different = {id(model): rse(y, model.predict(X)) for model in self._different_models()}
+        different = {id(model): rse(y, model.predict_encoded(X)) for model in self._different_models()}
         return float(np.mean([different[id(model)] for model in self.models_.values()]))
 
     def _streamed_rse(self, X: Any, y: str, sites: Any, metric: str) -> float:
@@ -203,11 +300,11 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         models = list(self.models_.values()) if metric == "union" else []
         responses: list[Array] = []
         errors = np.zeros(max(len(models), 1))
-        for rows, truth, labels in streams.parts_of(X, self._columns, y, sites):
+        for rows, truth, labels in streams.parts_of(X, self._reading, y, sites):
             assert truth is not None
             responses.append(truth)
             if models:
-                known = {id(model): model.predict(rows) for model in self._different_models()}
+                known = {id(model): model.predict_encoded(rows) for model in self._different_models()}
                 predictions = [known[id(model)] for model in models]
             else:
                 predictions = [self._predict(rows, labels)]

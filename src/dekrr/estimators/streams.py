@@ -8,7 +8,7 @@ import numpy as np
 from ..errors import DataError, SettingsError
 from ..labels import factorise
 from ..rows import Rows, StreamedRows, split_by_site
-from ..rows.batches import block_of, column_names, inputs_of, labels_of
+from ..rows.batches import AnyColumns, block_of, column_names, inputs_of, labels_of
 from ..rows.sources import Source, is_mapping, is_source, open_source
 from ..types import Array
 
@@ -86,7 +86,7 @@ def columns_of(source: Source, wanted: Sequence[str] | None, others: Sequence[st
 
 
 def rows_of(
-    sources: Mapping[Hashable, Source], columns: Columns, y: str | None, sites: str | None, seed: int
+    sources: Mapping[Hashable, Source], columns: AnyColumns, y: str | None, sites: str | None, seed: int
 ) -> dict[Hashable, Rows]:
     """Return the rows of each site, which are read when they are needed; one table with a site column is read at once.
 
@@ -94,7 +94,7 @@ def rows_of(
     ----------
     sources : mapping
         As `open_sources` returned it.
-    columns : sequence of str, or int
+    columns : sequence of str, int, or Columns
     y : str or None
         The response's column; batches of pairs X, y need none.
     sites : str or None
@@ -110,13 +110,13 @@ def rows_of(
     return {label: StreamedRows(sources[label], columns, y, seed=seed) for label in labels}
 
 
-def parts_of(X: Any, columns: Columns, y: str | None, sites: Any) -> Iterator[Part]:
+def parts_of(X: Any, columns: AnyColumns, y: str | None, sites: Any) -> Iterator[Part]:
     """Yield rows, responses where `y` names them, and site labels, of each batch of a source or of several.
 
     Parameters
     ----------
     X : source, or mapping of site to source
-    columns : sequence of str, or int
+    columns : sequence of str, int, or Columns
     y : str or None
         The response's column.
     sites : array-like of shape (n_rows,), str or None
@@ -130,7 +130,7 @@ def parts_of(X: Any, columns: Columns, y: str | None, sites: Any) -> Iterator[Pa
         yield from _parts_of_one(X, columns, y, sites)
 
 
-def _parts_of_one(X: Any, columns: Columns, y: str | None, sites: Any) -> Iterator[Part]:
+def _parts_of_one(X: Any, columns: AnyColumns, y: str | None, sites: Any) -> Iterator[Part]:
     source, seen = open_source(X, once=True), 0
     if sites is not None and not isinstance(sites, str | np.ndarray):
         sites = list(sites)

@@ -76,6 +76,15 @@ class Traffic:
         traffic._counts = {(labels[a], labels[b], kind): [*counted] for (a, b, kind), counted in self._items()}
         return traffic
 
+    def plus(self, other: "Traffic") -> "Traffic":
+        """Return this traffic and another together."""
+        traffic = Traffic()
+        for key, (messages, size) in [*self._items(), *other._items()]:
+            counted = traffic._counts.setdefault(key, [0, 0])
+            counted[0] += messages
+            counted[1] += size
+        return traffic
+
     def sent_by(self, site: Any) -> int:
         """Bytes that one site sent."""
         return sum(size for (sender, _, _), (_, size) in self._items() if sender == site)

@@ -14,6 +14,7 @@ from ..messages import (
     MaskedRound,
     Message,
     Offer,
+    RawColumns,
     Roll,
     Shortlist,
     Unchanged,
@@ -21,7 +22,7 @@ from ..messages import (
 from . import roll_call
 from .outcome import Outcome
 
-_EXACT = frozenset({Roll, Census, Bounds, Shortlist, Chosen, Features})
+_EXACT = frozenset({Roll, Census, RawColumns, Bounds, Shortlist, Chosen, Features})
 _LONGEST_CENSUS = 6  # exchanges a site
 
 

@@ -6,7 +6,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DataError
+from ..frames import Columns
 from ..types import Array, Block
+
+AnyColumns = Sequence[str] | int | Columns
+"""The names of the columns, how many there are where they have no names, or what columns that are no numbers become."""
+
+
+class NotNumbersError(DataError):
+    """A column has something else than finite numbers."""
+
+
+def names_of(columns: AnyColumns) -> Sequence[str] | None:
+    """Return the names of columns; None where they have no names."""
+    if isinstance(columns, int):
+        return None
+    return columns.names if isinstance(columns, Columns) else columns
+
+
+def count_of(columns: AnyColumns) -> int:
+    """Return how many columns rows have, as numbers."""
+    if isinstance(columns, int):
+        return columns
+    return columns.n_out if isinstance(columns, Columns) else len(columns)
 
 
 class Batch(NamedTuple):
@@ -53,15 +75,15 @@ def is_pair(table: Any) -> bool:
 
 
 def block_of(
-    batch: Batch, columns: Sequence[str] | int, response: str | Sequence[str] | None, weight: str | None = None
+    batch: Batch, columns: AnyColumns, response: str | Sequence[str] | None, weight: str | None = None
 ) -> Block:
     """Return a batch's rows as finite float64 arrays.
 
     Parameters
     ----------
     batch : Batch
-    columns : sequence of str, or int
-        The names of the columns, or their number where they have no names.
+    columns : sequence of str, int, or Columns
+        The names of the columns, their number where they have no names, or their encoding.
     response : str, sequence of str, or None
         The name of the response's column, or of the column of each output; a pair X, y does not need it.
     weight : str, optional
@@ -90,8 +112,10 @@ def block_of(
     return Block(X, y, None if weight is None else _numbers(batch, _column(batch, weight), repr(weight)))
 
 
-def inputs_of(batch: Batch, columns: Sequence[str] | int) -> Array:
+def inputs_of(batch: Batch, columns: AnyColumns) -> Array:
     """Return the inputs of a batch, without responses, as a finite float64 array."""
+    if isinstance(columns, Columns):
+        return columns.encode(batch.table[0] if is_pair(batch.table) else batch.table, batch.where, batch.start)
     n_columns = columns if isinstance(columns, int) else len(columns)
     if column_names(batch.table) is None or isinstance(columns, int):
         table = batch.table[0] if is_pair(batch.table) else batch.table
@@ -128,13 +152,13 @@ def _numbers(batch: Batch, values: np.ndarray, name: str, *, finite: bool = True
     if values.dtype.kind in "OUST":
         row = _first_word(values)
         if row is not None:
-            raise DataError(
+            raise NotNumbersError(
                 f"{batch.where}: row {batch.start + row}, column {name} is {values[row]!r}, not a number; drop or "
                 "encode the column"
             )
         values = values.astype(np.float64)
     if values.dtype.kind not in "fiub":
-        raise DataError(f"{batch.where}: column {name} holds {values.dtype}, not numbers; drop or encode it")
+        raise NotNumbersError(f"{batch.where}: column {name} holds {values.dtype}, not numbers; drop or encode it")
     numbers = np.asarray(values, dtype=np.float64)
     if finite:
         _require_finite(batch, numbers[:, None], [name])
@@ -157,7 +181,7 @@ def _require_finite(batch: Batch, values: Array, columns: Sequence[str] | int) -
         return
     row, column = np.argwhere(~np.isfinite(values))[0]
     name = column if isinstance(columns, int) else columns[column]
-    raise DataError(
+    raise NotNumbersError(
         f"{batch.where}: row {batch.start + row}, column {name} is {values[row, column]}; fill or drop NaN and "
         "infinite values"
     )

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .batches import Batch, column_names, is_pair, n_rows_of, without_index
+from .batches import AnyColumns, Batch, column_names, is_pair, n_rows_of, names_of, without_index
 
 BATCH_ROWS = 1 << 16
 PARQUET = (".parquet", ".pq")
@@ -56,9 +56,10 @@ class Source(ABC):
     def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
         """Read all rows. Each batch has at least the wanted columns that exist."""
 
-    def batches(self, columns: Sequence[str] | int, *more: str | None) -> Iterator[Batch]:
+    def batches(self, columns: AnyColumns, *more: str | None) -> Iterator[Batch]:
         """Read the columns with the names `columns` and `more`; all columns where `columns` is a number."""
-        wanted = None if isinstance(columns, int) else [*columns, *(name for name in more if name is not None)]
+        names = names_of(columns)
+        wanted = None if names is None else [*names, *(name for name in more if name is not None)]
         yield from self.read(wanted)
 
 

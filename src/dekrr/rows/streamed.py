@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import DataError
 from ..labels import factorise, places_of
 from ..types import Block
-from .batches import Batch, block_of, labels_of
+from .batches import AnyColumns, Batch, block_of, count_of, labels_of
 from .rows import Rows, joined
 from .sources import Source
 from .spool import Spool
@@ -26,8 +26,8 @@ class StreamedRows(Rows):
     Parameters
     ----------
     source : Source
-    columns : sequence of str, or int
-        The names of the columns, or their number where they have no names.
+    columns : sequence of str, int, or Columns
+        The names of the columns, their number where they have no names, or their encoding.
     response : str, sequence of str, or None
         The name of the response's column, or of the column of each output.
     weight : str, optional
@@ -41,7 +41,7 @@ class StreamedRows(Rows):
     def __init__(
         self,
         source: Source,
-        columns: Sequence[str] | int,
+        columns: AnyColumns,
         response: str | Sequence[str] | None,
         *,
         weight: str | None = None,
@@ -49,7 +49,7 @@ class StreamedRows(Rows):
     ) -> None:
         self.source = source
         self.columns = columns
-        self.n_columns = columns if isinstance(columns, int) else len(columns)
+        self.n_columns = count_of(columns)
         self.seed = seed
         self._response = response
         self._weight = weight
@@ -96,7 +96,7 @@ class _SiteOfTable(StreamedRows):
     def __init__(
         self,
         source: Source,
-        columns: Sequence[str],
+        columns: AnyColumns,
         response: str,
         *,
         site_column: str,
@@ -124,7 +124,7 @@ class _SiteOfTable(StreamedRows):
 
 
 def split_by_site(
-    source: Source, columns: Sequence[str], response: str, site_column: str, seed: int
+    source: Source, columns: AnyColumns, response: str, site_column: str, seed: int
 ) -> dict[Hashable, Rows]:
     """Return the rows of every site of one table, from one pass over it.
 

@@ -29,6 +29,14 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     n_sites: Annotated[
         int, Setting("Sites to deal rows out to, where rows come without labels of sites.", _COUNT, agreed=False)
     ] = 10
+    unknown_sites: Annotated[
+        str,
+        Setting(
+            "What predicts a row of a site that was not in fit: nothing, or the mean of all sites' models.",
+            one_of("error", "mean"),
+            agreed=False,
+        ),
+    ] = "error"
     random_state: Annotated[
         Any,
         Setting(

@@ -1,0 +1,167 @@
+"""Frames at the front door: names of columns in the place of arrays, and what raw columns become."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import topology as topologies
+from ..errors import DataError, SettingsError
+from ..frames import Columns, Facts, RawTable, is_plain, read_raw
+from ..frames.tables import array_of, column_names, require_columns, select
+from ..labels import factorise, places_of
+from ..networks.base import Connect
+from ..networks.traffic import Traffic
+from ..protocols.columns import agree_on_columns
+from ..rows.batches import labels_of
+from ..rows.sources import Source
+from .network import Graph, run, sites_of
+from .updates import ForgottenRows
+
+
+class Named(NamedTuple):
+    """A frame's columns to predict from, and what names of other columns stood for.
+
+    Parameters
+    ----------
+    X : frame
+    y : object
+        An array, where it was a name or names.
+    sites : object
+        An array, where it was a name.
+    """
+
+    X: Any
+    y: Any
+    sites: Any
+
+
+def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None) -> Named:
+    """Return a frame without the columns that are the response and the site, and these as arrays.
+
+    Parameters
+    ----------
+    X : frame
+    y, sites : array-like, name of a column, or None
+        `y` may be a list of names.
+    columns : sequence of str, optional
+        The columns to predict from; by default all others.
+    """
+    outputs = [y] if isinstance(y, str) else y if is_names(y) else []
+    others = [*outputs, *([sites] if isinstance(sites, str) else [])]
+    if isinstance(sites, str) and sites in outputs:
+        raise SettingsError(f"{sites!r} cannot be both the response and the site of a row")
+    require_columns(X, others)
+    if isinstance(columns, str) or (columns is not None and set(columns) & set(others)):
+        raise SettingsError(
+            f"columns are the names of those to predict from, without the response and the site; got {columns!r}"
+        )
+    if outputs:
+        y = array_of(X, y) if isinstance(y, str) else np.column_stack([array_of(X, name) for name in y])
+    if isinstance(sites, str):
+        sites = array_of(X, sites)
+    if columns is None:
+        columns = [name for name in column_names(X) if name not in others]
+    if not len(columns):
+        raise DataError("the frame has no column to predict from")
+    require_columns(X, columns)
+    unchanged = list(columns) == column_names(X)
+    return Named(X if unchanged else select(X, columns), y, sites)
+
+
+def with_words_as_names(X: Any) -> Any:
+    """Return a frame with the names of its columns as words: those of a frame of pandas may be numbers."""
+    names = column_names(X)
+    return X if list(getattr(X, "columns", names)) == names or not hasattr(X, "set_axis") else X.set_axis(names, axis=1)
+
+
+def is_names(value: Any) -> bool:
+    """Return whether a value is a list of names of columns."""
+    return isinstance(value, list) and bool(value) and all(isinstance(name, str) for name in value)
+
+
+def needs_encoding(X: Any) -> bool:
+    """Return whether a frame has anything but numbers, or has missing values."""
+    names = column_names(X)
+    require_columns(X, names)
+    return not is_plain(X, names)
+
+
+def facts_of_frame(X: Any, labels: Sequence[Hashable], index: np.ndarray) -> dict[Hashable, Facts]:
+    """Return what each site knows of its columns, from a frame with the rows of all.
+
+    Parameters
+    ----------
+    X : frame
+    labels : sequence of hashable
+        The sites.
+    index : ndarray of shape (n_rows,)
+        The place of each row's site in `labels`.
+    """
+    table = read_raw(X, column_names(X))
+    return {
+        label: _facts(table, own, f"site {label!r}")
+        for label, own in zip(labels, places_of(index, len(labels)), strict=True)
+    }
+
+
+def _facts(table: RawTable, rows: np.ndarray, where: str) -> Facts:
+    facts = Facts(list(table))
+    facts.add({name: raw.take(rows) for name, raw in table.items()}, where)
+    return facts
+
+
+def facts_of_sources(
+    sources: Mapping[Hashable, Source], columns: Sequence[str], sites: str | None
+) -> dict[Hashable, Facts]:
+    """Return what each site knows of its columns, from one pass over sources.
+
+    Parameters
+    ----------
+    sources : mapping of site to Source
+        Or one of the name of the column that has the site to the only source.
+    columns : sequence of str
+    sites : str or None
+        The column that has the site.
+    """
+    found: dict[Hashable, Facts] = {}
+    for label, source in sources.items():
+        for batch in source.batches(columns, sites):
+            table = read_raw(batch.table, columns, batch.where, batch.start)
+            if sites is None:
+                found.setdefault(label, Facts(columns)).add(table, batch.where, batch.start)
+                continue
+            labels, index = factorise(labels_of(batch, sites), len(next(iter(table.values())).values))
+            for own, rows in zip(labels, places_of(index, len(labels)), strict=True):
+                part = {name: raw.take(rows) for name, raw in table.items()}
+                found.setdefault(own, Facts(columns)).add(part, batch.where)
+    labels, _ = factorise(list(found), len(found))
+    return {label: found[label] for label in labels}
+
+
+def agree(
+    facts: Mapping[Hashable, Facts],
+    min_rows: int,
+    graph_of: Callable[[Mapping[Hashable, Any]], Graph] | None,
+    connect: Connect | None,
+) -> tuple[Columns, Traffic]:
+    """Return what columns become, as the sites agree on it over edges, and the traffic of that.
+
+    Parameters
+    ----------
+    facts : mapping of site to Facts
+    min_rows : int
+    graph_of : callable, optional
+        Makes the graph of the sites; by default a ring.
+    connect : Connect, optional
+        Makes the network; by default all sites are in this process.
+    """
+    rows = {label: ForgottenRows(own.n_rows, len(own.columns)) for label, own in facts.items()}
+    graph = topologies.build("ring", list(rows), 2, 0) if graph_of is None else graph_of(rows)
+    done = run(
+        sites_of(rows, graph),
+        lambda label, site: agree_on_columns(site, facts[label], min_rows),  # type: ignore[arg-type, return-value]
+        connect,
+    )
+    agreed: Any = next(iter(done.outcomes.values()))
+    return agreed, done.traffic

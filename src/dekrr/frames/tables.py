@@ -1,0 +1,117 @@
+"""The columns of tables in memory: pandas and Polars frames, pyarrow tables, mappings of names to arrays.
+
+narwhals reads the frames. It is imported when the first frame is read.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from .raw import Raw, UnusableError, raw_of
+
+RawTable = dict[str, Raw]
+"""The columns of a table by name."""
+
+
+def is_frame(table: Any) -> bool:
+    """Return whether an object is a table in memory with named columns: of pandas, Polars or pyarrow."""
+    if hasattr(table, "collect_schema") and hasattr(table, "collect_batches"):
+        return False  # a lazy frame
+    is_arrow = hasattr(table, "schema") and hasattr(table, "column_names") and hasattr(table, "num_rows")
+    return is_arrow or (hasattr(table, "columns") and hasattr(table, "shape") and hasattr(table, "__getitem__"))
+
+
+def column_names(table: Any) -> list[str]:
+    """Return the names of a table's columns as words."""
+    if isinstance(table, Mapping):
+        return [str(name) for name in table]
+    if hasattr(table, "column_names"):
+        index = (getattr(table.schema, "pandas_metadata", None) or {}).get("index_columns", [])
+        return [str(name) for name in table.column_names if name not in index]
+    return [str(name) for name in table.columns]
+
+
+def select(table: Any, names: Sequence[str]) -> Any:
+    """Return a frame with some of its columns, of the same library."""
+    there = list(table.columns) if not hasattr(table, "column_names") else list(table.column_names)
+    by_word = {str(name): name for name in there}
+    wanted = [by_word[name] for name in names]
+    return table.select(wanted) if hasattr(table, "column_names") else table[wanted]
+
+
+def require_columns(table: Any, names: Sequence[str], where: str = "the frame") -> None:
+    """Refuse a table that lacks columns, or that has two of one name, and say which."""
+    there = column_names(table)
+    lacking = [name for name in names if name not in there]
+    if lacking:
+        raise DataError(f"{where} has no column {', '.join(map(repr, lacking))}; it has {', '.join(map(repr, there))}")
+    twice = sorted({name for name in names if there.count(name) > 1})
+    if twice:
+        raise DataError(f"{where} has two columns of the name {twice[0]!r}; rename one")
+
+
+def array_of(table: Any, name: str) -> np.ndarray:
+    """Return a column as an array: categories as words, times by the clock on the wall."""
+    if isinstance(table, Mapping):
+        return np.asarray(next(column for key, column in table.items() if str(key) == name))
+    import narwhals as nw
+
+    if type(table).__name__ == "RecordBatch":
+        import pyarrow as pa
+
+        table = pa.Table.from_batches([table])
+    frame = nw.from_native(select(table, [name]), eager_only=True)
+    column = frame.get_column(frame.columns[0])
+    kind = column.dtype
+    if isinstance(kind, nw.Categorical | nw.Enum):
+        column = column.cast(nw.String)
+    elif isinstance(kind, nw.Datetime) and kind.time_zone is not None:
+        column = column.dt.replace_time_zone(None)
+    elif kind == nw.Date:
+        column = column.cast(nw.Datetime("us"))
+    elif kind.is_numeric():
+        column = column.cast(nw.Float64)
+        return np.asarray(column.to_numpy(), dtype=np.float64)
+    return np.asarray(column.to_numpy())
+
+
+def read_raw(table: Any, names: Sequence[str], where: str = "the frame", start: int = 0) -> RawTable:
+    """Return some columns of a table; refuse those that cannot be used, all of them at once.
+
+    Parameters
+    ----------
+    table : frame or mapping of name to array
+    names : sequence of str
+    where : str
+        What to call the table in messages.
+    start : int
+        The number of rows before these, for messages.
+
+    Examples
+    --------
+    >>> table = read_raw({"wind": np.array(["N", None], dtype=object), "gust": np.array([1, 2])}, ["wind", "gust"])
+    >>> [raw.kind for raw in table.values()]
+    ['category', 'number']
+    """
+    require_columns(table, names, where)
+    found: RawTable = {}
+    reasons = []
+    for name in names:
+        try:
+            found[name] = raw_of(array_of(table, name), start)
+        except UnusableError as error:
+            reasons.append(f"column {name!r} {error}")
+    if reasons:
+        raise UnusableError(f"{where}: " + "; ".join(reasons))
+    return found
+
+
+def is_plain(table: Any, names: Sequence[str]) -> bool:
+    """Return whether some columns of a frame are finite numbers, or True and False, in every row: nothing to encode."""
+    for name in names:
+        values = array_of(table, name)
+        if values.dtype.kind not in "fiub" or np.isnan(values).any():
+            return False
+    return True
