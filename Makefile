@@ -4,7 +4,7 @@ BIN := .venv/bin
 # No xdist on one core; otherwise one worker a core, with one BLAS thread each.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup demo test test-slow soak lint bench bench-compare clean
+.PHONY: setup demo docs package test test-slow soak lint bench bench-compare clean
 
 setup: .venv/.installed
 
@@ -15,6 +15,21 @@ setup: .venv/.installed
 
 demo: setup
 	$(BIN)/dekrr demo
+
+# The site: every page, example and notebook is run; a warning is an error.
+docs: .venv/.docs-installed
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+.venv/.docs-installed: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+# The wheel and the source archive, each tried in an environment of its own.
+package: setup
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/python tests/try_package.py dist
 
 lint: setup
 	$(BIN)/ruff check .

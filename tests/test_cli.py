@@ -191,3 +191,15 @@ def test_predictions_are_written_through_a_link(table):
     run("predict", table / "models", table / "data.csv", "--out", table / "link.csv")
     assert (table / "link.csv").is_symlink()
     assert len(pd.read_csv(table / "real.csv")) == len(X)
+
+
+def test_docs_lists_pages_and_shows_one():
+    listed = run("docs")
+    assert listed.exit_code == 0
+    assert "privacy" in listed.output
+    assert "Ten minutes with one table" in listed.output
+    shown = run("docs", "privacy")
+    assert shown.exit_code == 0
+    assert len(shown.output) > 5000
+    refused = run("docs", "cookery")
+    assert "no page 'cookery'" in str(refused.exception)

@@ -36,6 +36,7 @@ COMMANDS = {
         "node:status",
         "Ask running sites how they are; needs their keys, so each organisation can ask its own.",
     ),
+    "docs": ("docs:docs", "Read the documentation in the terminal."),
     "data": ("data:data", "List and download the data sets of the paper."),
     "reproduce": ("reproduce:reproduce", "Redo the paper's tables and figures."),
     "network": ("network:network_app", "Describe a network of sites and make its keys."),

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..data.files import require
 from ..experiments.plans import EXPERIMENTS, Options, plan, run_name
@@ -16,6 +15,7 @@ from ..experiments.results import Results, task_of
 from ..experiments.running import execute
 from ..experiments.tables import tables_of
 from ..experiments.tasks import PROTOCOLS, SPLITS
+from .progress import progress_of
 from .tables import print_table
 
 reproduce = typer.Typer(help="Redo the paper's tables and figures.", no_args_is_help=True)
@@ -104,21 +104,12 @@ def _run(name: str, options: Options, results: Results, directory: Path | None, 
     tasks = plan(name, options, directory)
     for data in dict.fromkeys(task.data for task in tasks if task.splits == "own"):
         require(data, directory)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-    )
     results.take_over(tasks)
     total = len(results.waiting(tasks))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(name, total=total)
+    with progress_of(name, total) as show_done:
 
         def show(task: Any, left: int) -> None:
-            progress.update(bar, completed=total - left, description=f"{name} {task.data} {task.method}")
+            show_done(total - left, f"{task.data} {task.method}")
 
         execute(tasks, results, directory=_plain(directory), jobs=jobs, after_each=show)
     keys = set(tasks)

@@ -1,0 +1,30 @@
+"""
+How much to agree
+=================
+
+The weight of consensus trades a site's own rows against agreement with neighbours. Sites choose it together, without a
+centre, when it is left to them.
+"""
+
+import matplotlib.pyplot as plt
+
+from dekrr import DeKRRRegressor
+from dekrr.data import make_sites
+
+X, y, stations = make_sites(rows_per_site=60, noise=0.4, random_state=0)
+X_new, y_new, new_stations = make_sites(rows_per_site=200, noise=0.4, random_state=1)
+weights = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+own, union = [], []
+for weight in weights:
+    regressor = DeKRRRegressor(
+        n_features=30, sigma=0.3, alpha=1e-4, consensus=weight, prediction="own", random_state=0
+    ).fit(X, y, sites=stations)  # fmt: skip
+    own.append(regressor.rse(X_new, y_new, sites=new_stations))
+    union.append(regressor.rse(X_new, y_new, sites=new_stations, metric="union"))
+
+fig, ax = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
+ax.loglog(weights, own, "o-", label="own")
+ax.loglog(weights, union, "s-", label="union")
+ax.set(xlabel="consensus", ylabel="RSE on new rows")
+ax.legend()
+plt.show()

@@ -1,0 +1,146 @@
+"""Pages of the reference that are made from the code: commands, messages, exit codes and public names."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+NOTE = "<!-- This page is made from the code by docs/pages.py. -->\n\n"
+
+
+def write_pages(folder: Path) -> None:
+    """Write the pages that are made from the code; a page that would not change is left as it is."""
+    for name, text in {
+        "reference/commands.md": commands_page(),
+        "reference/messages.md": messages_page(),
+        "reference/exit-codes.md": exit_codes_page(),
+        "reference/api.md": names_page(),
+    }.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def commands_page() -> str:
+    """Return the page of all commands with their options."""
+    from dekrr.cli.app import COMMANDS
+    from dekrr.cli.lazy import _imported
+
+    parts = [NOTE + "# Commands\n\n`dekrr --help` lists them, and `dekrr COMMAND --help` shows this text.\n"]
+    for name, (home, _) in sorted(COMMANDS.items()):
+        for path, command in _with_commands(f"dekrr {name}", _imported(home, name)):
+            parts.append(_of_command(path, command))
+    return "\n".join(parts)
+
+
+def _with_commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    yield path, command
+    for name, child in sorted(getattr(command, "commands", {}).items()):
+        yield from _with_commands(f"{path} {name}", child)
+
+
+def _of_command(path: str, command: Any) -> str:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden and p.name != "help"]
+    usage = " ".join([path, *(p.name.upper() for p in arguments), *(["[OPTIONS]"] if options else [])])
+    text = inspect.cleandoc(command.help or "").replace("\f", "")
+    lines = [f"{'##' if path.count(' ') == 1 else '###'} {path}\n", text, "", f"    {usage}", ""]
+    if options:
+        lines += ["| option | default | what it is |", "|---|---|---|"]
+        for option in options:
+            default = option.default
+            shown = "" if default in (None, (), [], False) or callable(default) else f"`{default}`"
+            names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+            about = re.sub(r"\s+", " ", option.help or "").replace("|", "\\|").replace("<", "\\<")
+            lines.append(f"| {names} | {shown} | {about} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def messages_page() -> str:
+    """Return the page of everything that may leave a site."""
+    from dekrr import messages
+
+    kinds = [
+        kind
+        for kind in vars(messages).values()
+        if inspect.isclass(kind) and kind.__module__ == messages.__name__ and hasattr(kind, "__struct_fields__")
+    ]
+    parts = [
+        NOTE + "# Messages\n\nNothing leaves a site but these messages. [The protocol](../protocol.md) has their order,"
+        " and [privacy](../privacy.md) says what each of them tells.\n"
+    ]
+    for kind in kinds:
+        parts += [f"## {kind.__name__}\n", _as_markdown(inspect.getdoc(kind) or ""), ""]
+    return "\n".join(parts)
+
+
+def _as_markdown(docstring: str) -> str:
+    """Return a numpydoc docstring as Markdown: sections become bold words, entries a list."""
+    text = re.sub(r"^(\w[\w ]*)\n-{3,}$", r"**\1**\n", docstring, flags=re.M)
+    text = re.sub(r"^(\w[\w, ]*) : (.*)$", r"- `\1`: \2", text, flags=re.M)
+    return re.sub(r"^    (?=\S)", "  ", text, flags=re.M)
+
+
+def exit_codes_page() -> str:
+    """Return the page of the exit codes of `dekrr`."""
+    from dekrr import errors
+
+    parts = [
+        NOTE + "# Exit codes\n\nA command that worked ends with 0. An error prints one line to standard error, and ends"
+        " with the code of its kind.\n\n| code | error | when |\n|---|---|---|\n| 0 | | The command did what it was"
+        " asked to do. |\n"
+    ]
+    kinds = [k for k in vars(errors).values() if inspect.isclass(k) and issubclass(k, errors.DekrrError)]
+    for kind in sorted(kinds, key=lambda kind: (getattr(kind, "exit_code", 1), kind.__name__)):
+        first = re.sub(r"\s+", " ", (inspect.getdoc(kind) or "").split("\n\n")[0])
+        parts.append(f"| {getattr(kind, 'exit_code', 1)} | `{kind.__name__}` | {first} |\n")
+    parts.append("| 2 | | The command line itself was wrong: an unknown command or option. |\n")
+    return "".join(parts)
+
+
+_KINDS = {
+    "Estimators": lambda v, home: home.startswith("dekrr.estimators"),
+    "Models": lambda v, home: home.startswith("dekrr.model"),
+    "Features, kernels and solvers": lambda v, home: home.startswith(
+        ("dekrr.selection", "dekrr.kernels", "dekrr.solvers", "dekrr.features")
+    ),
+    "Settings": lambda v, home: home.startswith("dekrr.settings"),
+    "Errors": lambda v, home: home.startswith("dekrr.errors"),
+}
+_PUBLIC_MODULES = ("dekrr.data", "dekrr.networks.base", "dekrr.networks.local", "dekrr.topology")
+
+
+def names_page() -> str:
+    """Return the page of the public names, each with a page of its own."""
+    import dekrr
+
+    left = {name: getattr(dekrr, name) for name in dekrr.__all__ if name != "__version__"}
+    parts = [
+        NOTE + "# Public names\n\nThese names stay as they are between minor versions;"
+        " [stability](../explanation/stability.md) says what is promised.\n"
+    ]
+    for title, fits in [*_KINDS.items(), ("More", lambda v, home: True)]:
+        names = [name for name, value in left.items() if fits(value, getattr(value, "__module__", ""))]
+        left = {name: value for name, value in left.items() if name not in names}
+        if names:
+            parts.append(_summary(title, "dekrr", names))
+    for module in _PUBLIC_MODULES:
+        found = __import__(module, fromlist=["x"])
+        names = getattr(found, "__all__", None) or [
+            name
+            for name, value in vars(found).items()
+            if not name.startswith("_") and getattr(value, "__module__", "") == module
+        ]
+        parts.append(_summary(module, module, sorted(names)))
+    return "\n".join(parts)
+
+
+def _summary(title: str, module: str, names: list[str]) -> str:
+    listed = "\n".join(f"   {name}" for name in names)
+    return (
+        f"## {title}\n\n```{{eval-rst}}\n.. currentmodule:: {module}\n\n.. autosummary::\n   :toctree: api\n"
+        f"   :nosignatures:\n\n{listed}\n```\n"
+    )

@@ -1,0 +1,61 @@
+"""`dekrr docs`: the pages of the documentation in a terminal, without a network."""
+
+from contextlib import nullcontext
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from ..errors import DataError
+
+_CHECKOUT = Path(__file__).parents[3] / "docs"
+_DOORS = ("tutorials", "how-to", "explanation", "")
+
+
+def docs(
+    page: Annotated[
+        str | None, typer.Argument(help="A page, such as privacy; without it all pages are listed.")
+    ] = None,
+) -> None:
+    """Read the documentation in the terminal."""
+    pages = pages_in(_folder())
+    console = Console()
+    if page is None:
+        table = Table("page", "about")
+        for name, path in pages.items():
+            table.add_row(name, title_of(path))
+        console.print(table)
+        console.print("dekrr docs PAGE shows a page. In a clone of the repository, make docs builds the whole site.")
+        return
+    if page not in pages:
+        raise DataError(f"there is no page {page!r}; the pages are {', '.join(pages)}")
+    with console.pager(styles=True) if console.is_terminal else nullcontext():
+        console.print(Markdown(_without_front_matter(pages[page].read_text(encoding="utf-8"))))
+
+
+def pages_in(folder: Path) -> dict[str, Path]:
+    """Return the pages in a folder by their names, those of the tutorials first."""
+    found = [path for door in _DOORS for path in sorted((folder / door).glob("*.md")) if path.stem != "index"]
+    return {path.stem: path for path in found}
+
+
+def title_of(path: Path) -> str:
+    """Return the first heading of a page."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line[2:] for line in lines if line.startswith("# ")), path.stem)
+
+
+def _folder() -> Path:
+    installed = Path(str(files("dekrr"))) / "_docs"
+    folder = installed if installed.is_dir() else _CHECKOUT
+    if not folder.is_dir():
+        raise DataError("this installation has no pages; install the wheel, or read docs/ in the repository")
+    return folder
+
+
+def _without_front_matter(text: str) -> str:
+    return text.split("---\n", 2)[2] if text.startswith("---\n") else text
