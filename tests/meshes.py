@@ -115,9 +115,10 @@ class Mesh:
     def model(self, name):
         return load(self.home(name) / MODEL)
 
-    def reference(self, without=(), maps=None):
+    def reference(self, without=(), maps=None, lost=()):
         """Run the same procedures on the local network."""
-        graph = self.graph.subgraph([name for name in self.names if name not in without])
+        graph = self.graph.subgraph([name for name in self.names if name not in without]).copy()
+        graph.remove_edges_from([item.split("|") for item in lost if "|" in item])
         network = LocalNetwork(graph)
         procedures = {}
         for name in sorted(graph):
@@ -137,14 +138,15 @@ class Mesh:
         """Every model equals the local network's without those that were gone, from the same features."""
         references = {}
         for name in names:
-            gone = frozenset(next(e for e in reversed(self.events(name)) if e["event"] == "finished")["gone"])
-            if gone not in references:
+            finished = next(e for e in reversed(self.events(name)) if e["event"] == "finished")
+            gone, lost = frozenset(finished["gone"]), frozenset(finished["lost"])
+            if (gone, lost) not in references:
                 there = [other for other in self.names if other not in gone and (self.home(other) / MODEL).exists()]
-                maps = {other: self.model(other).feature_map for other in there} if gone else {}
-                references[gone], _ = self.reference(gone, maps if self.method == "dekrr" else {})
-            expected = references[gone][name].coefficients
+                maps = {other: self.model(other).feature_map for other in there} if lost else {}
+                references[gone, lost], _ = self.reference(gone, maps if self.method == "dekrr" else {}, lost)
+            expected = references[gone, lost][name].coefficients
             np.testing.assert_allclose(self.model(name).coefficients, expected, rtol=0, atol=1e-9, err_msg=name)
-        return set(references)
+        return {gone for gone, _ in references}
 
 
 def run_node(path):

@@ -49,6 +49,13 @@ def node(
     Started again after a crash or Ctrl-C it resumes from its checkpoint. Exit codes: 3 somebody is missing,
     4 declared gone by the others, 5 cut off, 6 no agreement, 130 and 143 stopped with a checkpoint.
     """
+    from ..deploy.standard_error import steady
+
+    with steady():
+        _take_part(site, insecure=insecure, fresh=fresh, force=force, metrics=metrics, log_json=log_json)
+
+
+def _take_part(site: Path, *, insecure: bool, fresh: bool, force: bool, metrics: int | None, log_json: bool) -> None:
     from ..deploy import refusals
     from ..deploy.node import MODEL, Node
     from ..deploy.record import RECORD, Log, Record, log_to

@@ -34,7 +34,7 @@ from ..protocols import dekrr
 from ..protocols.outcome import Outcome
 from ..protocols.reading import MessageReader
 from ..protocols.site import Procedure, Site
-from ..rows import Rows, StreamedRows
+from ..rows import StreamedRows
 from ..rows.sources import open_source
 from ..scaling import Scaling
 from ..selection import CHOOSERS
@@ -65,7 +65,7 @@ def link_of(config: SiteFile, folder: Path, *, insecure: bool) -> Link:
     return Link(config.site, config.listen, config.neighbors, found)
 
 
-def open_rows(config: SiteFile, folder: Path) -> Rows:
+def open_rows(config: SiteFile, folder: Path) -> StreamedRows:
     """Return a site's rows, which are read in batches, after a first pass that checks them."""
     source = open_source(folder / config.data.file)
     there = source.columns or []
@@ -123,9 +123,9 @@ class Node:
         named = hashlib.sha256(json.dumps(config.data.columns).encode()).hexdigest()[:12]  # this choice of columns
         self._admission = self._admits(named)
         self._history = History(folder / f"history-{named}", secret)
-        self._note_rows = self._judge_rows()
+        self._note_rows = self._judge_rows(repeats=there and force)
         terms = config.terms(version("dekrr"))
-        digest = _digest(terms, tuple(sorted(config.neighbors)), folder / config.data.file)
+        digest = _digest(terms, tuple(sorted(config.neighbors)), self._rows.digest)
         plan = Plan(
             run=config.run,
             name=config.site,
@@ -156,11 +156,13 @@ class Node:
         make = partial(admission.learn, self._rows.sample, limit)
         return admission.kept(path, make, self._rows.n_columns)
 
-    def _judge_rows(self) -> Callable[[], None]:
+    def _judge_rows(self, *, repeats: bool) -> Callable[[], None]:
         """Refuse a run that would tell rows, or spend too much, together with earlier ones; return what notes it."""
         settings, run = self.config.method_settings(), self.config.run
         rows = self._rows.admitted(self._admission) if self._admission is not None else self._rows
         hashes = self._history.hashes(rows.blocks(_ROWS_AT_A_TIME))
+        if repeats:
+            self._history.refuse_other_rows(run, hashes)
         privacy = settings.privacy if isinstance(settings, DeKRRSettings) else None
         if privacy is not None:
             self._history.refuse_budget(run, privacy.epsilon, privacy.max_epsilon)
@@ -216,7 +218,7 @@ class Node:
         tuning = self.config.tuning()
         site = Site(self.config.site, neighbors, self._rows, seed=features.seed)
         site = replace(site, ledger=self._ledger, vault=self._vault, admission=self._admission)
-        settings = self.config.method_settings(len(self.session.gone))
+        settings = self.config.method_settings(len(self.session.lost))
         if self.config.method == "dekrr":
             if offer is not None and tuning is None:
                 site = dekrr.with_features(site, offer, selector, settings)
@@ -306,10 +308,5 @@ def kept_secret(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _digest(terms: Mapping[str, str], neighbors: tuple[str, ...], data: Path) -> str:
-    digest = hashlib.sha256(json.dumps([terms, neighbors], sort_keys=True).encode())
-    for path in sorted(data.rglob("*")) if data.is_dir() else [data]:
-        if path.is_file():
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+def _digest(terms: Mapping[str, str], neighbors: tuple[str, ...], rows: str) -> str:
+    return hashlib.sha256(json.dumps([terms, neighbors, rows], sort_keys=True).encode()).hexdigest()

@@ -24,7 +24,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     run, site, phase : str
     gone : list of str
-        The sites that have been declared gone.
+        The sites that have left the run.
+    lost : list of str
+        The sites and links that are lost; a link is written "a|b".
     exchange : int
         The exchange that the site waits in; -1 before the start.
     round : int
@@ -42,6 +44,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     site: str
     phase: str
     gone: list[str]
+    lost: list[str]
     exchange: int
     round: int
     residual: float | None
@@ -61,6 +64,7 @@ def status_of(session: Session[Any], *, seconds_waiting: float, wire_bytes: int)
         site=plan.name,
         phase=session.phase.value,
         gone=sorted(session.gone),
+        lost=sorted(session.lost),
         exchange=session.exchange,
         round=progress.rounds,
         residual=residual if math.isfinite(residual) else None,
@@ -69,7 +73,7 @@ def status_of(session: Session[Any], *, seconds_waiting: float, wire_bytes: int)
         wire_bytes_sent=wire_bytes,
         neighbors={
             name: NeighborStatus(
-                state="gone" if name in session.gone else "up" if peer.up else "away",
+                state="gone" if name not in session.course.epoch.present else "up" if peer.up else "away",
                 waited_for=name in missing,
                 bytes_sent=sent[plan.name, name],
             )

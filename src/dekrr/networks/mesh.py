@@ -32,6 +32,8 @@ from .session.interpreter import Result
 _TICK = 0.25
 _LAST_WORDS = 0.3  # seconds to wait until the last frames have left
 _QUEUE = 4096  # frames in the input queue; a full queue blocks the links
+_HANDSHAKE_MS, _MOST_HANDSHAKES = 3000, 1000
+_FULL_LINK_US = 600_000_000
 _ALIVE, _STATUS, _TICKER = RESERVED
 
 
@@ -104,10 +106,19 @@ def zenoh_config(link: Link, run: str) -> dict[str, Any]:
         "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
         "transport": {
             "shared_memory": {"enabled": False},  # its pages, with sums in them, would outlive the run
-            "unicast": {"max_sessions": 2 * len(link.neighbors) + 4},
+            "unicast": {
+                "max_sessions": 2 * len(link.neighbors) + 4,
+                "accept_timeout": _HANDSHAKE_MS,  # of whoever connects, as long as it has not proved who it is
+                "accept_pending": _MOST_HANDSHAKES,
+            },
             "link": {
                 "protocols": [protocol],
-                "tx": {"lease": 4000, "keep_alive": 4},
+                "tx": {
+                    "lease": 8000,
+                    "keep_alive": 4,
+                    # A slow link is not a broken one: it is closed when no keep-alive comes, not when it is full.
+                    "queue": {"congestion_control": {"block": {"wait_before_close": _FULL_LINK_US}}},
+                },
                 "rx": {"max_message_size": MAX_FRAME},
             },
         },

@@ -118,6 +118,12 @@ class History:
                     "privacy"
                 )
 
+    def refuse_other_rows(self, run: str, rows: np.ndarray) -> None:
+        """Refuse to repeat a run that was over other rows: its id names one set of rows."""
+        name = _name_of(rows)
+        if any(entry.run == run and entry.rows != name for entry in self.entries):
+            raise DataError(f"run {run!r} was over other rows; give the run over these rows an id of its own")
+
     def refuse_budget(self, run: str, epsilon: float, most: float) -> None:
         """Refuse a private run whose budget, with those of all other runs, is above `most`."""
         spent = {entry.run: entry.epsilon for entry in self.entries if entry.epsilon is not None}
@@ -131,7 +137,7 @@ class History:
 
     def note(self, run: str, rows: np.ndarray, epsilon: float | None = None) -> None:
         """Note a run, on the disk when this returns; the same run with the same rows is noted once."""
-        name = hashlib.sha256(rows.tobytes()).hexdigest()[:32]
+        name = _name_of(rows)
         entry = Entry(run=run, rows=name, n_rows=len(rows), time=time.time(), epsilon=epsilon)
         entries = self.entries
         if any((known.run, known.rows, known.epsilon) == (run, name, epsilon) for known in entries):
@@ -153,6 +159,10 @@ class History:
                 return np.asarray(file.get_tensor("rows"), dtype=np.uint64)
         except (SafetensorError, OSError, TypeError, ValueError) as error:
             raise DataError(f"{path} says which rows were in sums, and cannot be read: {error}; restore it") from None
+
+
+def _name_of(rows: np.ndarray) -> str:
+    return hashlib.sha256(rows.tobytes()).hexdigest()[:32]
 
 
 def _row_hashes(values: np.ndarray, secret: bytes) -> np.ndarray:

@@ -4,6 +4,7 @@ There are at most two passes over streamed rows: one for their number, their bou
 Where only sums are needed, there is one pass. A table with a column of sites is read once for all sites.
 """
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from .rows import Rows, joined
 from .sources import Source
 from .spool import Spool
 from .survey import Survey
+
+_BLOCK_ROWS = 1 << 14
 
 
 class StreamedRows(Rows):
@@ -54,20 +57,38 @@ class StreamedRows(Rows):
         self._response = response
         self._weight = weight
         self._counted: int | None = None
+        self._digest: str | None = None
 
     @property
     def n_rows(self) -> int:
         """The number of rows, as an earlier pass has counted them; if there was none, a survey counts them now."""
         return self.survey.n_rows if self._counted is None else self._counted
 
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the numbers in all rows, in their order: the same rows in another kind of file have the same.
+
+        A pass over the source finds it; if there was none yet, one is made now.
+        """
+        if self._digest is None:
+            read = hashlib.sha256()
+            for block in self.blocks(_BLOCK_ROWS):
+                _add(block, read)
+            self._digest = read.hexdigest()
+        return self._digest
+
     def blocks(self, size: int) -> Iterator[Block]:
-        """Read the rows from their source; rows that are all in the sample are not read again."""
+        """Read the rows from their source; rows that are all in the sample are not read again.
+
+        Rows that are not those of an earlier pass raise `DataError`, at the end of the pass.
+        """
         if "survey" in self.__dict__ and self.survey.is_whole:
             yield from self.sample.blocks(size)
             return
-        counted = 0
+        counted, read = 0, hashlib.sha256()
         for block in _rechunked(self._read(), size):
             counted += block.n_rows
+            _add(block, read)
             yield block
         if not counted:
             raise DataError(f"{self.source.name} has no rows")
@@ -76,7 +97,12 @@ class StreamedRows(Rows):
                 f"{self.source.name} gave {self._counted} rows in one pass and {counted} in the next: rows that change "
                 "while they are read cannot be used"
             )
-        self._counted = counted
+        if self._digest not in (None, read.hexdigest()):
+            raise DataError(
+                f"{self.source.name} gave other rows in one pass than in the next: rows that change while they are "
+                "read cannot be used. Write a new file and rename it, and start again"
+            )
+        self._counted, self._digest = counted, read.hexdigest()
 
     def _read(self) -> Iterator[Block]:
         return (self._block_of(batch) for batch in self._batches())
@@ -168,6 +194,11 @@ def split_by_site(
         )
         for label in factorise(list(surveys), len(surveys))[0]
     }
+
+
+def _add(block: Block, digest: Any) -> None:
+    """Add the numbers of a block, row by row, to a digest: the division into blocks does not matter."""
+    digest.update(np.column_stack([part for part in block if part is not None]).astype("<f8", copy=False).tobytes())
 
 
 def _rechunked(batches: Iterable[Block], size: int) -> Iterator[Block]:

@@ -91,12 +91,15 @@ class Ending:
     outcome : Outcome or None
     gone : frozenset of str
         The sites that were gone in the epoch of the outcome.
+    lost : frozenset of str
+        The sites and links that were lost in that epoch.
     error : DekrrError or None
         The reason why there is no outcome; None also for a site that crashed and never came back.
     """
 
     outcome: Outcome | None = None
     gone: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
     error: DekrrError | None = None
 
 
@@ -117,7 +120,7 @@ class FaultyNetwork:
         The endings, without the sites that crashed for good.
     injected : Counter of str
         The number of faults that happened, by kind.
-    offers : dict of (gone, site) to message
+    offers : dict of (lost, site) to message
         The features that each site announced to its neighbours in each epoch.
     unconfirmed : set of str
         The sites that kept their result, although not all neighbours confirmed that it is final.
@@ -197,7 +200,7 @@ class FaultyNetwork:
         self.injected["crash"] += 1
         session = self._sessions.pop(crash.site)
         if session.phase is Phase.FINISHED:  # its model is written; it stayed only for its neighbours
-            self.endings[crash.site] = Ending(session.result, session.gone)
+            self.endings[crash.site] = Ending(session.result, session.gone, session.lost)
         self._journals[crash.site].tear(crash.torn)
         if crash.forgets:
             self._journals[crash.site] = MemoryJournal()
@@ -238,9 +241,9 @@ class FaultyNetwork:
             return False
         self._post(name, session)
         if isinstance(error, DekrrError):
-            self.endings[name] = Ending(error=error, gone=session.gone)
+            self.endings[name] = Ending(error=error, gone=session.gone, lost=session.lost)
         elif session.done(self._now):
-            self.endings[name] = Ending(session.result, session.gone)
+            self.endings[name] = Ending(session.result, session.gone, session.lost)
         else:
             return False
         del self._sessions[name]

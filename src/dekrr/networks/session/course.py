@@ -30,6 +30,8 @@ class Course(Generic[Result]):
     ----------
     epoch : Epoch
         The present epoch.
+    graph : dict of site to its neighbours
+        As far as it is known; all of it once the run has started.
     progress : Progress
         Traffic, rounds and residual.
     waiting_since : float
@@ -45,6 +47,7 @@ class Course(Generic[Result]):
         peers: Mapping[str, Peer],
     ) -> None:
         self.epoch: Epoch[Result] = Epoch(plan)
+        self.graph: dict[str, tuple[str, ...]] = {}
         self.progress = Progress(interpreter)
         self.waiting_since = 0.0
         self._plan = plan
@@ -59,10 +62,10 @@ class Course(Generic[Result]):
         exchange, peers = self.epoch.exchange, self._peers
         return tuple([name for name in self.epoch.present if exchange not in peers[name].frames])
 
-    def leave(self, gone: frozenset[str]) -> None:
-        """Leave the present epoch for an epoch in which the sites `gone` are gone."""
+    def leave(self, lost: frozenset[str]) -> None:
+        """Leave the present epoch for one in which the sites and links `lost` are lost."""
         self.epoch.close()
-        self.epoch = Epoch(self._plan, gone, self.epoch.exchange)
+        self.epoch = Epoch(self._plan, lost, self.graph, self.epoch.exchange)
         for peer in self._peers.values():
             peer.begin_epoch()
 
@@ -71,7 +74,7 @@ class Course(Generic[Result]):
         plan, choice = self._plan, self.progress.choice
         body = None if choice is None else encode(choice)
         origins = {name: self._peers[name].origin for name in self.epoch.present}
-        self._checkpoint.keep(Opening(plan.run, plan.name, plan.digest, self.epoch.label, body, origins))
+        self._checkpoint.keep(Opening(plan.run, plan.name, plan.digest, self.epoch.label, body, origins, self.graph))
         self._begin(now)
 
     def go_on(self, now: float) -> None:
@@ -87,7 +90,8 @@ class Course(Generic[Result]):
 
     def repeat(self, opening: Opening, received: list[Received], reader: FrameReader, now: float) -> None:
         """Replay an epoch from the checkpoint."""
-        self.epoch = Epoch(self._plan, frozenset(opening.gone))
+        self.graph.update(opening.graph)
+        self.epoch = Epoch(self._plan, frozenset(opening.lost), self.graph)
         self.progress.choice = None if opening.features is None else decode(opening.features, "checkpoint")
         for name in self.epoch.present:
             self._peers[name].origin = opening.origins.get(name, "")

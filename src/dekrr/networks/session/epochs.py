@@ -1,6 +1,7 @@
 """One epoch of a run: the node procedure among the remaining sites, exchange by exchange.
 
-An epoch is named by the set of sites that are gone. When the set grows, a new epoch begins, with a new procedure.
+An epoch is named by the set of sites and links that are lost. When the set grows, a new epoch begins, with a new
+procedure.
 """
 
 import math
@@ -13,6 +14,7 @@ from ..traffic import Traffic
 from .events import Exchanged
 from .frames import encode_data
 from .interpreter import Interpreter, Procedure, Result
+from .links import Graph, members, present
 from .phases import Cause, Phase, error_after
 from .plan import Plan
 
@@ -59,21 +61,26 @@ class Progress:
 
 
 class Epoch(Generic[Result]):
-    """One epoch: the sites that are gone, the state of the procedure, and the frames that were sent.
+    """One epoch: the sites and links that are lost, the state of the procedure, and the frames that were sent.
 
     Parameters
     ----------
     plan : Plan
-    gone : frozenset of str
+    lost : frozenset of str
+        The sites and the links that are lost.
+    graph : mapping of site to its neighbours
+        As far as it is known.
     exchange : int, default=-1
         The exchange that the earlier epoch reached. The site's hellos have it until this epoch starts.
 
     Attributes
     ----------
     label : tuple of str
-        The sites that are gone, sorted: the epoch's name in frames.
+        What is lost, sorted: the epoch's name in frames.
     present : tuple of str
-        The neighbours that are not gone, sorted.
+        The neighbours that are left, sorted.
+    members : frozenset of str
+        The sites that are left, with this one.
     exchange : int
         The exchange that is waited for; -1 before the start.
     sent : list of dict of neighbour to bytes
@@ -86,10 +93,13 @@ class Epoch(Generic[Result]):
         Whether the result is final: all sites have their results, or did not object in time.
     """
 
-    def __init__(self, plan: Plan, gone: frozenset[str] = frozenset(), exchange: int = -1) -> None:
-        self.gone = gone
-        self.label = tuple(sorted(gone))
-        self.present = tuple(sorted(name for name in plan.neighbors if name not in gone))
+    def __init__(
+        self, plan: Plan, lost: frozenset[str] = frozenset(), graph: Graph | None = None, exchange: int = -1
+    ) -> None:
+        self.lost = lost
+        self.label = tuple(sorted(lost))
+        self.present = present(plan.name, plan.neighbors, lost)
+        self.members = members(plan.name, plan.sites, graph or {}, lost)
         self.exchange = exchange
         self.sent: list[dict[str, bytes]] = []
         self.result: Result | None = None
@@ -148,9 +158,9 @@ class Epoch(Generic[Result]):
         A site that has completed them knows that every site has completed the procedure.
         """
         result = yield from procedure
-        absent = interpreter.absent(result, self._plan.sites - self.gone)
+        absent = interpreter.absent(result, self.members)
         if absent:
-            without = f"without {', '.join(self.label)} " if self.gone else ""
+            without = f"without {', '.join(self.label)} " if self.lost else ""
             raise error_after(Phase.RUNNING, Cause.CUT_OFF)(
                 f"{without}{absent} cannot be reached from site {self._plan.name!r}: the graph has fallen apart"
             )

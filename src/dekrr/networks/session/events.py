@@ -55,9 +55,13 @@ class Agreed(Event, frozen=True, tag="agreed"):
 
 
 class Gone(Event, frozen=True, tag="gone"):
-    """Sites were declared gone in `exchange`: a new epoch begins without them."""
+    """Sites or links are lost in `exchange`: a new epoch begins without them.
+
+    A link is named by its two ends, "a|b". Sites that cannot be reached over the links that are left are gone.
+    """
 
     sites: list[str]
+    links: list[str]
     reason: str
     exchange: int
 

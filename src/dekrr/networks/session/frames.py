@@ -11,6 +11,7 @@ import msgspec
 from ...errors import MessageError
 from ...messages import MAX_BYTES, AnyMessage, check, decoder_of
 from .interpreter import Interpreter
+from .links import is_known
 from .plan import Plan
 
 MAX_FRAME = MAX_BYTES + (1 << 16)  # bytes of a message with its framing
@@ -24,15 +25,20 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_un
     ----------
     run, sender : str
     gone : tuple of str
-        The epoch, named by the sites that have been declared gone, sorted.
+        The epoch, named by the sites and links that are lost, sorted.
     exchange : int
         The exchange whose frames the sender waits for; -1 before the start.
     terms : dict of str to str
         The settings that all sites must agree on.
-    agreed : tuple of str
-        The sites that are known to have the same terms, and to have heard the same from all their neighbours.
-    asks : bool
-        Whether the sender wants a hello in return.
+    agreed : dict of str to tuple of str
+        The sites that are known to have the same terms, and to have heard the same from all their neighbours; and
+        their neighbours.
+    asks : int
+        The number of this question, counted by the sender from 1; 0 if it wants no hello in return.
+    answers : int
+        The number of the receiver's last question that the sender has heard.
+    lacks : bool
+        Whether the sender wants the frames from `exchange` on once more, because they were lost on their way.
     finished : bool
         Whether the sender knows that all sites have their models.
     refusal : str
@@ -46,8 +52,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_un
     gone: tuple[str, ...]
     exchange: int
     terms: dict[str, str]
-    agreed: tuple[str, ...]
-    asks: bool
+    agreed: dict[str, tuple[str, ...]]
+    asks: int
+    answers: int
+    lacks: bool
     finished: bool
     refusal: str
     origin: str
@@ -112,7 +120,7 @@ class FrameReader:
             raise MessageError(f"a frame in the name of {frame.sender!r}")
         if frame.run != plan.run:
             raise MessageError(f"a frame of run {frame.run!r}; this is run {plan.run!r}")
-        if frame.gone and (not plan.sites.issuperset(frame.gone) or sender in frame.gone):
+        if frame.gone and (sender in frame.gone or not all(is_known(lost, plan.sites) for lost in frame.gone)):
             raise MessageError(f"a frame that declares {sorted(frame.gone)} gone")
         if isinstance(frame, Hello):
             return

@@ -17,19 +17,20 @@ class Greeting:
     ----------
     plan : Plan
     peers : mapping of neighbour to Peer
+    agreed : dict of site to its neighbours
+        Filled with the sites that are known to have the same terms, and to have heard the same from all their
+        neighbours.
 
     Attributes
     ----------
-    agreed : set of str
-        The sites that are known to have the same terms, and to have heard the same from all their neighbours.
     refusal : str
         The reason why the run cannot start; empty if there is none.
     since : float
         The time at which the site began to greet, or to refuse.
     """
 
-    def __init__(self, plan: Plan, peers: Mapping[str, Peer]) -> None:
-        self.agreed: set[str] = set()
+    def __init__(self, plan: Plan, peers: Mapping[str, Peer], agreed: dict[str, tuple[str, ...]]) -> None:
+        self.agreed = agreed
         self.refusal = ""
         self.since = 0.0
         self._plan = plan
@@ -55,13 +56,15 @@ class Greeting:
         # A run starts only after all sites have heard from all their neighbours.
         for peer in self._peers.values() if hello.exchange >= 0 else [self._peers[hello.sender]]:
             peer.met = True
-        self.agreed |= self._plan.sites.intersection(hello.agreed)
+        for site, neighbors in hello.agreed.items():
+            if site in self._plan.sites:
+                self.agreed.setdefault(site, neighbors)
         self._count_own(present)
         return len(self.agreed) > known
 
     def is_complete(self, present: Iterable[str], gone: frozenset[str]) -> bool:
         """Return whether all sites that are not gone agree."""
-        return self._count_own(present) and self.agreed | gone >= self._plan.sites
+        return self._count_own(present) and self.agreed.keys() | gone >= self._plan.sites
 
     def has_refused_long_enough(self, now: float) -> bool:
         """Return whether the neighbours had time to hear of the refusal."""
@@ -71,7 +74,7 @@ class Greeting:
         """Return which sites are missing if `start_patience` is over, otherwise an empty string."""
         if now - self.since <= self._plan.start_patience:
             return ""
-        away = sorted(self._plan.sites - self.agreed - gone)
+        away = sorted(self._plan.sites - self.agreed.keys() - gone)
         missing = f"not in touch with all neighbours: {', '.join(away)}"
         strangers = self._strangers(present)
         if strangers:
@@ -89,7 +92,7 @@ class Greeting:
         """Add this site to those that agree if all its neighbours have said hello; return whether they have."""
         if self._strangers(present):
             return False
-        self.agreed.add(self._plan.name)
+        self.agreed[self._plan.name] = self._plan.neighbors
         return True
 
 

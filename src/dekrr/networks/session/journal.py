@@ -28,20 +28,23 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     ----------
     run, site, digest : str
         They must be the same when the site resumes. The digest is that of the run's terms and of the site's rows.
-    gone : tuple of str
-        The sites that are gone.
+    lost : tuple of str
+        The sites and links that are lost.
     features : bytes or None
         The message that announced the site's features, if it had chosen them in an earlier epoch.
     origins : dict of str to str
         The origin code of each neighbour; see `Hello`.
+    graph : dict of str to tuple of str
+        The neighbours of each site.
     """
 
     run: str
     site: str
     digest: str
-    gone: tuple[str, ...]
+    lost: tuple[str, ...]
     features: bytes | None
     origins: dict[str, str]
+    graph: dict[str, tuple[str, ...]] = {}
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="end"):
@@ -58,7 +61,7 @@ class Received(msgspec.Struct, frozen=True, array_like=True, tag="inbox"):
 Record = Opening | Received | Ended
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
-_MAGIC = b"dekrr checkpoint 3\n"
+_MAGIC = b"dekrr checkpoint 4\n"
 _SYNCHRONISE_EVERY = 1.0  # seconds
 _HEAD = struct.Struct(">QI")  # a record's length and checksum
 

@@ -4,8 +4,8 @@ A session drives the site's node procedure. Its driver passes in the frames that
 the frames to send. The session does not know the messages of the procedure: an `Interpreter` reads them for it.
 docs/protocol.md has the diagram of its phases and the reasons.
 
-An epoch is named by the set of sites that are gone. Every frame carries this set. A site that receives a frame with
-another set takes the union of both. When its set grows, it restarts the procedure without the sites that are gone, and
+An epoch is named by the set of sites and links that are lost. Every frame carries this set. A site that receives a
+frame with another set takes the union of both. When its set grows, it restarts the procedure with what is left, and
 keeps the features that it has already chosen. A site goes on only with a quorum: more than half of all sites.
 """
 
@@ -19,6 +19,7 @@ from .frames import Frame, FrameReader, Hello
 from .greeting import Greeting
 from .interpreter import Interpreter, Maker, Result
 from .journal import Checkpoint, Journal, NoJournal
+from .links import ends, link, present
 from .peers import Peer
 from .phases import TABLE, Cause, Phase, after, error_after
 from .plan import Plan
@@ -73,7 +74,7 @@ class Session(Generic[Result]):
         self._checkpoint = Checkpoint(journal or NoJournal(), self._observe)
         self._reader = FrameReader(plan, interpreter)
         self.course = Course(plan, make, interpreter, self._checkpoint, self.peers)
-        self._greeting = Greeting(plan, self.peers)
+        self._greeting = Greeting(plan, self.peers, self.course.graph)
         self._speaker = Speaker(plan, self.peers, self._greeting)
         self.out = self._speaker.out
         self._started = self._finished_at = 0.0
@@ -85,8 +86,13 @@ class Session(Generic[Result]):
 
     @property
     def gone(self) -> frozenset[str]:
-        """The sites that have been declared gone."""
-        return self.course.epoch.gone
+        """The sites that have left the run: they were declared gone, or cannot be reached over what is left."""
+        return self.plan.sites - self.course.epoch.members
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """The sites and the links that are lost; see `links`."""
+        return self.course.epoch.lost
 
     @property
     def result(self) -> Result | None:
@@ -107,7 +113,6 @@ class Session(Generic[Result]):
         kept = self._checkpoint.last_epoch(self.plan)
         if kept is None:
             return
-        self._greeting.agreed = set(self.plan.sites)
         self.phase = after(self.phase, Cause.RESUMED)
         try:
             self.course.repeat(*kept, self._reader, now)
@@ -115,6 +120,8 @@ class Session(Generic[Result]):
             if error.sender not in self.course.epoch.present:
                 raise
             self._give_up(str(error.sender), str(error), now)
+        for peer in self.peers.values():
+            peer.returning = self.result is None
         self._observe(Resumed(exchange=self.exchange))
 
     def done(self, now: float) -> bool:
@@ -142,7 +149,7 @@ class Session(Generic[Result]):
                 if sender in self.peers:
                     self.peers[sender].garbled = True
                 continue
-            self.peers[sender].heard = now
+            self.peers[sender].hear(now)
             self._take(frame, data, now)
         self._advance(now)
 
@@ -154,28 +161,35 @@ class Session(Generic[Result]):
         if self.phase not in _UNDER_WAY:
             self._tick_greeting(now)
             return
-        overdue = [
-            name
-            for name in self.course.missing
-            if self.peers[name].is_overdue(self.plan, self.exchange, self.course.waiting_since, self._started, now)
-        ]
+        overdue = self._overdue(now)
         if overdue and self.phase is Phase.CLOSING:
             self._observe(Unconfirmed(missing=overdue))
             self._finish(Cause.UNCONFIRMED, now)
             return
         if overdue:
-            self._lose(frozenset(overdue), f"{', '.join(overdue)} missing at exchange {self.exchange}", now)
+            lost = frozenset(p if self.peers[p].garbled else link(self.plan.name, p) for p in overdue)
+            self._lose(lost, f"{', '.join(overdue)} missing at exchange {self.exchange}", now)
         for name in self.course.missing:
             if now - max(self.peers[name].asked, self.course.waiting_since) >= RETRY:
                 self._speaker.greet([name], self.course.epoch, now, asks=True)
         self._advance(now)
+
+    def _overdue(self, now: float) -> list[str]:
+        """Return the neighbours that are waited for no longer."""
+        suspects = {end for lost in self.lost for end in ends(lost)}
+        since, started = self.course.waiting_since, self._started
+        return [
+            name
+            for name in self.course.missing
+            if self.peers[name].is_overdue(self.plan, self.exchange, since, started, now, suspected=name in suspects)
+        ]
 
     def _tick_greeting(self, now: float) -> None:
         greeting, epoch = self._greeting, self.course.epoch
         if self.phase is Phase.REFUSING:
             if greeting.has_refused_long_enough(now):
                 raise error_after(self.phase, Cause.REFUSAL_KNOWN)(greeting.refusal)
-        elif absence := greeting.absence(epoch.present, epoch.gone, now):
+        elif absence := greeting.absence(epoch.present, self.gone, now):
             raise error_after(self.phase, Cause.ABSENT)(absence)
         for name in epoch.present:
             if now - self.peers[name].asked >= RETRY:
@@ -185,7 +199,7 @@ class Session(Generic[Result]):
         """Take in a frame that has passed the checks."""
         if self.phase is Phase.REFUSING:
             self._tell_refusal(frame, now)
-        elif frame.sender in self.gone or self.phase is Phase.FINISHED:
+        elif frame.sender not in self.course.epoch.present or self.phase is Phase.FINISHED:
             if isinstance(frame, Hello):
                 self._speaker.answer(frame, self.course.epoch, now)
         else:
@@ -199,9 +213,9 @@ class Session(Generic[Result]):
                     self._give_up(frame.sender, _OTHER_ROWS.format(frame.sender), now)
 
     def _unite(self, frame: Frame, now: float) -> None:
-        """Take the union of the sites that the sender and this site know to be gone."""
-        news = self.gone.union(frame.gone) - self.gone
-        if self.plan.name in news:
+        """Take the union of what the sender and this site know to be lost."""
+        news = self.lost.union(frame.gone) - self.lost
+        if self.plan.name in news or (news and not present(self.plan.name, self.plan.neighbors, self.lost | news)):
             raise error_after(self.phase, Cause.DECLARED_GONE)(
                 f"site {frame.sender!r} says that this site, {self.plan.name!r}, was away for too long, or came back "
                 "with other rows or features than it had, and has been declared gone; the others go on without it"
@@ -211,6 +225,7 @@ class Session(Generic[Result]):
 
     def _take_hello(self, hello: Hello, now: float) -> None:
         peer = self.peers[hello.sender]
+        peer.answered = max(peer.answered, hello.answers)
         if self.phase is Phase.GREETING or not peer.origin:
             peer.origin = hello.origin
         elif hello.origin != peer.origin:
@@ -256,12 +271,12 @@ class Session(Generic[Result]):
             self._speaker.greet([name], self.course.epoch, now, asks=False)
 
     def _lose(self, names: frozenset[str], reason: str, now: float) -> None:
-        """Begin an epoch without the sites `names`."""
-        self._observe(Gone(sites=sorted(names - self.gone), reason=reason, exchange=self.exchange))
-        self.course.leave(self.gone | names)
-        for peer in self.peers.values():
-            peer.begin_epoch()
-        remaining = self.plan.sites - self.gone
+        """Begin an epoch without the sites and links `names`."""
+        before, exchange = self.gone, self.exchange
+        self.course.leave(self.lost | names)
+        links = sorted(lost for lost in names if len(ends(lost)) == 2)
+        self._observe(Gone(sites=sorted(self.gone - before), links=links, reason=reason, exchange=exchange))
+        remaining = self.course.epoch.members
         if not self.course.epoch.present or 2 * len(remaining) <= len(self.plan.sites):
             self._speaker.greet(self.plan.neighbors, self.course.epoch, now, asks=False)
             raise error_after(self.phase, Cause.CUT_OFF)(
@@ -282,6 +297,7 @@ class Session(Generic[Result]):
             epoch = self.course.epoch
             if self.phase is Phase.RUNNING and epoch.result is not None:
                 self.phase = after(self.phase, Cause.RETURNED)
+                self._checkpoint.flush()  # whoever hears of the result may leave; this site can then finish alone
             if epoch.is_over:
                 self._finish(Cause.CLOSED, now)
                 return
@@ -290,9 +306,9 @@ class Session(Generic[Result]):
                 return
             missing = self.course.missing
             if missing:
-                for name in missing:  # a neighbour that is known to have sent its frame is asked at once
-                    if self.peers[name].position > epoch.exchange and now > self.peers[name].asked:
-                        self._speaker.greet([name], epoch, now, asks=True)
+                for name in missing:
+                    if self.peers[name].has_lost(epoch.exchange):
+                        self._speaker.greet([name], epoch, now, asks=True, lacks=True)
                 return
             self.phase = after(self.phase, Cause.COMPLETE)
             try:

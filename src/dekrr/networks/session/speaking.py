@@ -31,33 +31,38 @@ class Speaker:
         self._peers = peers
         self._greeting = greeting
 
-    def greet(self, names: Iterable[str], epoch: Epoch[Any], now: float, *, asks: bool) -> None:
-        """Say hello to neighbours."""
-        hello = Hello(
-            run=self._plan.run,
-            sender=self._plan.name,
-            gone=epoch.label,
-            exchange=epoch.exchange,
-            terms=dict(self._plan.terms),
-            agreed=tuple(sorted(self._greeting.agreed)),
-            asks=asks,
-            finished=epoch.stands,
-            refusal=self._greeting.refusal,
-            origin=self._plan.origin,
-        )
-        data = encode_hello(hello)
+    def greet(self, names: Iterable[str], epoch: Epoch[Any], now: float, *, asks: bool, lacks: bool = False) -> None:
+        """Say hello to neighbours.
+
+        A link carries frames in their order. So a hello that answers a question comes after all frames that its sender
+        had sent before. A frame that is not there by then was lost; before that it may be on its way.
+        """
         for name in names:
-            self.out.append((name, data))
-            if asks:
-                self._peers[name].asked = now
+            peer = self._peers[name]
+            hello = Hello(
+                run=self._plan.run,
+                sender=self._plan.name,
+                gone=epoch.label,
+                exchange=epoch.exchange,
+                terms=dict(self._plan.terms),
+                agreed=self._greeting.agreed,
+                asks=peer.ask(now, lacks=lacks) if asks else 0,
+                answers=peer.question,
+                lacks=lacks,
+                finished=epoch.stands,
+                refusal=self._greeting.refusal,
+                origin=self._plan.origin,
+            )
+            self.out.append((name, encode_hello(hello)))
 
     def answer(self, hello: Hello, epoch: Epoch[Any], now: float) -> None:
-        """Return a hello if the sender asks for one, and retransmit the frames that it lacks."""
-        if hello.asks:
-            self.greet([hello.sender], epoch, now, asks=False)
-        if hello.exchange >= 0 and hello.gone == epoch.label:
+        """Retransmit the frames that the sender lacks, and return a hello if it asks for one."""
+        if hello.lacks and hello.exchange >= 0 and hello.gone == epoch.label and hello.sender in epoch.present:
             lacking = epoch.sent[hello.exchange : hello.exchange + WINDOW]
             self.out += [(hello.sender, frames[hello.sender]) for frames in lacking]
+        if hello.asks:
+            self._peers[hello.sender].question = hello.asks
+            self.greet([hello.sender], epoch, now, asks=False)
         if hello.finished:
             self._peers[hello.sender].finished = True
 

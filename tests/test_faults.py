@@ -1,0 +1,219 @@
+"""Faults that an operator met: rows that change, a log that nobody reads, slow and broken links, noise at the door."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dekrr.deploy.node import CHECKPOINT
+from dekrr.deploy.standard_error import SteadyStream
+from dekrr.errors import DataError
+from dekrr.rows import StreamedRows
+from dekrr.rows import survey as survey_module
+from dekrr.rows.sources import open_source
+from meshes import Mesh, wait_until
+
+NODE = [sys.executable, "-c", "from dekrr.cli import main; main()", "node"]
+
+
+def test_rows_that_are_replaced_between_two_passes_are_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(survey_module, "SAMPLE_ROWS", 20)
+    table = pd.DataFrame({"u": np.arange(100.0), "y": np.arange(100.0) % 7})
+    path = tmp_path / "rows.parquet"
+    table.to_parquet(path)
+    rows = StreamedRows(open_source(path), ["u"], "y")
+    assert rows.n_rows == sum(block.n_rows for block in rows.blocks(30)) == 100
+    table.assign(y=table["y"] + 1).to_parquet(path)
+    with pytest.raises(DataError, match="gave other rows in one pass than in the next"):
+        list(rows.blocks(64))
+    table.to_parquet(path)
+    assert sum(block.n_rows for block in rows.blocks(7)) == 100
+
+
+def test_the_same_rows_in_other_bytes_are_the_same_rows(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    table = pd.read_parquet(tmp_path / "s00.parquet")
+
+    def digest():
+        node = mesh.node("s00", fresh=True)
+        node._journal.close()
+        return node.session.plan.digest
+
+    first = digest()
+    table.to_parquet(tmp_path / "s00.parquet", compression="gzip", row_group_size=7)
+    assert digest() == first
+    table.assign(more=1.0).to_csv(tmp_path / "s00.csv", index=False)
+    mesh.edit("s00", "s00.parquet", "s00.csv")
+    assert digest() == first
+    table.assign(y=table["y"] + 1).to_csv(tmp_path / "s00.csv", index=False)
+    assert digest() != first
+
+
+def test_a_run_is_not_repeated_over_other_rows_under_the_same_id(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    assert set(mesh.run_in_threads()[1].values()) == {None}
+    again = mesh.node("s00", force=True)
+    again._journal.close()
+    table = pd.read_parquet(tmp_path / "s00.parquet")
+    (table + 0.5).to_parquet(tmp_path / "s00.parquet")
+    with pytest.raises(DataError, match="run 'test' was over other rows"):
+        mesh.node("s00", force=True)
+
+
+def test_a_log_that_nobody_reads_any_more_ends_no_site(tmp_path):
+    mesh = Mesh(tmp_path, 2, settings={"tol": 0.0, "max_rounds": 300})
+    options = {"stderr": subprocess.PIPE, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    command = [*NODE, str(mesh.home("s00") / "site.toml"), "--log-json"]
+    with subprocess.Popen(command, **options) as process:
+        process.stderr.readline()
+        process.stderr.close()
+        assert mesh.run_in_threads(["s01"])[1] == {"s01": None}
+        assert process.wait(60) == 0
+    assert mesh.check_models(mesh.names) == {frozenset()}
+
+
+def test_what_cannot_be_written_is_dropped():
+    readable, writable = os.pipe()
+    with os.fdopen(writable, "w") as stream:
+        steady = SteadyStream(stream)
+        steady.write("a line\n")
+        steady.flush()
+        assert os.read(readable, 100) == b"a line\n"
+        os.close(readable)
+        steady.write("nobody reads this\n")
+        steady.flush()
+        steady.write("nor this\n")
+        steady.flush()
+
+
+class Line:
+    """A proxy between two sites, which can be cut for good."""
+
+    def __init__(self, target):
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self):
+        self._listener.close()
+        for end in self._open:
+            end.close()
+
+    def _accept(self):
+        while True:
+            try:
+                one, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                other = socket.create_connection(self._target)
+            except OSError:  # nobody listens there yet
+                one.close()
+                continue
+            self._open += [one, other]
+            for source, sink in ((one, other), (other, one)):
+                threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+
+    def _carry(self, source, sink):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_link_that_breaks_for_good_costs_no_site(tmp_path):
+    mesh = Mesh(tmp_path, 4, patience=3.0, settings={"tol": 0.0, "max_rounds": 1200})
+    host, port = mesh.network.site[0].endpoint.split(":")
+    line = Line((host, int(port)))
+    mesh.edit("s01", f's00 = "{host}:{port}"', f's00 = "{line.endpoint}"')
+    processes = {name: mesh.process(name) for name in mesh.names}
+    checkpoint = mesh.home("s00") / CHECKPOINT
+    wait_until(lambda: checkpoint.exists() and checkpoint.stat().st_size > 3e4)
+    line.cut()
+    for name, process in processes.items():
+        process.join(100)
+        assert process.exitcode == 0, name
+    assert mesh.check_models(mesh.names) == {frozenset()}
+    finished = [event for name in mesh.names for event in mesh.events(name) if event["event"] == "finished"]
+    assert [event["lost"] for event in finished] == [["s00|s01"]] * 4
+
+
+@pytest.fixture
+def slow_place():
+    """A network namespace whose loopback carries 4 Mbit/s, shared by all who use it."""
+    name = f"dekrr-slow-{os.getpid()}"
+    commands = [
+        ["ip", "netns", "add", name],
+        ["ip", "-n", name, "link", "set", "lo", "up"],
+        [
+            "tc",
+            "-n",
+            name,
+            *["qdisc", "add", "dev", "lo", "root", "tbf", "rate", "4mbit", "burst", "70kb", "limit", "4mb"],
+        ],
+    ]
+    try:
+        for command in commands:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        pytest.skip(f"no slow network can be made here: {getattr(error, 'stderr', error)}")
+    yield name
+    subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+@pytest.mark.slow
+def test_frames_over_links_that_share_4_mbit_are_sent_once(tmp_path, slow_place):
+    mesh = Mesh(tmp_path, 4, rows=900, patience=20.0, settings={"n_features": 150, "tol": 1e-3})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    places = [str(mesh.home(name) / "site.toml") for name in mesh.names]
+    processes = [
+        subprocess.Popen(["ip", "netns", "exec", slow_place, *NODE, place], env=environment) for place in places
+    ]
+    try:
+        assert [process.wait(200) for process in processes] == [0] * 4
+    finally:
+        for process in processes:
+            process.kill()
+    assert mesh.check_models(mesh.names) == {frozenset()}
+    for name in mesh.names:
+        finished = next(event for event in mesh.events(name) if event["event"] == "finished")
+        assert finished["message bytes sent"] > 500_000
+        assert finished["wire bytes sent"] < 1.2 * finished["message bytes sent"]
+        assert not [event for event in mesh.events(name) if event["event"] == "down"][1:]
+
+
+def test_noise_at_the_door_does_not_keep_a_run_from_starting(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    host, port = mesh.network.site[0].endpoint.split(":")
+    over = threading.Event()
+
+    def knock():
+        kept = []
+        while not over.wait(1 / 30):
+            try:
+                kept.append(socket.create_connection((host, int(port)), 1.0))
+                kept[-1].sendall(os.urandom(200))
+            except OSError:
+                continue
+        for connection in kept:
+            connection.close()
+
+    knocking = threading.Thread(target=knock, daemon=True)
+    knocking.start()
+    try:
+        _, errors = mesh.run_in_threads()
+    finally:
+        over.set()
+        knocking.join()
+    assert set(errors.values()) == {None}
