@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,24 @@ def neighborhood(own: Member, around: Sequence[Member], own_weight: float = 0.5)
     return tuple(Member(member.feature_map, member.coefficients, weight) for member, weight in members)
 
 
+def joined(members: Sequence[Member]) -> Member:
+    """Return members as one, whose prediction is the weighted sum of theirs: one product instead of one for each.
+
+    Examples
+    --------
+    >>> one = Member(FeatureMap.unweighted(np.ones((1, 2)), np.zeros(2)), np.array([1.0, 2.0]), 0.25)
+    >>> joined([one, one]).predict(np.zeros((1, 1)))
+    array([1.5])
+    """
+    maps = [member.feature_map for member in members]
+    feature_map = FeatureMap(
+        np.hstack([part.frequencies for part in maps]),
+        np.concatenate([part.phases for part in maps]),
+        np.concatenate([part.amplitudes for part in maps]),
+    )
+    return Member(feature_map, np.concatenate([member.weight * member.coefficients for member in members]))
+
+
 def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
     """Return the models that a site predicts with: its own, and for "neighborhood" those of its neighbours, too."""
     own = Member(outcome.feature_map, outcome.coefficients)
@@ -189,8 +208,11 @@ class SiteModel:
     def predict_encoded(self, rows: Array) -> Array:
         """Predict the response of rows whose columns are numbers already, shape (n_rows, header.n_columns)."""
         rows = self.scaling.rows(rows)
-        prediction = np.sum([member.weight * member.predict(rows) for member in self.members], axis=0)
-        return self.scaling.undo(prediction)
+        return self.scaling.undo(self._joined.predict(rows))
+
+    @cached_property
+    def _joined(self) -> Member:
+        return joined(self.members)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file; an existing file is replaced atomically."""

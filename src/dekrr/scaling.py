@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class Scaling:
         upper = np.append(X.max(axis=0), y.max(axis=0))
         return cls(lower.astype(float), upper.astype(float))
 
-    @property
+    @cached_property
     def _spans(self) -> Array:
         spans = self.upper - self.lower
         return np.where(spans > 0, spans, 1.0)

@@ -23,6 +23,11 @@ COMMANDS = {
         "models:predict",
         "Predict each row of a table by its site's model, or all rows by the mean of the models.",
     ),
+    "serve": (
+        "serve:serve",
+        "Answer requests for predictions over HTTP; a newer model takes over without a lost request.",
+    ),
+    "export": ("serve:export", "Write a model as an ONNX graph, which runs without dekrr."),
     "report": (
         "report:report",
         "Write one self-contained HTML page: of results, with figures as files for papers, or of a run of the mesh.",
@@ -40,13 +45,18 @@ COMMANDS = {
     "data": ("data:data", "List and download the data sets of the paper."),
     "reproduce": ("reproduce:reproduce", "Redo the paper's tables and figures."),
     "network": ("network:network_app", "Describe a network of sites and make its keys."),
-    "keys": ("network:keys_app", "Make this site's private key, which never leaves it."),
+    "keys": ("network:keys_app", "Make this site's private key, or a token for callers."),
 }
 _EXTRAS = {
     "matplotlib": "plot",
     "pandas": "files",
     "pyarrow": "files",
     "jinja2": "report",
+    "anyio": "serve",
+    "prometheus_client": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "onnx": "onnx",
     "zenoh": "mesh",
     "tomli_w": "mesh",
 }

@@ -13,7 +13,7 @@ from ..disk import filling
 from ..errors import KeysError
 
 network_app = typer.Typer(help="Describe a network of sites and make its keys.", no_args_is_help=True)
-keys_app = typer.Typer(help="Make this site's private key, which never leaves it.", no_args_is_help=True)
+keys_app = typer.Typer(help="Make this site's private key, or a token for callers.", no_args_is_help=True)
 SITES = "sites"
 SITE_FILE, NETWORK_FILE = "site.toml", "network.toml"
 NetworkArgument = Annotated[Path, typer.Argument(help="The network file.", exists=True, dir_okay=False)]
@@ -130,6 +130,17 @@ def new_keys(
     certificates.write_new(out / certificates.KEY, key, private=True)
     certificates.write_new(out / certificates.REQUEST, request)
     _say(f"{out / certificates.KEY} stays here. Send {out / certificates.REQUEST} to be signed.")
+
+
+@keys_app.command("token")
+def new_token(
+    name: Annotated[str, typer.Argument(help="Who gets the token.")],
+    file: Annotated[Path, typer.Option(help="The file of tokens for dekrr serve; it keeps a hash alone.")],
+) -> None:
+    """Make a token for callers of dekrr serve, and print it, once. A removed line ends a token."""
+    from ..serving.guards import new_token
+
+    typer.echo(new_token(file, name))
 
 
 def site_tables(network: NetworkFile, folder: Path) -> dict[str, dict[str, Any]]:

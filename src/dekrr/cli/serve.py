@@ -1,0 +1,82 @@
+"""`dekrr serve` and `dekrr export`: predictions for other programs."""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..errors import NetworkError, SettingsError
+
+
+def serve(
+    model: Annotated[
+        Path,
+        typer.Argument(help="A model file, or a folder with versions of one and `current`.", exists=True),
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8080,
+    tokens: Annotated[
+        Path | None, typer.Option(help="A file of tokens; callers need one. Made by dekrr keys token.", exists=True)
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="The service's certificate, for TLS.", exists=True)] = None,
+    key: Annotated[Path | None, typer.Option(help="The private key of the certificate.", exists=True)] = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="Who signs callers' certificates; callers need one.", exists=True)
+    ] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy in front does TLS; tokens may come in the clear.")
+    ] = False,
+    max_bytes: Annotated[int, typer.Option(min=1, help="The largest body of a request.")] = 16 << 20,
+    max_rows: Annotated[int, typer.Option(min=1, help="The most rows of a request.")] = 100_000,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Requests per second of one caller; no limit if left out.")
+    ] = None,
+    watch: Annotated[
+        float, typer.Option(min=0.0, help="Seconds between looks for a newer model; 0 looks on SIGHUP alone.")
+    ] = 1.0,
+) -> None:
+    """Answer requests for predictions over HTTP; a newer model takes over without a lost request.
+
+    It listens on 127.0.0.1. For other machines it needs tokens or callers' certificates, and TLS. The page at / says
+    how to ask.
+    """
+    from ..serving.guards import Limits
+    from ..serving.server import Place, server_of
+
+    place = Place(host, port, tokens, certificate, key, authority, behind_proxy)
+    limits = Limits(max_bytes=max_bytes, max_rows=max_rows, rate=rate)
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    server = server_of(model, place, limits, watch=watch)
+    scheme = "https" if certificate else "http"
+    _say(f"{model} on {scheme}://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)")
+    try:
+        server.run()
+    except SystemExit:  # uvicorn has logged the reason
+        raise NetworkError(f"{host}:{port} cannot be listened on; is another service there?") from None
+    if not server.started:
+        raise NetworkError(f"{host}:{port} cannot be listened on; is another service there?")
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="A model file.", exists=True, dir_okay=False)],
+    out: Annotated[Path, typer.Argument(help="The file to write; its name ends in .onnx.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is already there.")] = False,
+) -> None:
+    """Write a model as an ONNX graph, which runs without dekrr."""
+    from ..model import load
+    from ..serving.onnx_graph import write_onnx
+
+    if out.suffix != ".onnx":
+        raise SettingsError(f"{out} does not end in .onnx; other formats are not written")
+    if out.exists() and not force:
+        raise SettingsError(f"{out} is already there; --force replaces it")
+    loaded = load(model)
+    write_onnx(loaded, out)
+    columns = loaded.header.columns or [f"{loaded.header.n_columns} columns without names"]
+    _say(f"{out}: the input rows takes {', '.join(columns)} in this order, as doubles; the output is prediction")
+
+
+def _say(text: str) -> None:
+    Console(highlight=False, soft_wrap=True, stderr=True).print(text, markup=False)

@@ -1,0 +1,1 @@
+"""Predictions for others: a model behind HTTP (`dekrr serve`), as an ONNX graph, and as an MLflow model."""

@@ -1,0 +1,359 @@
+"""The bodies of requests and answers: JSON, CSV and Arrow. Every row that comes in is read here and nowhere else.
+
+A body is read once by a fast reader. If that fails, a slow one reads it again to say which row and which column is
+wrong, and why. Nothing here is unpickled.
+"""
+
+import io
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..errors import DataError, one_line
+from ..model import SiteModel
+from ..rows.batches import Batch, inputs_of
+from ..types import Array
+from .columns import columns_of
+
+JSON, CSV, ARROW = "application/json", "text/csv", "application/vnd.apache.arrow.stream"
+MEDIA_TYPES = (JSON, CSV, ARROW)
+_WHERE = "the request"
+
+
+class Refusal(DataError):
+    """A request that is not answered.
+
+    Parameters
+    ----------
+    status : int
+        The HTTP status.
+    text : str
+    row : int, optional
+        The row that is wrong; the first has the number 0.
+    column : str, optional
+    retry_after : int, optional
+        Seconds after which the same request may succeed.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        text: str,
+        *,
+        row: int | None = None,
+        column: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.status = status
+        self.row = row
+        self.column = column
+        self.retry_after = retry_after
+
+
+def media_type_of(header: str, *, default: str = JSON) -> str:
+    """Return the media type that a Content-Type or Accept header names, of those that are offered.
+
+    Examples
+    --------
+    >>> media_type_of("text/csv; charset=utf-8")
+    'text/csv'
+    >>> media_type_of("*/*", default="application/json")
+    'application/json'
+    """
+    if header in MEDIA_TYPES:
+        return header
+    offered = [part.partition(";")[0].strip().lower() for part in header.split(",")]
+    for name in offered:
+        if name in MEDIA_TYPES:
+            return name
+    if not header or "*/*" in offered:
+        return default
+    raise Refusal(415, f"{one_line(header)} is not offered; use {', '.join(MEDIA_TYPES)}")
+
+
+class RowReader:
+    """Reads the rows of request bodies for one model.
+
+    Parameters
+    ----------
+    model : SiteModel
+    max_rows : int
+        The most rows in one request.
+
+    Examples
+    --------
+    >>> from dekrr.features import FeatureMap
+    >>> from dekrr.model import Header, Member
+    >>> header = Header(site="a", method="", kernel="gaussian", sigma=1.0, n_columns=2, columns=["length", "width"])
+    >>> member = Member(FeatureMap.unweighted(np.ones((2, 3)), np.zeros(3)), np.ones(3))
+    >>> read = RowReader(SiteModel(header, (member,)), max_rows=10)
+    >>> read(b'{"rows": [{"length": 1.0, "width": 0.5}]}', JSON)
+    array([[1. , 0.5]])
+    >>> read(b'{"rows": [{"length": 1.0, "widht": 0.5}]}', JSON)
+    Traceback (most recent call last):
+        ...
+    dekrr.serving.bodies.Refusal: row 0 lacks the column 'width' and has the unknown column 'widht'; the model takes
+    'length', 'width'
+    """
+
+    def __init__(self, model: SiteModel, max_rows: int) -> None:
+        self._names = model.header.columns
+        self._n_columns = model.header.n_columns
+        self._max_rows = max_rows
+        self.columns = columns_of(model)
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_body_type(self._names))
+        self._readers: dict[str, Callable[[bytes], Array]] = {
+            JSON: self._from_json,
+            CSV: self._from_csv,
+            ARROW: self._from_arrow,
+        }
+
+    def __call__(self, body: bytes, media_type: str) -> Array:
+        """Return the rows of a body, shape (n_rows, n_columns); raise `Refusal` if it has none, or wrong ones."""
+        try:
+            rows = self._readers[media_type](body)
+        except Refusal:
+            raise
+        except DataError as error:
+            raise Refusal(422, str(error)) from None
+        if not len(rows):
+            raise Refusal(422, "the request has no rows")
+        if len(rows) > self._max_rows:
+            raise Refusal(413, f"the request has {len(rows)} rows; at most {self._max_rows} are taken at a time")
+        return rows
+
+    def _from_json(self, body: bytes) -> Array:
+        try:
+            rows = self._decoder.decode(body).rows
+            values = rows if self._names is None else [msgspec.structs.astuple(row) for row in rows]
+            array = np.array(values, dtype=np.float64)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
+            raise explain_json(body, self._names, self._n_columns, error) from None
+        if array.ndim != 2 or array.shape[1] != self._n_columns:
+            if not len(array):
+                return np.empty((0, self._n_columns))
+            raise explain_json(body, self._names, self._n_columns, ValueError("rows differ in length"))
+        return array
+
+    def _from_csv(self, body: bytes) -> Array:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        names = self._names or [f"f{j}" for j in range(self._n_columns)]
+        reading = csv.ReadOptions(autogenerate_column_names=self._names is None, use_threads=False)
+        converting = csv.ConvertOptions(column_types={name: pa.float64() for name in names})
+        try:
+            table = csv.read_csv(io.BytesIO(body), read_options=reading, convert_options=converting)
+        except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
+            raise explain_csv(body, names, reading, error) from None
+        if self._names is None and table.num_columns != self._n_columns:
+            raise Refusal(422, f"expected lines of {self._n_columns} numbers, got lines of {table.num_columns}")
+        return self._from_table(table, names)
+
+    def _from_arrow(self, body: bytes) -> Array:
+        import pyarrow as pa
+
+        try:
+            for message in pa.ipc.MessageReader.open_stream(body):
+                if is_compressed(message.metadata.to_pybytes()):
+                    raise Refusal(415, "compressed Arrow buffers are not taken: compress the connection instead")
+            table = pa.ipc.open_stream(body).read_all()
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, struct.error, EOFError) as error:
+            raise Refusal(422, f"the body is no Arrow stream: {one_line(str(error))}") from None
+        if self._names is None and table.num_columns != self._n_columns:
+            raise Refusal(422, f"expected {self._n_columns} columns, got {table.num_columns}")
+        return self._from_table(table, self._names or table.column_names)
+
+    def _from_table(self, table: Any, names: Sequence[str]) -> Array:
+        _check_names(table.column_names, names)
+        return inputs_of(Batch(_WHERE, 0, table), names)
+
+
+def _body_type(names: Sequence[str] | None) -> Any:
+    """Return the type of a JSON body; msgspec checks the names and types of columns while it decodes."""
+    row: Any = list[float]
+    if names is not None:
+        fields = [(f"column_{j}", float) for j in range(len(names))]
+        wire = {f"column_{j}": name for j, name in enumerate(names)}
+        row = msgspec.defstruct("Row", fields, rename=wire, forbid_unknown_fields=True, gc=False)
+    return msgspec.defstruct("Body", [("rows", list[row])], forbid_unknown_fields=True)
+
+
+def explain_json(body: bytes, names: Sequence[str] | None, n_columns: int, error: Exception) -> Refusal:
+    """Return what is wrong with a JSON body, in words."""
+    try:
+        given = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as syntax:
+        return Refusal(400, f"the body is no JSON: {one_line(str(syntax))}")
+    if not isinstance(given, dict) or not isinstance(given.get("rows"), list):
+        return Refusal(422, 'the body must be an object {"rows": [...]}, with one entry per row')
+    others = [name for name in given if name != "rows"]
+    if others:
+        return Refusal(422, f"the body has unknown fields {_listed(others)}; it may have rows alone")
+    for i, row in enumerate(given["rows"]):
+        if names is None:
+            refusal = _wrong_list(i, row, n_columns)
+        elif isinstance(row, dict):
+            refusal = _wrong_columns(row, names, f"row {i}", i) or _wrong_value(i, row, names)
+        else:
+            refusal = Refusal(422, f"row {i} must be an object with the columns {_listed(names)}", row=i)
+        if refusal is not None:
+            return refusal
+    return Refusal(422, one_line(str(error)))
+
+
+def _wrong_list(i: int, row: Any, n_columns: int) -> Refusal | None:
+    if not isinstance(row, list):
+        return Refusal(422, f"row {i} must be a list of {n_columns} numbers", row=i)
+    if len(row) != n_columns:
+        return Refusal(422, f"row {i} has {len(row)} numbers instead of {n_columns}", row=i)
+    return _wrong_value(i, dict(enumerate(row)), range(n_columns))
+
+
+def _wrong_columns(given: Any, names: Sequence[str], where: str, row: int | None = None) -> Refusal | None:
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in names]
+    parts = []
+    if missing:
+        parts.append(f"lacks the column{'s' * (len(missing) > 1)} {_listed(missing)}")
+    if unknown:
+        parts.append(f"has the unknown column{'s' * (len(unknown) > 1)} {_listed(unknown)}")
+    if not parts:
+        return None
+    first = str((missing or unknown)[0])
+    return Refusal(422, f"{where} {' and '.join(parts)}; the model takes {_listed(names)}", row=row, column=first)
+
+
+def _wrong_value(i: int, row: Any, names: Sequence[Any]) -> Refusal | None:
+    for name in names:
+        value = row[name]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            shown = one_line(msgspec.json.encode(value).decode())
+            text = f"row {i}, column {name!r} is {shown}; it must be a number"
+            return Refusal(422, text, row=i, column=str(name))
+    return None
+
+
+def explain_csv(body: bytes, names: Sequence[str], reading: Any, error: Exception) -> Refusal:
+    """Return what is wrong with a CSV body, in words; the line of the header is not counted as a row."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    words = one_line(str(error))
+    try:
+        text = csv.ConvertOptions(column_types={name: pa.string() for name in names}, strings_can_be_null=False)
+        table = csv.read_csv(io.BytesIO(body), read_options=reading, convert_options=text)
+        _check_names(table.column_names, names)
+    except Refusal as refusal:
+        return refusal
+    except (pa.ArrowException, UnicodeDecodeError) as syntax:
+        return Refusal(422, f"the body is no CSV table: {one_line(str(syntax))}")
+    for name in names:
+        for i, value in enumerate(table.column(name).to_pylist()):
+            if not _is_number(value):
+                said = f"row {i}, column {name!r} is {one_line(repr(value))}; it must be a number"
+                return Refusal(422, said, row=i, column=name)
+    return Refusal(422, f"the body is no CSV table of numbers: {words}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_names(given: Sequence[str], names: Sequence[str]) -> None:
+    twice = sorted({name for name in given if given.count(name) > 1})
+    if twice:
+        raise Refusal(422, f"the table has the column {_listed(twice)} more than once", column=twice[0])
+    refusal = _wrong_columns(given, names, "the table")
+    if refusal is not None:
+        raise refusal
+
+
+def _listed(names: Sequence[Any], most: int = 20) -> str:
+    shown = ", ".join(repr(name) if isinstance(name, str) else str(name) for name in names[:most])
+    return one_line(shown if len(names) <= most else f"{shown} and {len(names) - most} more")
+
+
+def is_compressed(metadata: bytes) -> bool:
+    """Return whether an Arrow message has compressed buffers, which can be thousands of times larger than the body.
+
+    The metadata is a flatbuffer: a Message whose third field is the header, here a RecordBatch (type 3) or a
+    DictionaryBatch (type 2) that holds one. The fourth field of a RecordBatch is its compression.
+    """
+
+    def table_in(place: int, field: int) -> int | None:
+        vtable = place - struct.unpack_from("<i", metadata, place)[0]
+        size = struct.unpack_from("<H", metadata, vtable)[0]
+        slot = 4 + 2 * field
+        offset = struct.unpack_from("<H", metadata, vtable + slot)[0] if slot + 2 <= size else 0
+        return place + offset if offset else None
+
+    def follow(place: int) -> int:
+        return place + int(struct.unpack_from("<I", metadata, place)[0])
+
+    message = follow(0)
+    kind, header = table_in(message, 1), table_in(message, 2)
+    if kind is None or header is None or metadata[kind] not in (2, 3):
+        return False
+    batch = follow(header)
+    if metadata[kind] == 2:
+        inner = table_in(batch, 1)
+        if inner is None:
+            return False
+        batch = follow(inner)
+    return table_in(batch, 3) is not None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The predictions for the rows of one request.
+
+    Parameters
+    ----------
+    model : str
+        The version of the model that made them.
+    values : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+    interval : ndarray of shape (n_rows, 2) or None
+    """
+
+    model: str
+    values: Array
+    interval: Array | None = None
+
+    def columns(self) -> dict[str, Array]:
+        """Return the columns of the answer as a table."""
+        values = self.values
+        named = {f"prediction_{k}": values[:, k] for k in range(values.shape[1])} if values.ndim == 2 else {}
+        named = named or {"prediction": values}
+        if self.interval is not None:
+            named |= {"lower": self.interval[:, 0], "upper": self.interval[:, 1]}
+        return named
+
+
+def written(answer: Answer, media_type: str) -> bytes:
+    """Return an answer as a body of this media type."""
+    if media_type == JSON:
+        body: dict[str, Any] = {"predictions": answer.values.tolist(), "model": answer.model}
+        if answer.interval is not None:
+            body |= {"lower": answer.interval[:, 0].tolist(), "upper": answer.interval[:, 1].tolist()}
+        return msgspec.json.encode(body)
+    import pyarrow as pa
+
+    table = pa.table(answer.columns())
+    buffer = io.BytesIO()
+    if media_type == CSV:
+        from pyarrow import csv
+
+        csv.write_csv(table, buffer)
+    else:
+        with pa.ipc.new_stream(buffer, table.schema) as writer:
+            writer.write_table(table)
+    return buffer.getvalue()

@@ -1,0 +1,186 @@
+"""The answer to one request for predictions, as a plain ASGI endpoint: the framework's own costs more than the model.
+
+Every request takes the model once, at its start, and keeps it to its end.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from anyio import CapacityLimiter, to_thread
+
+from ..errors import DataError
+from .bodies import Answer, Refusal, media_type_of, written
+from .current import CurrentModel, Version
+from .guards import Gate, Limits
+from .metrics import Metrics
+from .openapi import has_intervals
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+PROBLEM = "application/problem+json"
+_SMALL = 1 << 14  # bytes of a body that is answered at once, without the way through a thread
+_TITLES = {400: "Bad request", 401: "No access", 404: "No such page", 405: "Wrong method", 408: "Too slow"}
+_TITLES |= {413: "Too large", 415: "Format not offered", 421: "Wrong host", 422: "Wrong rows", 429: "Too many requests"}
+_TITLES |= {500: "A fault of the service"}
+_ENCODINGS = ("", "identity")
+
+
+class _Left(Exception):
+    """The caller has closed the connection."""
+
+
+class Predictions:
+    """The ASGI endpoint that predicts.
+
+    Parameters
+    ----------
+    current : CurrentModel
+    gate : Gate
+        Who may ask, and how often.
+    limits : Limits
+    metrics : Metrics
+    """
+
+    def __init__(self, current: CurrentModel, gate: Gate, limits: Limits, metrics: Metrics) -> None:
+        self._current = current
+        self._gate = gate
+        self._limits = limits
+        self._metrics = metrics
+        self._threads = CapacityLimiter(max(2, os.cpu_count() or 1))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            if scope["method"] != "POST":
+                raise Refusal(405, "rows come with POST; see / for how")
+            self._gate.admit(headers, scope["client"])
+            body = await self._body(headers, receive)
+            began = time.perf_counter()
+            version = self._current.version  # of this request, to its end
+            answer = partial(self._answer, version, body, headers, scope["query_string"])
+            small = len(body) <= _SMALL
+            content, media_type, n_rows = answer() if small else await to_thread.run_sync(answer, limiter=self._threads)
+        except _Left:
+            return
+        except Refusal as refusal:
+            self._metrics.refused(refusal.status)
+            await respond(send, refusal.status, *problem(refusal))
+            return
+        except Exception:
+            self._metrics.refused(500)
+            raise
+        self._metrics.answered(n_rows, time.perf_counter() - began)
+        await respond(send, 200, content, {"content-type": media_type, "dekrr-model": version.name})
+
+    def _answer(self, version: Version, body: bytes, headers: dict[bytes, str], query: bytes) -> tuple[bytes, str, int]:
+        given = media_type_of(headers.get(b"content-type", ""))
+        wanted = media_type_of(headers.get(b"accept", ""), default=given)
+        coverage = _coverage(query) if query else None
+        rows = version.read_rows(body, given)
+        try:
+            values = version.model.predict(rows)
+            interval = None if coverage is None else _interval(version, rows, coverage)
+        except DataError as error:
+            raise Refusal(422, str(error)) from None
+        content = written(Answer(model=version.name, values=values, interval=interval), wanted)
+        return content, wanted, len(rows)
+
+    async def _body(self, headers: dict[bytes, str], receive: Receive) -> bytes:
+        """Return the body of a request; it must be small enough, and come in time."""
+        limit = self._limits.max_bytes
+        if headers.get(b"content-encoding", "") not in _ENCODINGS:
+            raise Refusal(415, "compressed bodies are not taken; send the body as it is")
+        declared = headers.get(b"content-length", "")
+        if len(declared) > 18 or (declared.isdigit() and int(declared) > limit):
+            raise self._too_large()
+        task = asyncio.current_task()
+        assert task is not None
+        late = False
+
+        def stop() -> None:
+            nonlocal late
+            late = True
+            task.cancel()
+
+        deadline = asyncio.get_running_loop().call_later(self._limits.seconds_for_body, stop)
+        parts: list[bytes] = []
+        size, more = 0, True
+        try:
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _Left
+                part = message.get("body", b"")
+                parts.append(part)
+                size += len(part)
+                if size > limit:
+                    raise self._too_large()
+                more = message.get("more_body", False)
+        except asyncio.CancelledError:
+            if not late:
+                raise
+            task.uncancel()
+            text = f"the body did not arrive within {self._limits.seconds_for_body:g} seconds"
+            raise Refusal(408, text) from None
+        finally:
+            deadline.cancel()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _too_large(self) -> Refusal:
+        return Refusal(413, f"the body has more than {self._limits.max_bytes} bytes; send fewer rows at a time")
+
+
+def _coverage(query: bytes) -> float:
+    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    unknown = [name for name in given if name != "coverage"]
+    if unknown or not given:
+        raise Refusal(422, f"unknown parameter {unknown or query!r}; there is coverage alone")
+    try:
+        coverage = float(given["coverage"])
+    except ValueError:
+        coverage = -1.0
+    if not 0 < coverage < 1:
+        raise Refusal(422, f"coverage must be a number between 0 and 1, got {given['coverage']!r}")
+    return coverage
+
+
+def _interval(version: Version, rows: Any, coverage: float) -> Any:
+    if not has_intervals(version):
+        raise Refusal(422, "this model has no intervals; ask without coverage")
+    return version.model.predict_interval(rows, coverage=coverage)  # type: ignore[attr-defined]
+
+
+def problem(refusal: Refusal) -> tuple[bytes, dict[str, str]]:
+    """Return a refusal as a body and headers, by RFC 9457: why, and where it can be said the row and the column."""
+    about: dict[str, Any] = {
+        "title": _TITLES.get(refusal.status, "Refused"),
+        "status": refusal.status,
+        "detail": str(refusal),
+    }
+    about |= {name: value for name in ("row", "column") if (value := getattr(refusal, name)) is not None}
+    headers = {"content-type": PROBLEM}
+    if refusal.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if refusal.retry_after is not None:
+        headers["retry-after"] = str(refusal.retry_after)
+    if refusal.status in (408, 413):
+        headers["connection"] = "close"  # the rest of the body is not read
+    return msgspec.json.encode(about), headers
+
+
+async def respond(send: Send, status: int, content: bytes, headers: dict[str, str]) -> None:
+    """Send an answer."""
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    raw.append((b"content-length", str(len(content)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": content})

@@ -1,0 +1,103 @@
+"""A service on a port: uvicorn, with TLS where it is asked for."""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from ..errors import SettingsError
+from .app import Service
+from .current import CurrentModel
+from .guards import Limits, Tokens, check_place, is_loopback
+
+_SECONDS_TO_FINISH = 30
+_MOST_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a service listens, and how callers are known.
+
+    Parameters
+    ----------
+    host : str, default="127.0.0.1"
+    port : int, default=8080
+    tokens : Path, optional
+        The file of tokens.
+    certificate, key : Path, optional
+        The service's own, for TLS.
+    authority : Path, optional
+        Who signs callers' certificates: mutual TLS.
+    behind_proxy : bool, default=False
+        Whether a proxy in front of the service does TLS.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    tokens: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+    behind_proxy: bool = False
+
+    def check(self) -> None:
+        """Raise `SettingsError` if the parts do not fit each other, or are not safe together."""
+        if (self.certificate is None) != (self.key is None):
+            raise SettingsError("--certificate and --key belong together")
+        if self.authority is not None and self.certificate is None:
+            raise SettingsError("--authority checks callers by TLS: give --certificate and --key, too")
+        check_place(
+            self.host,
+            tokens=self.tokens is not None,
+            tls=self.certificate is not None,
+            mutual=self.authority is not None,
+            behind_proxy=self.behind_proxy,
+        )
+
+
+def server_of(model: Path, place: Place, limits: Limits, *, watch: float = 1.0) -> uvicorn.Server:
+    """Return a server that is ready to run.
+
+    Parameters
+    ----------
+    model : Path
+        A model file, or a folder with versions of one; see `dekrr.serving.current.find_model`.
+    place : Place
+    limits : Limits
+    watch : float, default=1.0
+        Seconds between two looks for a newer model.
+    """
+    place.check()
+    tokens = None if place.tokens is None else Tokens(place.tokens)
+    any_host = not is_loopback(place.host) or place.authority is not None or place.behind_proxy
+    service = Service(CurrentModel(model, limits.max_rows), limits, tokens, watch=watch, any_host=any_host)
+    return uvicorn.Server(_config(service, place))
+
+
+def _config(service: Service, place: Place) -> uvicorn.Config:
+    tls: dict[str, Any] = {}
+    if place.certificate is not None:
+        tls = {"ssl_certfile": place.certificate, "ssl_keyfile": place.key}
+    if place.authority is not None:
+        tls |= {"ssl_ca_certs": str(place.authority), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    try:
+        config = uvicorn.Config(
+            service.app(),
+            host=place.host,
+            port=place.port,
+            lifespan="on",
+            ws="none",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            log_level="warning",
+            limit_concurrency=_MOST_AT_ONCE,
+            timeout_graceful_shutdown=_SECONDS_TO_FINISH,
+            **tls,
+        )
+        config.load()
+    except (ssl.SSLError, OSError) as error:
+        raise SettingsError(f"the certificates cannot be used: {error}") from None
+    return config

@@ -1,0 +1,596 @@
+"""The HTTP service: what it answers, what it refuses and why, who may ask, and a newer model under load."""
+
+import asyncio
+import io
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow.csv import write_csv
+
+from dekrr.deploy import keys
+from dekrr.errors import DataError, KeysError, SettingsError
+from dekrr.features import FeatureMap
+from dekrr.model import Header, Member, SiteModel
+from dekrr.scaling import Scaling
+from dekrr.serving.app import Service
+from dekrr.serving.bodies import ARROW, CSV, JSON, is_compressed
+from dekrr.serving.current import CurrentModel, find_model
+from dekrr.serving.guards import Limits, Tokens, new_token
+from dekrr.serving.server import Place, server_of
+
+COLUMNS = ["length", "wi,dth"]
+
+
+def make_model(seed=0, *, columns=COLUMNS, n_outputs=None, scaled=True, n_members=2):
+    rng = np.random.default_rng(seed)
+    outputs = () if n_outputs is None else (n_outputs,)
+    members = tuple(
+        Member(
+            FeatureMap.unweighted(rng.normal(size=(2, 5 + i)), rng.uniform(size=5 + i)),
+            rng.normal(size=(5 + i, *outputs)),
+            1 / n_members,
+        )
+        for i in range(n_members)
+    )
+    header = Header(
+        site="here",
+        method="DeKRRRegressor",
+        kernel="gaussian",
+        sigma=1.0,
+        n_columns=2,
+        columns=columns,
+        n_members=n_members,
+        scaled=scaled,
+    )
+    n_bounds = 2 + (n_outputs or 1)
+    scaling = {"scaling": Scaling(-np.ones(n_bounds), np.arange(1.0, n_bounds + 1))} if scaled else {}
+    return SiteModel(header, members, **scaling)
+
+
+@pytest.fixture
+def path(tmp_path):
+    make_model().save(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def service_of(path, limits=None, **options):
+    limits = limits or Limits()
+    return Service(CurrentModel(path, limits.max_rows), limits, **options)
+
+
+def ask(service, method, url, host="http://localhost", **request):
+    async def asking():
+        transport = httpx.ASGITransport(app=service.app())
+        async with httpx.AsyncClient(transport=transport, base_url=host) as client:
+            return await client.request(method, url, **request)
+
+    return asyncio.run(asking())
+
+
+def post(service, body, media_type=JSON, url="/predict", **headers):
+    body = msgspec.json.encode(body) if isinstance(body, dict) else body
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return ask(service, "POST", url, content=body, headers={"content-type": media_type, **named})
+
+
+ROWS = [[1.0, 2.0], [0.25, -0.5], [3.0, 1e-3]]
+NAMED = {"rows": [dict(zip(COLUMNS, row, strict=True)) for row in ROWS]}
+TABLE = pa.table({"wi,dth": [row[1] for row in ROWS], "length": [row[0] for row in ROWS]})
+
+
+def arrow(table, **options):
+    buffer = io.BytesIO()
+    with pa.ipc.new_stream(buffer, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table)
+    return buffer.getvalue()
+
+
+def csv(table):
+    buffer = io.BytesIO()
+    write_csv(table, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("wanted", [JSON, CSV, ARROW])
+@pytest.mark.parametrize(
+    ("body", "given"), [(msgspec.json.encode(NAMED), JSON), (csv(TABLE), CSV), (arrow(TABLE), ARROW)]
+)
+def test_predictions_in_every_format(path, body, given, wanted):
+    answer = post(service_of(path), body, given, accept=wanted)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == wanted
+    if wanted == JSON:
+        values = answer.json()["predictions"]
+        assert answer.json()["model"] == answer.headers["dekrr-model"]
+    elif wanted == CSV:
+        values = pd.read_csv(io.BytesIO(answer.content))["prediction"].tolist()
+    else:
+        values = pa.ipc.open_stream(answer.content).read_all()["prediction"].to_pylist()
+    np.testing.assert_allclose(values, make_model().predict(np.array(ROWS)), rtol=1e-14)
+
+
+def test_the_answer_has_the_format_of_the_request(path):
+    for body, media_type in ((csv(TABLE), CSV), (arrow(TABLE), ARROW)):
+        assert (
+            post(service_of(path), body, f"{media_type}; charset=utf-8", accept="*/*")
+            .headers["content-type"]
+            .startswith(media_type)
+        )
+    assert ask(service_of(path), "POST", "/predict", json=NAMED).status_code == 200
+
+
+def test_columns_without_names_and_several_outputs(tmp_path):
+    model = make_model(columns=None, n_outputs=3)
+    model.save(tmp_path / "m.safetensors")
+    service = service_of(tmp_path / "m.safetensors")
+    wanted = model.predict(np.array(ROWS))
+    np.testing.assert_allclose(post(service, {"rows": ROWS}).json()["predictions"], wanted, rtol=1e-14)
+    lines = "\n".join(",".join(map(str, row)) for row in ROWS).encode()
+    table = pd.read_csv(io.BytesIO(post(service, lines, CSV).content))
+    assert list(table.columns) == ["prediction_0", "prediction_1", "prediction_2"]
+    np.testing.assert_allclose(table.to_numpy(), wanted, rtol=1e-14)
+    assert "row 1 has 1 numbers instead of 2" in post(service, {"rows": [[1, 2], [3]]}).json()["detail"]
+    assert "lines of 3" in post(service, b"1,2,3\n", CSV).json()["detail"]
+    assert ask(service, "GET", "/schema").json()["outputs"] == 3
+
+
+@given(st.lists(st.tuples(*[st.floats(-1e6, 1e6)] * 2), min_size=1, max_size=30))
+@settings(max_examples=25)
+def test_formats_agree(shared_service, rows):
+    array = np.array(rows)
+    wanted = make_model().predict(array)
+    named = {"rows": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}
+    table = pa.table(dict(zip(COLUMNS, array.T, strict=True)))
+    for body, media_type in ((msgspec.json.encode(named), JSON), (csv(table), CSV), (arrow(table), ARROW)):
+        found = post(shared_service, body, media_type, accept=JSON).json()["predictions"]
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def shared_service(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "model.safetensors"
+    make_model().save(path)
+    return service_of(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words", "row", "column"),
+    [
+        (b"{", 400, "no JSON", None, None),
+        (b"[" * 100_000, 400, "no JSON", None, None),
+        (b"\xff", 400, "no JSON", None, None),
+        ({"row": []}, 422, '{"rows": [...]}', None, None),
+        ({"rows": []}, 422, "no rows", None, None),
+        ({"rows": [], "coverage": 1}, 422, "unknown fields 'coverage'", None, None),
+        ({"rows": [[1, 2]]}, 422, "row 0 must be an object", 0, None),
+        ({"rows": [NAMED["rows"][0], {"length": 1}]}, 422, "row 1 lacks the column 'wi,dth'; the model", 1, "wi,dth"),
+        ({"rows": [{**NAMED["rows"][0], "hue": 1, "age": 2}]}, 422, "unknown columns 'hue', 'age'", 0, "hue"),
+        (
+            {"rows": [{"length": 1, "width": 2}]},
+            422,
+            "lacks the column 'wi,dth' and has the unknown",
+            0,
+            "wi,dth",
+        ),
+        ({"rows": [{"length": "1", "wi,dth": 2}]}, 422, "row 0, column 'length' is \"1\"; it must be", 0, "length"),
+        ({"rows": [{"length": None, "wi,dth": 2}]}, 422, "column 'length' is null", 0, "length"),
+        ({"rows": [{"length": True, "wi,dth": 2}]}, 422, "column 'length' is true", 0, "length"),
+        (b'{"rows": [{"length": 1e999, "wi,dth": 2}]}', 400, "no JSON", None, None),
+        (b'{"rows": [{"length": NaN, "wi,dth": 2}]}', 400, "no JSON", None, None),
+    ],
+)
+def test_wrong_json_is_refused_by_row_and_column(shared_service, body, status, words, row, column):
+    answer = post(shared_service, body)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    about = answer.json()
+    assert words in about["detail"]
+    assert (about.get("row"), about.get("column")) == (row, column)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "no CSV table"),
+        (b"length\n1\n", "the table lacks the column 'wi,dth'"),
+        (b'length,"wi,dth",hue\n1,2,3\n', "unknown column 'hue'"),
+        (b'length,length,"wi,dth"\n1,2,3\n', "'length' more than once"),
+        (b'length,"wi,dth"\n1,2\n3,red\n', "row 1, column 'wi,dth' is 'red'; it must be a number"),
+        (b'length,"wi,dth"\n1,2\n3\n', "no CSV table"),
+        (b'length,"wi,dth"\n1,\n', "row 0, column wi,dth is nan"),
+        (b'length,"wi,dth"\n1,inf\n', "row 0, column wi,dth is inf"),
+        (b'length,"wi,dth"\n', "no rows"),
+        (b"\xff\xfe\x00", "no CSV table"),
+    ],
+)
+def test_wrong_csv_is_refused_by_row_and_column(shared_service, body, words):
+    answer = post(shared_service, body, CSV)
+    assert answer.status_code == 422
+    assert words in answer.json()["detail"]
+
+
+def test_wrong_arrow_is_refused(shared_service):
+    for body in (b"", b"nothing", arrow(TABLE)[:-40], arrow(TABLE)[:100]):
+        answer = post(shared_service, body, ARROW)
+        assert answer.status_code == 422, body
+    texts = pa.table({"length": ["a"], "wi,dth": [1.0]})
+    assert "row 0, column 'length' is 'a'" in post(shared_service, arrow(texts), ARROW).json()["detail"]
+    holes = pa.table({"length": [1.0, None], "wi,dth": [1.0, 2.0]})
+    assert "row 1, column length is nan" in post(shared_service, arrow(holes), ARROW).json()["detail"]
+    assert "lacks the column" in post(shared_service, arrow(TABLE.select(["length"])), ARROW).json()["detail"]
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_damaged_arrow_never_breaks_the_service(shared_service, data):
+    body = bytearray(arrow(TABLE))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    assert post(shared_service, bytes(body), ARROW).status_code in (200, 413, 415, 422)
+
+
+def test_compressed_arrow_is_refused(shared_service):
+    zeros = pa.table({name: np.zeros(1000) for name in COLUMNS})
+    answer = post(shared_service, arrow(zeros, compression="zstd"), ARROW)
+    assert answer.status_code == 415
+    assert "compressed" in answer.json()["detail"]
+    assert post(shared_service, arrow(zeros), ARROW).status_code == 200
+    coded = pa.table({"c": pa.array(["a", "b", "a"]).dictionary_encode()})
+    flags = [
+        [is_compressed(m.metadata.to_pybytes()) for m in pa.ipc.MessageReader.open_stream(arrow(coded, **options))]
+        for options in ({}, {"compression": "lz4"})
+    ]
+    assert flags == [[False, False, False], [False, True, True]]
+
+
+def test_formats_and_encodings_that_are_not_offered(shared_service):
+    assert post(shared_service, NAMED, "application/x-pickle").status_code == 415
+    assert post(shared_service, NAMED, accept="image/png").status_code == 415
+    assert post(shared_service, NAMED, content_encoding="gzip").status_code == 415
+    assert ask(shared_service, "GET", "/predict").status_code == 405
+    missing = ask(shared_service, "GET", "/nothing")
+    assert missing.status_code == 404
+    assert "there is no /nothing" in missing.json()["detail"]
+
+
+def test_limits_on_size(path):
+    service = service_of(path, Limits(max_bytes=300, max_rows=2))
+    assert post(service, NAMED).status_code == 413
+    few = {"rows": NAMED["rows"][:1]}
+    assert post(service, few).status_code == 200
+    assert post(service, {"rows": few["rows"] * 30}).status_code == 413
+
+    async def pieces():
+        for _ in range(10):
+            yield b"x" * 100
+
+    answer = ask(service, "POST", "/predict", content=pieces(), headers={"content-type": JSON})
+    assert answer.status_code == 413
+    assert answer.headers["connection"] == "close"
+
+
+def test_limits_on_rate(path):
+    service = service_of(path, Limits(rate=0.001, burst=3))
+    answers = [post(service, NAMED) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    assert int(answers[-1].headers["retry-after"]) > 100
+    assert ask(service, "GET", "/schema").status_code == 429
+    assert ask(service, "GET", "/health").status_code == 200
+
+
+def test_tokens(path, tmp_path):
+    file = tmp_path / "tokens"
+    token, other = new_token(file, "anna"), new_token(file, "bert")
+    assert token not in file.read_text()
+    with pytest.raises(KeysError, match="already has a token"):
+        new_token(file, "anna")
+    service = service_of(path, Limits(rate=0.001, burst=2), tokens=Tokens(file))
+    for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {token}"}):
+        answer = post(service, NAMED, **header)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+    for url in ("/schema", "/openapi.json", "/metrics"):
+        assert ask(service, "GET", url).status_code == 401
+    for url in ("/", "/health"):
+        answer = ask(service, "GET", url)
+        assert answer.status_code == 200
+        assert "length" not in re_columns(answer.text)
+    assert post(service, NAMED, authorization=f"Bearer {token}").status_code == 200
+    assert post(service, NAMED, authorization=f"bearer {token}").status_code == 200
+    assert post(service, NAMED, authorization=f"Bearer {token}").status_code == 429
+    assert post(service, NAMED, authorization=f"Bearer {other}").status_code == 200
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if not line.startswith("bert")))
+    asyncio.run(service.refresh())
+    assert post(service, NAMED, authorization=f"Bearer {other}").status_code == 401
+    file.write_text("anna\n")
+    asyncio.run(service.refresh())
+    assert post(service, NAMED, authorization=f"Bearer {token}").status_code == 429
+    with pytest.raises(KeysError, match="line 1"):
+        Tokens(file)
+
+
+def re_columns(text):
+    """Return the words of a page that could be column names of the model."""
+    return [word for word in COLUMNS if f">{word}<" in text or f'"{word}"' in text]
+
+
+def test_a_web_page_cannot_ask_through_a_browser(path):
+    service = service_of(path)
+    for host, status in (("localhost:8080", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 421)):
+        answer = ask(service, "POST", "/predict", host=f"http://{host}", json=NAMED)
+        assert answer.status_code == status
+        assert ask(service, "GET", "/schema", host=f"http://{host}").status_code == status
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_schema_and_openapi_follow_the_model(shared_service):
+    schema = ask(shared_service, "GET", "/schema").json()
+    assert [column["name"] for column in schema["columns"]] == COLUMNS
+    assert schema["columns"][0] | {"lower": -1.0, "upper": 1.0} == schema["columns"][0]
+    for media_type, example in schema["example"].items():
+        body = example if isinstance(example, dict) else example.encode()
+        assert post(shared_service, body, media_type).status_code == 200
+    api = ask(shared_service, "GET", "/openapi.json").json()
+    assert set(api["paths"]) == {"/predict", "/schema", "/health", "/metrics"}
+    row = api["components"]["schemas"]["Row"]
+    assert row["required"] == COLUMNS
+    assert not schema["intervals"]
+    answer = post(shared_service, NAMED, url="/predict?coverage=0.9")
+    assert answer.status_code == 422
+    assert "no intervals" in answer.json()["detail"]
+    assert "coverage must be" in post(shared_service, NAMED, url="/predict?coverage=2").json()["detail"]
+    assert "unknown parameter" in post(shared_service, NAMED, url="/predict?x=2").json()["detail"]
+
+
+def test_intervals_where_the_model_has_them(path, monkeypatch):
+    def predict_interval(self, X, coverage):
+        return self.predict(X)[:, None] + [-coverage, coverage]
+
+    monkeypatch.setattr(SiteModel, "predict_interval", predict_interval, raising=False)
+    service = service_of(path)
+    answer = post(service, NAMED, url="/predict?coverage=0.5").json()
+    np.testing.assert_allclose(np.subtract(answer["upper"], answer["lower"]), 1.0)
+    table = pd.read_csv(io.BytesIO(post(service, NAMED, url="/predict?coverage=0.5", accept=CSV).content))
+    np.testing.assert_allclose(table["lower"], table["prediction"] - 0.5)
+    assert ask(service, "GET", "/openapi.json").json()["paths"]["/predict"]["post"]["parameters"]
+
+
+def test_metrics(path):
+    service = service_of(path)
+    post(service, NAMED)
+    post(service, b"{")
+    lines = dict(
+        line.rsplit(" ", 1) for line in ask(service, "GET", "/metrics").text.splitlines() if not line.startswith("#")
+    )
+    assert lines['dekrr_requests_total{status="200"}'] == "1.0"
+    assert lines['dekrr_requests_total{status="400"}'] == "1.0"
+    assert lines["dekrr_rows_total"] == "3.0"
+    assert lines["dekrr_request_seconds_count"] == "1.0"
+    assert lines['dekrr_request_seconds_bucket{le="+Inf"}'] == "1.0"
+
+
+def test_the_file_of_a_path(tmp_path):
+    with pytest.raises(DataError, match="has no model"):
+        find_model(tmp_path)
+    for name in ("a", "b"):
+        make_model().save(tmp_path / f"{name}.safetensors")
+    with pytest.raises(DataError, match="2 models, one for each site"):
+        find_model(tmp_path)
+    (tmp_path / "versions" / "3").mkdir(parents=True)
+    third = tmp_path / "versions" / "3" / "model.safetensors"
+    make_model().save(third)
+    (tmp_path / "current").write_text("3\n")
+    assert find_model(tmp_path) == third
+    (tmp_path / "current").write_text("../../etc/passwd")
+    with pytest.raises(DataError, match="names the version"):
+        find_model(tmp_path)
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to("versions/3")
+    assert find_model(tmp_path) == third.resolve()
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to("a.safetensors")
+    assert find_model(tmp_path) == (tmp_path / "a.safetensors").resolve()
+
+
+def test_a_damaged_newer_model_changes_nothing(path):
+    service = service_of(path)
+    before = post(service, NAMED).content
+    path.write_bytes(b"half a model")
+    asyncio.run(service.refresh())
+    asyncio.run(service.refresh())
+    assert post(service, NAMED).content == before
+    assert ask(service, "GET", "/health").json()["status"] == "stale"
+    assert "dekrr_reload_failures_total 1.0" in ask(service, "GET", "/metrics").text
+    path.unlink()
+    asyncio.run(service.refresh())
+    assert post(service, NAMED).content == before
+    make_model(1).save(path)
+    asyncio.run(service.refresh())
+    assert ask(service, "GET", "/health").json()["status"] == "ok"
+    assert post(service, NAMED).content != before
+
+
+@contextmanager
+def running(path, limits=None, **place):
+    """Run a server in a thread on a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = server_of(path, Place(port=port, **place), limits or Limits(), watch=0.02)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until = time.monotonic() + 30
+        while not server.started and time.monotonic() < until:
+            time.sleep(0.02)
+        assert server.started
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(60)
+
+
+def test_a_newer_model_under_load_loses_no_request(tmp_path):
+    """Four clients ask without a pause while `current` turns from version to version. Each answer is whole."""
+    models = {str(i): make_model(i) for i in range(6)}
+    for name, model in models.items():
+        (tmp_path / "versions" / name).mkdir(parents=True)
+        model.save(tmp_path / "versions" / name / "model.safetensors")
+    (tmp_path / "current").write_text("0")
+    wanted = {name: model.predict(np.array(ROWS)) for name, model in models.items()}
+    over = threading.Event()
+    answers, errors = [], []
+
+    def client(port, rows):
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as connection:
+                while not over.is_set():
+                    answers.append((rows, connection.post("/predict", json={"rows": NAMED["rows"] * rows})))
+        except Exception as error:
+            errors.append(error)
+
+    with running(tmp_path) as port:
+        clients = [threading.Thread(target=client, args=(port, rows)) for rows in (1, 1, 1, 400)]
+        for thread in clients:
+            thread.start()
+        for name in [*models, *models]:
+            (tmp_path / "next").write_text(name)
+            (tmp_path / "next").replace(tmp_path / "current")
+            time.sleep(0.1)
+        over.set()
+        for thread in clients:
+            thread.join(60)
+    assert not errors
+    assert {answer.status_code for _, answer in answers} == {200}
+    seen = {}
+    for rows, answer in answers:
+        found = np.array(answer.json()["predictions"])
+        (name,) = [n for n, values in wanted.items() if np.allclose(found, np.tile(values, rows), rtol=1e-9)]
+        assert seen.setdefault(answer.headers["dekrr-model"], name) == name
+    assert len(seen) > 2
+    assert {rows for rows, _ in answers} == {1, 400}
+
+
+def test_a_slow_body_is_given_up(path):
+    with (
+        running(path, Limits(seconds_for_body=0.3)) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as client,
+    ):
+        client.sendall(b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """An authority, and certificates of a server and of a caller."""
+    folder = tmp_path_factory.mktemp("keys")
+    authority = keys.Authority.new("trial")
+    authority.save(folder)
+    for name in ("server", "caller"):
+        key, request = keys.new_request(name, "127.0.0.1")
+        (folder / f"{name}-request.pem").write_bytes(request)
+        (folder / f"{name}-key.pem").write_bytes(key)
+        signed = authority.sign(keys.read_request(folder / f"{name}-request.pem"))
+        (folder / f"{name}.pem").write_bytes(signed)
+    return folder
+
+
+def test_mutual_tls(path, certificates):
+    place = {"certificate": certificates / "server.pem", "key": certificates / "server-key.pem"}
+    with running(path, authority=certificates / "authority.pem", **place) as port:
+        trusting = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
+        with pytest.raises((httpx.HTTPError, ssl.SSLError)):
+            httpx.post(f"https://127.0.0.1:{port}/predict", json=NAMED, verify=trusting)
+        with pytest.raises(httpx.HTTPError):
+            httpx.post(f"http://127.0.0.1:{port}/predict", json=NAMED)
+        trusting.load_cert_chain(certificates / "caller.pem", certificates / "caller-key.pem")
+        assert httpx.post(f"https://127.0.0.1:{port}/predict", json=NAMED, verify=trusting).status_code == 200
+
+
+def test_other_machines_need_tokens_or_certificates(path, certificates, tmp_path):
+    tls = {"certificate": certificates / "server.pem", "key": certificates / "server-key.pem"}
+    tokens = {"tokens": tmp_path / "tokens"}
+    new_token(tokens["tokens"], "anna")
+    for place in ({}, tls, {"behind_proxy": True}):
+        with pytest.raises(SettingsError, match="reached from other machines"):
+            server_of(path, Place(host="0.0.0.0", **place), Limits())
+    with pytest.raises(SettingsError, match="in the clear"):
+        server_of(path, Place(host="0.0.0.0", **tokens), Limits())
+    for place in ({**tokens, **tls}, {**tokens, "behind_proxy": True}):
+        server_of(path, Place(host="0.0.0.0", **place), Limits())
+    server_of(path, Place(host="::", **tls, authority=certificates / "authority.pem"), Limits())
+    with pytest.raises(SettingsError, match="belong together"):
+        server_of(path, Place(certificate=tls["certificate"]), Limits())
+    with pytest.raises(SettingsError, match="certificates cannot be used"):
+        server_of(path, Place(certificate=tls["key"], key=tls["key"]), Limits())
+
+
+def dekrr(*arguments, **options):
+    command = [sys.executable, "-c", "from dekrr.cli import main; main()", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_the_command(path):
+    """It serves, reads a newer model on SIGHUP, and ends on SIGTERM."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = dekrr("serve", path, "--port", port, "--watch", "0")
+    try:
+        address = f"http://127.0.0.1:{port}"
+        assert address in process.stderr.readline()
+        first = wait_for(lambda: httpx.get(f"{address}/health").json()["model"])
+        make_model(1).save(path)
+        assert httpx.post(f"{address}/predict", json=NAMED).headers["dekrr-model"] == first
+        process.send_signal(signal.SIGHUP)
+        assert wait_for(lambda: (now := httpx.get(f"{address}/health").json()["model"]) != first and now)
+        second = dekrr("serve", path, "--port", port)
+        assert "cannot be listened on" in second.communicate(timeout=60)[1]
+        assert second.returncode == 1
+        process.terminate()
+        assert process.wait(60) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_a_service_imports_no_scikit_learn():
+    code = "import sys, dekrr.cli.serve, dekrr.serving.server; print({'sklearn', 'pandas', 'zenoh'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def wait_for(something, seconds=60):
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            found = something()
+            if found:
+                return found
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < until, "nothing came"
+        time.sleep(0.05)
+
+
+def test_the_command_for_tokens(tmp_path):
+    file = tmp_path / "tokens"
+    process = dekrr("keys", "token", "anna", "--file", file, env={**os.environ, "COLUMNS": "200"})
+    out, _ = process.communicate(timeout=60)
+    assert Tokens(file).caller(f"Bearer {out.strip()}") == "anna"
+    assert Path(file).stat().st_mode & 0o077 == 0
