@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow.csv import write_csv
 
+from dekrr import DeKRRRegressor
 from dekrr.deploy import keys
 from dekrr.errors import DataError, KeysError, SettingsError
 from dekrr.features import FeatureMap
@@ -148,6 +149,82 @@ def test_columns_without_names_and_several_outputs(tmp_path):
     assert "row 1 has 1 numbers instead of 2" in post(service, {"rows": [[1, 2], [3]]}).json()["detail"]
     assert "lines of 3" in post(service, b"1,2,3\n", CSV).json()["detail"]
     assert ask(service, "GET", "/schema").json()["outputs"] == 3
+
+
+FRAME = pd.DataFrame(
+    {
+        "gust": [3.5, None, 40.0, 7.0],
+        "wind": ["N", "E", None, "unheard of"],
+        "wet": [True, False, None, True],
+        "code": ["007", "8", "007", None],
+        "when": pd.to_datetime(["2024-03-01 06:00", "2023-12-31 23:30", None, "2024-07-01 12:00"]),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def raw_model():
+    """A model of a frame with words, dates and missing values."""
+    rng = np.random.default_rng(0)
+    n = 400
+    frame = pd.DataFrame(
+        {
+            "gust": np.where(rng.uniform(size=n) < 0.1, np.nan, rng.uniform(0, 30, size=n)),
+            "wind": rng.choice(["N", "E", "S", "W"], size=n),
+            "wet": rng.uniform(size=n) < 0.3,
+            "code": rng.choice(["007", "8", "9"], size=n),
+            "when": pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 8000, size=n), "h"),
+        }
+    )
+    y = frame["gust"].fillna(3) + (frame["wind"] == "N") + rng.normal(size=n)
+    regressor = DeKRRRegressor(n_features=20, sigma=1.0, alpha=1e-3, consensus=1.0, n_sites=2)
+    return next(iter(regressor.fit(frame, y, sites=np.arange(n) % 2).models_.values()))
+
+
+def test_raw_columns(raw_model, tmp_path):
+    """Words, dates, booleans and missing values predict as the model predicts the frame, in every format."""
+    raw_model.save(tmp_path / "m.safetensors")
+    service = service_of(tmp_path / "m.safetensors")
+    wanted = raw_model.predict(FRAME)
+    rows = [
+        {
+            "gust": None if np.isnan(row.gust) else row.gust,
+            "wind": row.wind if isinstance(row.wind, str) else None,
+            "wet": row.wet,
+            "code": row.code if isinstance(row.code, str) else None,
+            "when": None if row.when is pd.NaT else row.when.isoformat(),
+        }
+        for row in FRAME.itertuples()
+    ]
+    table = FRAME.to_csv(index=False, date_format="%Y-%m-%dT%H:%M:%S").encode()
+    bodies = {JSON: msgspec.json.encode({"rows": rows}), CSV: table, ARROW: arrow(pa.Table.from_pandas(FRAME))}
+    for media_type, body in bodies.items():
+        answer = post(service, body, media_type, accept=JSON)
+        assert answer.status_code == 200, answer.text
+        np.testing.assert_allclose(answer.json()["predictions"], wanted, rtol=1e-12, err_msg=media_type)
+    for row, value in zip(rows, wanted, strict=True):
+        np.testing.assert_allclose(post(service, {"rows": [row]}).json()["predictions"], [value], rtol=1e-12)
+    schema = ask(service, "GET", "/schema").json()
+    assert [column["kind"] for column in schema["columns"]] == ["number", "category", "boolean", "category", "datetime"]
+    assert 25 < schema["columns"][0]["upper"] <= 30
+    for media_type, example in schema["example"].items():
+        answer = post(service, example if isinstance(example, dict) else example.encode(), media_type)
+        assert answer.status_code == 200, answer.text
+    ask(service, "GET", "/openapi.json").raise_for_status()
+    good = {column["name"]: None for column in schema["columns"]}
+    for column, value, words in (
+        ("gust", "strong", "row 1, column 'gust' is \"strong\"; it must be a number, or null"),
+        ("wet", "yes", "it must be true or false, or null"),
+        ("when", 3, "it must be a date or a time"),
+        ("when", "soon", "trained on dates there"),
+        ("wind", ["N"], "it must be a word or a number"),
+    ):
+        answer = post(service, {"rows": [good, {**good, column: value}]})
+        assert answer.status_code == 422
+        assert words in answer.json()["detail"]
+    bad = table.replace(b"3.5", b"strong")
+    assert "row 0, column 'gust' is 'strong'" in post(service, bad, CSV).json()["detail"]
+    assert post(service, {"rows": []}).status_code == 422
 
 
 @given(st.lists(st.tuples(*[st.floats(-1e6, 1e6)] * 2), min_size=1, max_size=30))

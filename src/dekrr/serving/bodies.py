@@ -6,21 +6,23 @@ wrong, and why. Nothing here is unpickled.
 
 import io
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ..errors import DataError, one_line
+from ..frames.tables import array_of
 from ..model import SiteModel
 from ..rows.batches import Batch, inputs_of
 from ..types import Array
-from .columns import columns_of
+from .columns import Column, columns_of
 
 JSON, CSV, ARROW = "application/json", "text/csv", "application/vnd.apache.arrow.stream"
 MEDIA_TYPES = (JSON, CSV, ARROW)
 _WHERE = "the request"
+Rows = Array | dict[str, np.ndarray]
 
 
 class Refusal(DataError):
@@ -101,90 +103,121 @@ class RowReader:
     """
 
     def __init__(self, model: SiteModel, max_rows: int) -> None:
-        self._names = model.header.columns
-        self._n_columns = model.header.n_columns
-        self._max_rows = max_rows
         self.columns = columns_of(model)
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_body_type(self._names))
-        self._readers: dict[str, Callable[[bytes], Array]] = {
+        self.named = model.header.columns is not None or model.header.encoding is not None
+        self._encoded = model.header.encoding is not None
+        self._names = [column.name for column in self.columns]
+        self._max_rows = max_rows
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_body_type(self.columns, named=self.named))
+        self._readers: dict[str, Callable[[bytes], Rows]] = {
             JSON: self._from_json,
             CSV: self._from_csv,
             ARROW: self._from_arrow,
         }
 
-    def __call__(self, body: bytes, media_type: str) -> Array:
-        """Return the rows of a body, shape (n_rows, n_columns); raise `Refusal` if it has none, or wrong ones."""
+    def __call__(self, body: bytes, media_type: str) -> Rows:
+        """Return the rows of a body as `SiteModel.predict` takes them; raise `Refusal` if it has none, or wrong ones.
+
+        They are an array of shape (n_rows, n_columns), or where the model encodes columns a mapping of name to array.
+        """
         try:
             rows = self._readers[media_type](body)
         except Refusal:
             raise
         except DataError as error:
             raise Refusal(422, str(error)) from None
-        if not len(rows):
+        n_rows = n_rows_of(rows)
+        if not n_rows:
             raise Refusal(422, "the request has no rows")
-        if len(rows) > self._max_rows:
-            raise Refusal(413, f"the request has {len(rows)} rows; at most {self._max_rows} are taken at a time")
+        if n_rows > self._max_rows:
+            raise Refusal(413, f"the request has {n_rows} rows; at most {self._max_rows} are taken at a time")
         return rows
 
-    def _from_json(self, body: bytes) -> Array:
+    def _from_json(self, body: bytes) -> Rows:
         try:
             rows = self._decoder.decode(body).rows
-            values = rows if self._names is None else [msgspec.structs.astuple(row) for row in rows]
+            values = [msgspec.structs.astuple(row) for row in rows] if self.named else rows
+            if self._encoded:
+                return {name: _objects([row[j] for row in values]) for j, name in enumerate(self._names)}
             array = np.array(values, dtype=np.float64)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
-            raise explain_json(body, self._names, self._n_columns, error) from None
-        if array.ndim != 2 or array.shape[1] != self._n_columns:
+            raise explain_json(body, self.columns, error, named=self.named) from None
+        if array.ndim != 2 or array.shape[1] != len(self._names):
             if not len(array):
-                return np.empty((0, self._n_columns))
-            raise explain_json(body, self._names, self._n_columns, ValueError("rows differ in length"))
+                return np.empty((0, len(self._names)))
+            raise explain_json(body, self.columns, ValueError("rows differ in length"), named=self.named)
         return array
 
-    def _from_csv(self, body: bytes) -> Array:
+    def _from_csv(self, body: bytes) -> Rows:
         import pyarrow as pa
         from pyarrow import csv
 
-        names = self._names or [f"f{j}" for j in range(self._n_columns)]
-        reading = csv.ReadOptions(autogenerate_column_names=self._names is None, use_threads=False)
-        converting = csv.ConvertOptions(column_types={name: pa.float64() for name in names})
+        names = self._names if self.named else [f"f{j}" for j in range(len(self._names))]
+        reading = csv.ReadOptions(autogenerate_column_names=not self.named, use_threads=False)
+        types = {
+            name: pa.float64() if column.kind == "number" else pa.string()
+            for name, column in zip(names, self.columns, strict=True)
+            if column.kind != "boolean"
+        }
+        converting = csv.ConvertOptions(column_types=types, strings_can_be_null=self._encoded)
         try:
             table = csv.read_csv(io.BytesIO(body), read_options=reading, convert_options=converting)
         except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
-            raise explain_csv(body, names, reading, error) from None
-        if self._names is None and table.num_columns != self._n_columns:
-            raise Refusal(422, f"expected lines of {self._n_columns} numbers, got lines of {table.num_columns}")
+            raise explain_csv(body, names, self.columns, reading, error) from None
+        if not self.named and table.num_columns != len(names):
+            raise Refusal(422, f"expected lines of {len(names)} numbers, got lines of {table.num_columns}")
         return self._from_table(table, names)
 
-    def _from_arrow(self, body: bytes) -> Array:
+    def _from_arrow(self, body: bytes) -> Rows:
         import pyarrow as pa
 
         try:
             for message in pa.ipc.MessageReader.open_stream(body):
                 if is_compressed(message.metadata.to_pybytes()):
-                    raise Refusal(415, "compressed Arrow buffers are not taken: compress the connection instead")
+                    raise Refusal(415, "compressed Arrow buffers are not taken: send them as they are")
             table = pa.ipc.open_stream(body).read_all()
             table.validate(full=True)
-        except (pa.ArrowException, OSError, struct.error, EOFError) as error:
+        except (pa.ArrowException, OSError, struct.error, EOFError, IndexError) as error:
             raise Refusal(422, f"the body is no Arrow stream: {one_line(str(error))}") from None
-        if self._names is None and table.num_columns != self._n_columns:
-            raise Refusal(422, f"expected {self._n_columns} columns, got {table.num_columns}")
-        return self._from_table(table, self._names or table.column_names)
+        if not self.named and table.num_columns != len(self._names):
+            raise Refusal(422, f"expected {len(self._names)} columns, got {table.num_columns}")
+        return self._from_table(table, self._names if self.named else table.column_names)
 
-    def _from_table(self, table: Any, names: Sequence[str]) -> Array:
+    def _from_table(self, table: Any, names: Sequence[str]) -> Rows:
         _check_names(table.column_names, names)
+        if self._encoded:
+            return {name: array_of(table, name) for name in names}
         return inputs_of(Batch(_WHERE, 0, table), names)
 
 
-def _body_type(names: Sequence[str] | None) -> Any:
+def n_rows_of(rows: Rows) -> int:
+    """Return the number of rows of a request."""
+    return len(next(iter(rows.values()), ())) if isinstance(rows, dict) else len(rows)
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def _body_type(columns: Sequence[Column], *, named: bool) -> Any:
     """Return the type of a JSON body; msgspec checks the names and types of columns while it decodes."""
     row: Any = list[float]
-    if names is not None:
-        fields = [(f"column_{j}", float) for j in range(len(names))]
-        wire = {f"column_{j}": name for j, name in enumerate(names)}
+    if named:
+        fields = [(f"column_{j}", _json_type(column)) for j, column in enumerate(columns)]
+        wire = {f"column_{j}": column.name for j, column in enumerate(columns)}
         row = msgspec.defstruct("Row", fields, rename=wire, forbid_unknown_fields=True, gc=False)
     return msgspec.defstruct("Body", [("rows", list[row])], forbid_unknown_fields=True)
 
 
-def explain_json(body: bytes, names: Sequence[str] | None, n_columns: int, error: Exception) -> Refusal:
+def _json_type(column: Column) -> Any:
+    kinds: dict[str, Any] = {"number": float, "boolean": bool, "category": str | float, "datetime": str}
+    kind = kinds[column.kind]
+    return kind | None if column.may_be_missing else kind
+
+
+def explain_json(body: bytes, columns: Sequence[Column], error: Exception, *, named: bool) -> Refusal:
     """Return what is wrong with a JSON body, in words."""
     try:
         given = msgspec.json.decode(body)
@@ -195,11 +228,13 @@ def explain_json(body: bytes, names: Sequence[str] | None, n_columns: int, error
     others = [name for name in given if name != "rows"]
     if others:
         return Refusal(422, f"the body has unknown fields {_listed(others)}; it may have rows alone")
+    names = [column.name for column in columns]
     for i, row in enumerate(given["rows"]):
-        if names is None:
-            refusal = _wrong_list(i, row, n_columns)
+        refusal: Refusal | None
+        if not named:
+            refusal = _wrong_list(i, row, columns)
         elif isinstance(row, dict):
-            refusal = _wrong_columns(row, names, f"row {i}", i) or _wrong_value(i, row, names)
+            refusal = _wrong_columns(list(row), names, f"row {i}", i) or _wrong_value(i, row, columns)
         else:
             refusal = Refusal(422, f"row {i} must be an object with the columns {_listed(names)}", row=i)
         if refusal is not None:
@@ -207,15 +242,15 @@ def explain_json(body: bytes, names: Sequence[str] | None, n_columns: int, error
     return Refusal(422, one_line(str(error)))
 
 
-def _wrong_list(i: int, row: Any, n_columns: int) -> Refusal | None:
+def _wrong_list(i: int, row: Any, columns: Sequence[Column]) -> Refusal | None:
     if not isinstance(row, list):
-        return Refusal(422, f"row {i} must be a list of {n_columns} numbers", row=i)
-    if len(row) != n_columns:
-        return Refusal(422, f"row {i} has {len(row)} numbers instead of {n_columns}", row=i)
-    return _wrong_value(i, dict(enumerate(row)), range(n_columns))
+        return Refusal(422, f"row {i} must be a list of {len(columns)} numbers", row=i)
+    if len(row) != len(columns):
+        return Refusal(422, f"row {i} has {len(row)} numbers instead of {len(columns)}", row=i)
+    return _wrong_value(i, {column.name: value for column, value in zip(columns, row, strict=True)}, columns)
 
 
-def _wrong_columns(given: Any, names: Sequence[str], where: str, row: int | None = None) -> Refusal | None:
+def _wrong_columns(given: Sequence[str], names: Sequence[str], where: str, row: int | None = None) -> Refusal | None:
     missing = [name for name in names if name not in given]
     unknown = [name for name in given if name not in names]
     parts = []
@@ -225,21 +260,25 @@ def _wrong_columns(given: Any, names: Sequence[str], where: str, row: int | None
         parts.append(f"has the unknown column{'s' * (len(unknown) > 1)} {_listed(unknown)}")
     if not parts:
         return None
-    first = str((missing or unknown)[0])
+    first = (missing or unknown)[0]
     return Refusal(422, f"{where} {' and '.join(parts)}; the model takes {_listed(names)}", row=row, column=first)
 
 
-def _wrong_value(i: int, row: Any, names: Sequence[Any]) -> Refusal | None:
-    for name in names:
-        value = row[name]
-        if isinstance(value, bool) or not isinstance(value, int | float):
+def _wrong_value(i: int, row: Mapping[str, Any], columns: Sequence[Column]) -> Refusal | None:
+    for column in columns:
+        value = row[column.name]
+        try:
+            msgspec.convert(value, _json_type(column))
+        except msgspec.ValidationError:
             shown = one_line(msgspec.json.encode(value).decode())
-            text = f"row {i}, column {name!r} is {shown}; it must be a number"
-            return Refusal(422, text, row=i, column=str(name))
+            text = f"row {i}, column {column.name!r} is {shown}; it must be {column.words}"
+            return Refusal(422, text, row=i, column=column.name)
     return None
 
 
-def explain_csv(body: bytes, names: Sequence[str], reading: Any, error: Exception) -> Refusal:
+def explain_csv(
+    body: bytes, names: Sequence[str], columns: Sequence[Column], reading: Any, error: Exception
+) -> Refusal:
     """Return what is wrong with a CSV body, in words; the line of the header is not counted as a row."""
     import pyarrow as pa
     from pyarrow import csv
@@ -253,8 +292,8 @@ def explain_csv(body: bytes, names: Sequence[str], reading: Any, error: Exceptio
         return refusal
     except (pa.ArrowException, UnicodeDecodeError) as syntax:
         return Refusal(422, f"the body is no CSV table: {one_line(str(syntax))}")
-    for name in names:
-        for i, value in enumerate(table.column(name).to_pylist()):
+    for name, column in zip(names, columns, strict=True):
+        for i, value in enumerate(table.column(name).to_pylist() if column.kind == "number" else []):
             if not _is_number(value):
                 said = f"row {i}, column {name!r} is {one_line(repr(value))}; it must be a number"
                 return Refusal(422, said, row=i, column=name)

@@ -28,6 +28,7 @@ _ROWS_TO_CHECK = 64
 _PARTS = {"header", "members", "scaling"}
 _HEADER_WITHOUT_EFFECT = {"site", "method", "kernel", "sigma", "columns", "n_columns", "n_members", "scaled"}
 _HEADER_WITHOUT_EFFECT |= {"privacy", "format", "version"}
+_IN_WORDS = {"encoding": "columns of words, dates or missing values (encoding)"}
 
 
 def write_onnx(model: SiteModel, path: Path) -> None:
@@ -150,7 +151,8 @@ def _refuse_unknown_parts(model: SiteModel) -> None:
     known = _PARTS | _HEADER_WITHOUT_EFFECT
     unknown = [name for name, value, default in given if name not in known and not _is_nothing(value, default)]
     if unknown:
-        raise ModelFileError(f"the model has {', '.join(unknown)}, which cannot be exported to ONNX; serve it instead")
+        named = ", ".join(_IN_WORDS.get(name, name) for name in unknown)
+        raise ModelFileError(f"the model has {named}, which cannot be exported to ONNX; serve it instead")
 
 
 def _is_nothing(value: Any, default: Any) -> bool:

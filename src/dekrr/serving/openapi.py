@@ -3,6 +3,8 @@
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
+
 from .bodies import ARROW, CSV, JSON
 from .columns import Column, example_rows
 from .current import Version
@@ -22,15 +24,22 @@ _REFUSALS = {
 def schema_of(current: Version) -> dict[str, Any]:
     """Return what a request must contain: the columns, and an example in JSON and in CSV."""
     columns, header = current.read_rows.columns, current.model.header
-    named = header.columns is not None
-    values = [f"{column.example:g}" for column in columns]
+    named = current.read_rows.named
+    values = [_quoted(msgspec.json.encode(column.example).decode().strip('"')) for column in columns]
     lines = [",".join(_quoted(column.name) for column in columns)] if named else []
     return {
         "site": header.site,
         "method": header.method,
         "model": current.name,
         "columns": [
-            {"name": column.name, "kind": column.kind, "lower": column.lower, "upper": column.upper}
+            {
+                "name": column.name,
+                "kind": column.kind,
+                "lower": column.lower,
+                "upper": column.upper,
+                "categories": column.categories,
+                "may be missing": column.may_be_missing,
+            }
             for column in columns
         ],
         "named": named,
@@ -143,7 +152,7 @@ def _predictions(current: Version) -> dict[str, Any]:
 
 def _row(current: Version) -> dict[str, Any]:
     columns: tuple[Column, ...] = current.read_rows.columns
-    if current.model.header.columns is None:
+    if not current.read_rows.named:
         size = {"minItems": len(columns), "maxItems": len(columns)}
         return {"type": "array", "items": {"type": "number"}, **size}
     return {

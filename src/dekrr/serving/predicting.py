@@ -15,7 +15,7 @@ import msgspec
 from anyio import CapacityLimiter, to_thread
 
 from ..errors import DataError
-from .bodies import Answer, Refusal, media_type_of, written
+from .bodies import Answer, Refusal, media_type_of, n_rows_of, written
 from .current import CurrentModel, Version
 from .guards import Gate, Limits
 from .metrics import Metrics
@@ -93,7 +93,7 @@ class Predictions:
         except DataError as error:
             raise Refusal(422, str(error)) from None
         content = written(Answer(model=version.name, values=values, interval=interval), wanted)
-        return content, wanted, len(rows)
+        return content, wanted, n_rows_of(rows)
 
     async def _body(self, headers: dict[bytes, str], receive: Receive) -> bytes:
         """Return the body of a request; it must be small enough, and come in time."""
