@@ -74,7 +74,7 @@ def test_packing_keeps_norms_and_is_undone(size, seed):
     gram = gram + gram.T
     packed = pack(gram, moment)
     assert np.linalg.norm(packed) == pytest.approx(np.sqrt(np.sum(gram**2) + np.sum(moment**2)))
-    back = unpack(packed, size)
+    back = unpack(packed, (size,))
     np.testing.assert_allclose(back[0], gram, atol=1e-12)
     np.testing.assert_allclose(back[1], moment)
 

@@ -686,7 +686,7 @@ def test_sums_of_two_outputs_are_two_sums():
 
 
 def test_weights_and_outputs_come_from_sources_and_go_into_samples(small_sample, small_batches):
-    frame = TABLE.assign(other=np.cos(Y), often=np.arange(len(Y)) % 3)
+    frame = TABLE.assign(other=np.cos(Y), often=np.arange(len(Y)) % 3 + 1)
     streamed = StreamedRows(open_source(frame), COLUMNS, ["power", "other"], weight="often", seed=2)
     expected = ArrayRows(X, np.column_stack([Y, np.cos(Y)]), frame["often"].to_numpy(float), seed=2)
     scaling = streamed.bounds

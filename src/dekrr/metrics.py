@@ -8,31 +8,56 @@ from .errors import DataError
 from .types import Array
 
 
-def rse(y: Any, prediction: Any) -> float:
-    """Return the relative square error, sum (f - y)^2 / sum (y - mean y)^2.
+def rse(y: Any, prediction: Any, sample_weight: Any = None) -> float:
+    """Return the relative square error, sum w (f - y)^2 / sum w (y - mean y)^2; its mean over several outputs.
+
+    Parameters
+    ----------
+    y, prediction : array-like of shape (n_rows,) or (n_rows, n_outputs)
+    sample_weight : array-like of shape (n_rows,), optional
+        w; all 1 by default.
 
     Examples
     --------
     >>> rse([0.0, 2.0], [0.0, 1.0])
     0.5
+    >>> rse([[0.0, 0.0], [2.0, 2.0]], [[0.0, 0.0], [1.0, 2.0]])
+    0.25
     """
-    y, prediction = (_vector(values) for values in (y, prediction))
+    y, prediction = (_columns(values) for values in (y, prediction))
     if y.shape != prediction.shape:
-        raise DataError(f"{len(prediction)} predictions for {len(y)} responses")
-    errors: Array = prediction - y
-    return relative(float(np.sum(errors**2)), y)
+        raise DataError(
+            f"{len(prediction)} predictions for {len(y)} responses"
+            if len(y) != len(prediction)
+            else f"predictions of {prediction.shape[1]} outputs for responses of {y.shape[1]}"
+        )
+    weight = np.ones(len(y)) if sample_weight is None else np.asarray(sample_weight, dtype=float)
+    if weight.shape != (len(y),):
+        raise DataError(f"weights of shape {weight.shape} for {len(y)} responses; give one weight per row")
+    return relative(weight @ (prediction - y) ** 2, y, weight)
 
 
-def _vector(values: Any) -> Array:
-    vector = np.asarray(values, dtype=float)
-    return vector[:, 0] if vector.ndim == 2 and vector.shape[1] == 1 else np.atleast_1d(vector)
+def _columns(values: Any) -> Array:
+    columns = np.atleast_1d(np.asarray(values, dtype=float))
+    return columns if columns.ndim == 2 else columns[:, None]
 
 
-def relative(squared_error: float, y: Array) -> float:
-    """Return a sum of squared errors divided by the sum of squared deviations of `y` from its mean."""
-    if not len(y):
+def relative(squared_errors: Any, y: Array, weight: Array | None = None) -> float:
+    """Return squared errors relative to the squared deviations of `y` from its mean: the mean over outputs.
+
+    Parameters
+    ----------
+    squared_errors : float or ndarray of shape (n_outputs,)
+        The sums of squared errors.
+    y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+    weight : ndarray of shape (n_rows,), optional
+    """
+    if not len(y) or (weight is not None and not weight.sum() > 0):
         raise DataError("there are no rows to score")
-    spread = float(np.sum((y - y.mean()) ** 2))
-    if spread == 0:
-        return 0.0 if squared_error == 0 else float("inf")
-    return squared_error / spread
+    y = _columns(y)
+    mean = np.average(y, axis=0, weights=weight)
+    spread = (np.ones(len(y)) if weight is None else weight) @ (y - mean) ** 2
+    errors = np.broadcast_to(np.asarray(squared_errors, dtype=float), spread.shape)
+    shares = np.where(errors == 0, 0.0, np.inf)
+    np.divide(errors, spread, out=shares, where=spread > 0)
+    return float(shares.mean())

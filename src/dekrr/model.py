@@ -186,6 +186,11 @@ class SiteModel:
         """The site's own coefficients (the paper's theta_j), shape (n_features,) or (n_features, n_outputs)."""
         return self.members[0].coefficients
 
+    @property
+    def n_outputs(self) -> int:
+        """The number of outputs."""
+        return math.prod(self.coefficients.shape[1:])
+
     def predict(self, X: Any) -> Array:
         """Predict the response.
 

@@ -68,6 +68,19 @@ class Scaling:
         centres, half_spans = self._responses(y)
         return y * half_spans + centres
 
+    def with_spans(self, factors: Array) -> "Scaling":
+        """Return the scaling with the span of each output multiplied by a factor; its centre stays.
+
+        Parameters
+        ----------
+        factors : ndarray of shape (n_outputs,)
+        """
+        outputs = slice(-len(factors), None)
+        lower, upper = self.lower.copy(), self.upper.copy()
+        centres, half_spans = (lower[outputs] + upper[outputs]) / 2, self._spans[outputs] / 2 * factors
+        lower[outputs], upper[outputs] = centres - half_spans, centres + half_spans
+        return Scaling(lower, upper)
+
     @property
     def tensors(self) -> Mapping[str, Array]:
         """The arrays that a model file stores."""

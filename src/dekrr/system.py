@@ -26,7 +26,7 @@ class Weights:
     Parameters
     ----------
     n_rows : float
-        N: the number of rows of all sites that are in the sums. A row counts once here, whatever its weight is.
+        N: the number of rows of all sites that are in the sums, or the sum of their weights where they have some.
     n_sites : int
         J.
     alpha : float

@@ -8,25 +8,72 @@ import numpy as np
 from ..errors import DataError
 from ..labels import places_of
 from ..rows import ArrayRows, Rows
-from ..types import Array
+from ..rows.batches import counted, require_weights
+from ..types import Array, Block
 
 
-def by_site(X: Array, y: Array, labels: Sequence[Hashable], index: np.ndarray, seed: int) -> dict[Hashable, Rows]:
+def weights_of(sample_weight: Any, n_rows: int) -> Array | None:
+    """Return the weight of each row, or refuse what cannot be one; weights that are all 1 are none."""
+    if sample_weight is None:
+        return None
+    weights = np.asarray(sample_weight)
+    if weights.shape != (n_rows,):
+        raise DataError(f"sample_weight has the shape {weights.shape} for {n_rows} rows; give one weight per row")
+    if weights.dtype.kind not in "fiub":
+        try:
+            weights = weights.astype(np.float64)
+        except (TypeError, ValueError):
+            raise DataError(f"sample_weight holds {weights.dtype}, not numbers") from None
+    weights = weights.astype(np.float64)
+    require_weights(weights, "sample_weight: ")
+    if not weights.any():
+        raise DataError("all rows have the weight zero: give at least one row a positive sample_weight")
+    return None if (weights == 1).all() else weights
+
+
+def merged(block: Block) -> Block:
+    """Return rows with equal ones merged into one that has the sum of their weights, in an order by content.
+
+    Rows that all differ and have no weights are returned as they are. So rows that are repeated, and rows with as large
+    a weight, are the same rows from here on.
+    """
+    X, y, weight = block
+    parts = [X, y[:, None] if y.ndim == 1 else y]
+    contents = np.ascontiguousarray(np.hstack(parts) + 0.0)  # + 0.0 makes -0.0 a 0.0
+    keys = contents.view(np.dtype((np.void, contents.shape[1] * contents.itemsize))).ravel()
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    if weight is None and len(first) == len(keys):
+        return block
+    counts = np.ones(len(keys)) if weight is None else weight
+    return Block(X[first], y[first], np.asarray(np.bincount(which.ravel(), weights=counts), dtype=np.float64))
+
+
+def by_site(
+    X: Array, y: Array, labels: Sequence[Hashable], index: np.ndarray, seed: int, weight: Array | None = None
+) -> dict[Hashable, Rows]:
     """Return each site's part of rows in memory; it is a view where the part is in one piece.
+
+    Rows of weight 0 are left out. A site that has no others is refused.
 
     Parameters
     ----------
     X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,)
+    y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
     labels : sequence of hashable
         The sites.
     index : ndarray of shape (n_rows,)
         The place of each row's site in `labels`.
     seed : int
         Of the sites' samples.
+    weight : ndarray of shape (n_rows,), optional
     """
-    parts = map(_in_one_piece, places_of(index, len(labels)))
-    return {label: ArrayRows(X[own], y[own], seed=seed) for label, own in zip(labels, parts, strict=True)}
+    rows: dict[Hashable, Rows] = {}
+    for label, own in zip(labels, map(_in_one_piece, places_of(index, len(labels))), strict=True):
+        block = counted(Block(X, y, weight).take(own))
+        if not block.n_rows:
+            raise DataError(f"all rows of site {label!r} have weight zero: leave the site out, or give it weights")
+        rows[label] = ArrayRows(*block, seed=seed)
+    return rows
 
 
 def _in_one_piece(places: np.ndarray) -> np.ndarray | slice:
@@ -68,11 +115,12 @@ def refuse_missing_responses(y: Any) -> None:
         missing = [row for row, value in enumerate(values) if value is None]
         if missing:
             raise DataError(f"Input y contains NaN or infinity: row {missing[0]} is None; drop such rows")
-    if values.dtype.kind != "f":
+    if values.dtype.kind != "f" or values.ndim not in (1, 2) or np.isfinite(values).all():
         return
-    if values.ndim == 1 and not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values))[0])
-        count = int((~np.isfinite(values)).sum())
-        raise DataError(
-            f"Input y contains NaN or infinity: row {row} is {values[row]} ({count} in all); drop those rows"
-        )
+    row, *column = np.argwhere(~np.isfinite(values))[0]
+    output = f", output {column[0]}" if column else ""
+    count = int((~np.isfinite(values)).sum())
+    raise DataError(
+        f"Input y contains NaN or infinity: row {row}{output} is {values[(row, *column)]} ({count} in all); drop those "
+        "rows"
+    )

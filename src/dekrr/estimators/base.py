@@ -21,10 +21,10 @@ from ..metrics import relative, rse
 from ..model import Header, KernelModel, SiteModel
 from ..networks.traffic import Traffic
 from ..rows import Rows
-from ..rows.batches import AnyColumns, NotNumbersError, count_of, names_of
+from ..rows.batches import AnyColumns, NotNumbersError, count_of, counted, names_of
 from ..rows.sources import is_mapping
 from ..settings import EstimatorSettings, FeatureSettings, GuardSettings
-from ..types import Array
+from ..types import Array, Block
 from . import arrays, frames, parameters, streams
 from .network import seed_of
 from .parameters import estimator, setting
@@ -43,7 +43,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     unknown_sites: str = setting(EstimatorSettings, "unknown_sites")
     random_state: Any = setting(EstimatorSettings, "random_state")
 
-    def fit(self, X: Any, y: Any = None, sites: Any = None, columns: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sites: Any = None, columns: Any = None, sample_weight: Any = None) -> Self:
         """Train a model for every site.
 
         Parameters
@@ -52,23 +52,27 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             A frame of pandas or Polars, or a pyarrow table, may have numbers, booleans, words, categories, dates and
             missing values; `columns_` then has what they become. A source is a path or something else that rows are
             read from in batches; see `dekrr.rows.sources`.
-        y : array-like of shape (n_rows,), or str
-            The response, or the name of its column in a frame or a source. Batches of pairs X, y need none.
+        y : array-like of shape (n_rows,) or (n_rows, n_outputs), str, or list of str
+            The response, or the name of its column in a frame or a source; several outputs, or their names. Batches of
+            pairs X, y need none.
         sites : array-like of shape (n_rows,), or str, optional
             The site of every row: any hashable labels, or the name of the column that has them. None deals the rows
-            out to `n_sites` sites, as many as get `min_rows` each.
+            out to `n_sites` sites, as many as get `min_rows` each; equal rows are merged first.
         columns : sequence of str, optional
             The columns of a frame or a source to predict from; by default all others, of the first site's source.
+        sample_weight : array-like of shape (n_rows,), or str, optional
+            How often each row counts, or the name of the column that has it. A row of weight 0 is left out.
         """
         parameters.check(self)
         with unchanged_by_failure(self):
             seed = seed_of(self.random_state)
+            given = (X, y, sites, seed, self._dealt, columns, sample_weight)
             try:
-                self._fit_rows(self._read(X, y, sites, seed, self._dealt, columns), seed)
+                self._fit_rows(self._read(*given), seed)
             except NotNumbersError:  # of a source, whose columns have to be looked at first
                 if not streams.trains_from_sources(X, y):
                     raise
-                self._fit_rows(self._read(X, y, sites, seed, self._dealt, columns, encode=True), seed)
+                self._fit_rows(self._read(*given, encode=True), seed)
         if sites is None and len(self.sites_) > 1 and not is_mapping(X):
             warn(
                 f"sites was left out, so the rows were dealt out to {len(self.sites_)} sites; give the site of every "
@@ -99,6 +103,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         seed: int,
         deal: Callable[[int], Sequence[Hashable] | np.ndarray],
         columns: Any = None,
+        sample_weight: Any = None,
         *,
         first: bool = True,
         encode: bool = False,
@@ -107,28 +112,38 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if first and hasattr(self, "columns_"):
             del self.columns_
         if is_frame(X):
-            given, (X, y, sites) = X, frames.named(X, y, sites, columns)
+            given, (X, y, sites, sample_weight) = X, frames.named(X, y, sites, columns, sample_weight)
             if X is not given:  # columns have been picked by their names, which may be numbers
                 X = frames.with_words_as_names(X)
             if hasattr(self, "columns_") or (first and frames.needs_encoding(X)):
-                return self._read_frame(X, y, deal(len(X)) if sites is None else sites, seed, first=first)
+                sites = deal(len(X)) if sites is None else sites
+                return self._read_frame(X, y, sites, seed, sample_weight, first=first)
         elif streams.trains_from_sources(X, y):
             sources = streams.open_sources(X, y, sites)
             if first:
-                self._set_columns(streams.columns_of(next(iter(sources.values())), columns, (y, sites)))
+                streams.refuse_weights(sample_weight)
+                others = (*(y if streams.is_names(y) else [y]), sites, sample_weight)
+                self._set_columns(streams.columns_of(next(iter(sources.values())), columns, others))
             if encode:
                 self._agree_on_columns(frames.facts_of_sources(sources, list(self.feature_names_in_), sites))
-            return streams.rows_of(sources, self._reading, y, sites, seed)
+            return streams.rows_of(sources, self._reading, y, sites, seed, sample_weight)
         elif columns is not None:
             raise SettingsError("columns are names, of a frame or of a source of rows; pick an array's columns before")
         if y is not None:
             arrays.refuse_missing_responses(y)
-        X, y = validate_data(self, X, y, dtype=np.float64, reset=first, ensure_all_finite=False, y_numeric=True)
-        labels, index = factorise(deal(len(y)) if sites is None else sites, len(y))
-        arrays.refuse_bad_rows(X, self._columns, labels, index)
-        return arrays.by_site(X, y.astype(np.float64), labels, index, seed)
+        X, y = validate_data(
+            self, X, y, dtype=np.float64, reset=first, ensure_all_finite=False, y_numeric=True, multi_output=True
+        )
+        block = Block(X, y.astype(np.float64), arrays.weights_of(sample_weight, len(y)))
+        if sites is None and np.isfinite(X).all():
+            block = arrays.merged(counted(block))
+        labels, index = factorise(deal(block.n_rows) if sites is None else sites, block.n_rows)
+        arrays.refuse_bad_rows(block.X, self._columns, labels, index)
+        return arrays.by_site(block.X, block.y, labels, index, seed, block.weight)
 
-    def _read_frame(self, X: Any, y: Any, sites: Any, seed: int, *, first: bool) -> dict[Hashable, Rows]:
+    def _read_frame(
+        self, X: Any, y: Any, sites: Any, seed: int, sample_weight: Any, *, first: bool
+    ) -> dict[Hashable, Rows]:
         """Return the rows of each site of a frame whose columns are to be made numbers."""
         labels, index = factorise(sites, len(X))
         if first:
@@ -136,8 +151,9 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self._set_columns(list(next(iter(facts.values())).columns))
             self._agree_on_columns(facts)
         arrays.refuse_missing_responses(y)
-        numbers, y = check_X_y(self.columns_.encode(X), y, dtype=np.float64, y_numeric=True)
-        return arrays.by_site(numbers, y.astype(np.float64), labels, index, seed)
+        numbers, y = check_X_y(self.columns_.encode(X), y, dtype=np.float64, y_numeric=True, multi_output=True)
+        weight = arrays.weights_of(sample_weight, len(y))
+        return arrays.by_site(numbers, y.astype(np.float64), labels, index, seed, weight)
 
     def _agree_on_columns(self, facts: Mapping[Hashable, Any]) -> None:
         """Set what columns become, as all sites agree on it over the edges of the graph."""
@@ -214,7 +230,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Returns
         -------
-        ndarray of shape (n_rows,)
+        ndarray of shape (n_rows,) or (n_rows, n_outputs)
         """
         if streams.predicts_from_sources(X, sites):
             check_is_fitted(self)
@@ -263,43 +279,47 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return list({id(model): model for model in self.models_.values()}.values())
 
     def score(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> float:
-        """Return the coefficient of determination R^2 of `predict(X, sites)`; rows may have weights."""
-        if isinstance(y, str):
+        """Return the coefficient of determination R^2 of `predict(X, sites)`, the mean over outputs."""
+        if isinstance(y, str) or streams.is_names(y):
             if sample_weight is not None:
                 raise SettingsError("rows of sources cannot be weighted in score")
             return 1 - self.rse(X, y, sites)
         return float(r2_score(y, self.predict(X, sites), sample_weight=sample_weight))
 
-    def rse(self, X: Any, y: Any, sites: Any = None, metric: str = "own") -> float:
-        """Return the relative square error, sum (f - y)^2 / sum (y - mean y)^2.
+    def rse(self, X: Any, y: Any, sites: Any = None, metric: str = "own", sample_weight: Any = None) -> float:
+        """Return the relative square error, sum (f - y)^2 / sum (y - mean y)^2; its mean over several outputs.
 
         Parameters
         ----------
         X : array-like of shape (n_rows, n_columns), source, or mapping of site to source
-        y : array-like of shape (n_rows,), or str
-            For sources, the name of the response's column.
+        y : array-like of shape (n_rows,) or (n_rows, n_outputs), str, or list of str
+            For sources, the name of the response's column, or of each output's.
         sites : array-like of shape (n_rows,), or str, optional
         metric : {"own", "union"}, default="own"
             "own" predicts each row by its own site's model. "union" has every site's model predict all the
             rows and takes the mean over sites: how good is a site's model where other sites' data live?
+        sample_weight : array-like of shape (n_rows,), optional
+            How often each row counts; not for sources.
         """
         if metric not in ("own", "union"):
             raise SettingsError(f'unknown metric {metric!r}; choose "own" or "union"')
-        if isinstance(y, str):
+        if isinstance(y, str) or streams.is_names(y):
+            if sample_weight is not None:
+                raise SettingsError("rows of sources cannot be weighted in rse")
             return self._streamed_rse(X, y, sites, metric)
         if metric == "own":
-            return rse(y, self.predict(X, sites))
+            return rse(y, self.predict(X, sites), sample_weight)
         if is_frame(X) and isinstance(sites, str):
             X = frames.named(X, None, sites, names_of(self._reading)).X
         X = self._checked(X)
-        different = {id(model): rse(y, model.predict_encoded(X)) for model in self._different_models()}
+        different = {id(model): rse(y, model.predict_encoded(X), sample_weight) for model in self._different_models()}
         return float(np.mean([different[id(model)] for model in self.models_.values()]))
 
-    def _streamed_rse(self, X: Any, y: str, sites: Any, metric: str) -> float:
+    def _streamed_rse(self, X: Any, y: Any, sites: Any, metric: str) -> float:
         check_is_fitted(self)
         models = list(self.models_.values()) if metric == "union" else []
         responses: list[Array] = []
-        errors = np.zeros(max(len(models), 1))
+        errors: Any = 0.0
         for rows, truth, labels in streams.parts_of(X, self._reading, y, sites):
             assert truth is not None
             responses.append(truth)
@@ -308,8 +328,13 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 predictions = [known[id(model)] for model in models]
             else:
                 predictions = [self._predict(rows, labels)]
-            errors += [np.sum((prediction - truth) ** 2) for prediction in predictions]
-        return relative(float(errors.mean()), np.concatenate(responses))
+            errors = errors + np.array([np.sum((prediction - truth) ** 2, axis=0) for prediction in predictions])
+        return relative(np.mean(errors, axis=0), np.concatenate(responses))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from ..settings import AllReduceSettings, DKLASettings, FeatureSettings, SharedS
 from .base import SiteRegressor
 from .choosing import Choosing
 from .features import FeatureRegressor, NetworkRegressor
+from .network import are_weighted
 from .parameters import estimator, setting, settings_of
 from .procedures import train_allreduce, train_dkla
 
@@ -40,12 +41,12 @@ class DKLARegressor(NetworkRegressor):
     tol: float = setting(DKLASettings, "tol")
     max_rounds: int = setting(DKLASettings, "max_rounds")
 
-    def run_settings(self, sites: Sequence[Hashable]) -> DKLASettings:
-        """Return the settings of a run with these sites."""
-        return settings_of(self, DKLASettings, selecting_site=_name_among(self.selecting_site, sites))
+    def run_settings(self, sites: Sequence[Hashable], **changes: Any) -> DKLASettings:
+        """Return the settings of a run with these sites, and with other values of some."""
+        return settings_of(self, DKLASettings, selecting_site=_name_among(self.selecting_site, sites), **changes)
 
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
-        choosing, training = Choosing.of(self), train_dkla(self.run_settings(list(rows)))
+        choosing, training = Choosing.of(self), train_dkla(self.run_settings(list(rows), weighted=are_weighted(rows)))
         run = self._train(rows, self._graph(rows, seed), seed, training, choosing, self.network)
         self._keep(run, choosing.kernel_name(), choosing.sigmas()[0], tol=self.tol)
 
@@ -91,7 +92,8 @@ class AllReduceRegressor(NetworkRegressor):
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
         selecting = _name_among(self.selecting_site, list(rows))
         choosing = Choosing.of(self)
-        training = train_allreduce(settings_of(self, AllReduceSettings, selecting_site=selecting))
+        settings = settings_of(self, AllReduceSettings, selecting_site=selecting, weighted=are_weighted(rows))
+        training = train_allreduce(settings)
         run = self._train(rows, self._graph(rows, seed), seed, training, choosing, self.network)
         self._keep(run, choosing.kernel_name(), choosing.sigmas()[0])
 
@@ -112,7 +114,8 @@ class LocalRegressor(FeatureRegressor):
     features: Any = setting(FeatureSettings, "features")
 
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
-        choosing, training = Choosing.of(self), train_allreduce(settings_of(self, AllReduceSettings))
+        choosing = Choosing.of(self)
+        training = train_allreduce(settings_of(self, AllReduceSettings, weighted=are_weighted(rows)))
         run = self._train(rows, _without_edges(rows), seed, training, choosing)
         self._keep(run, choosing.kernel_name(), choosing.sigmas()[0])
 
@@ -130,7 +133,7 @@ class CentralizedRFF(FeatureRegressor):
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
         first, choosing = next(iter(rows)), Choosing.of(self)
         pooled: dict[Hashable, Rows] = {first: ChainedRows(list(rows.values()))}
-        training = train_allreduce(settings_of(self, AllReduceSettings))
+        training = train_allreduce(settings_of(self, AllReduceSettings, weighted=are_weighted(rows)))
         run = self._train(pooled, _without_edges(pooled), seed, training, choosing)
         self._keep(run, choosing.kernel_name(), choosing.sigmas()[0])
         self.models_ = dict.fromkeys(rows, self.models_[first])
@@ -155,12 +158,14 @@ class CentralizedKRR(SiteRegressor):
         if pooled.streamed:
             raise SettingsError("exact kernel ridge regression holds all rows in memory: load them, or CentralizedRFF")
         scaling = pooled.bounds if self.scale is not None else UNSCALED
-        X, y, *_ = pooled.scaled(scaling).arrays()
+        block = pooled.scaled(scaling).arrays()
+        X, y = block.X, block.y
+        root = np.ones(len(y)) if block.weight is None else np.sqrt(block.weight)
         kernel = make_kernel(self.kernel, self.sigma)
-        gram = kernel(X, X)
-        gram[np.diag_indices(len(y))] += len(y) * self.alpha
-        dual = cho_solve(cho_factor(gram, overwrite_a=True), y)
-        self.objective_ = float(self.alpha * (y @ dual))
+        gram = kernel(X, X) * np.outer(root, root)  # W^1/2 K W^1/2 + N alpha I, and W^1/2 times its solution
+        gram[np.diag_indices(len(y))] += pooled.weights.total * self.alpha
+        dual = (root * cho_solve(cho_factor(gram, overwrite_a=True), (y.T * root).T).T).T
+        self.objective_ = float(self.alpha * np.vdot(y, dual))
         header = self._header("all", name_of(self.kernel), self.sigma)
         self.models_ = dict.fromkeys(rows, KernelModel(header, kernel, X, dual, scaling))
 

@@ -27,7 +27,7 @@ from . import parameters
 from .base import unchanged_by_failure
 from .choosing import Choosing
 from .features import NetworkRegressor
-from .network import Run
+from .network import Run, are_weighted
 from .parameters import estimator, setting, settings_of
 from .procedures import train_dekrr, tuning_of
 from .updates import Standing, go_on
@@ -158,7 +158,7 @@ class DeKRRRegressor(NetworkRegressor):
                 f"with privacy give {', '.join(tuned)} as one number each: tuning would look at rows, which the budget "
                 "does not pay for"
             )
-        settings = self.run_settings()
+        settings = self.run_settings(weighted=are_weighted(rows))
         tuning = tuning_of(grids, folds=self.folds, objective=self.objective, prediction=self.prediction)
         if tuning is not None:
             settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
@@ -190,15 +190,15 @@ class DeKRRRegressor(NetworkRegressor):
         self._standing: Standing | None = None
         if all(outcome.privacy is None for outcome in run.outcomes.values()):
             rows = self.rows_ if with_rows else None
-            self._standing = Standing(self.graph_, seed, run.names, run.outcomes, run.n_rows, rows)
+            self._standing = Standing(self.graph_, seed, run.names, run.outcomes, run.n_rows, rows, run.weights)
 
-    def partial_fit(self, X: Any, y: Any, sites: Any = None, edges: Any = ()) -> Self:
+    def partial_fit(self, X: Any, y: Any, sites: Any = None, edges: Any = (), sample_weight: Any = None) -> Self:
         """Go on from a fitted network with new rows: the result of all rows with the same features and scaling.
 
         Parameters
         ----------
         X : array-like of shape (n_rows, n_columns), source, or mapping of site to source
-        y : array-like of shape (n_rows,), or str
+        y : array-like of shape (n_rows,) or (n_rows, n_outputs), str, or list of str
             For sources, the name of the response's column; see `fit`.
         sites : array-like of shape (n_rows,), or str, optional
             The site of every new row; at least `min_rows` for each site that has any. A new label is a site
@@ -206,22 +206,31 @@ class DeKRRRegressor(NetworkRegressor):
             sites there are.
         edges : sequence of (site, site)
             Edges to add to the graph; at least one for every site that joins.
+        sample_weight : array-like of shape (n_rows,), or str, optional
+            How often each new row counts; see `fit`.
         """
         if not hasattr(self, "models_"):
             if len(edges):
                 raise SettingsError("edges are added to the graph of a fitted network; before, give a topology")
-            return self.fit(X, y, sites)
+            return self.fit(X, y, sites, sample_weight=sample_weight)
         standing = self._require_standing()
         if self.exchange != "sums":
             raise SettingsError(
                 f'partial_fit adds up sums, but exchange is {self.exchange!r}: set it to "sums", or fit anew'
             )
-        new = self._read(X, y, sites, standing.seed, self._dealt_to_all, first=False)
+        new = self._read(X, y, sites, standing.seed, self._dealt_to_all, None, sample_weight, first=False)
+        self._refuse_other_outputs(new)
         joining = [label for label in new if label not in self.models_]
         if joining and not len(edges):
             raise DataError(f"sites {joining} are new: give their edges, as in edges=[(new, old), ...]")
         self._go_on(standing, standing.graph_with(edges, new), new)
         return self
+
+    def _refuse_other_outputs(self, new: Mapping[Hashable, Rows]) -> None:
+        known = next(iter(self.models_.values())).n_outputs
+        for label, rows in new.items():
+            if rows.n_outputs != known:
+                raise DataError(f"the new rows of site {label!r} have {rows.n_outputs} outputs; the fit had {known}")
 
     def remove_site(self, site: Hashable) -> Self:
         """Let a site leave a fitted network: the result of training without it, with the same features.
@@ -256,7 +265,9 @@ class DeKRRRegressor(NetworkRegressor):
 
     def _go_on(self, standing: Standing, graph: Any, new: Mapping[Hashable, Rows]) -> None:
         rows, choosing = standing.all_rows(graph, new), self._choosing()
-        settings = self.run_settings(alpha=self.alpha_, consensus=self.consensus_, own_weight=self.own_weight_)
+        settings = self.run_settings(
+            alpha=self.alpha_, consensus=self.consensus_, own_weight=self.own_weight_, weighted=are_weighted(rows)
+        )
         run = go_on(standing, graph, rows, new, choosing, self.sigma_, settings, self.network)
         with unchanged_by_failure(self):
             self.sites_, self.graph_, self.n_rows_ = list(rows), graph, run.n_rows

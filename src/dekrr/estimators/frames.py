@@ -27,17 +27,18 @@ class Named(NamedTuple):
     X : frame
     y : object
         An array, where it was a name or names.
-    sites : object
+    sites, weight : object
         An array, where it was a name.
     """
 
     X: Any
     y: Any
     sites: Any
+    weight: Any
 
 
-def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None) -> Named:
-    """Return a frame without the columns that are the response and the site, and these as arrays.
+def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None, weight: Any = None) -> Named:
+    """Return a frame without the columns that are the response, the site and the weight, and these as arrays.
 
     Parameters
     ----------
@@ -46,9 +47,10 @@ def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None) -> Named:
         `y` may be a list of names.
     columns : sequence of str, optional
         The columns to predict from; by default all others.
+    weight : array-like or name of a column, optional
     """
     outputs = [y] if isinstance(y, str) else y if is_names(y) else []
-    others = [*outputs, *([sites] if isinstance(sites, str) else [])]
+    others = [*outputs, *(name for name in (sites, weight) if isinstance(name, str))]
     if isinstance(sites, str) and sites in outputs:
         raise SettingsError(f"{sites!r} cannot be both the response and the site of a row")
     require_columns(X, others)
@@ -60,13 +62,15 @@ def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None) -> Named:
         y = array_of(X, y) if isinstance(y, str) else np.column_stack([array_of(X, name) for name in y])
     if isinstance(sites, str):
         sites = array_of(X, sites)
+    if isinstance(weight, str):
+        weight = array_of(X, weight)
     if columns is None:
         columns = [name for name in column_names(X) if name not in others]
     if not len(columns):
         raise DataError("the frame has no column to predict from")
     require_columns(X, columns)
     unchanged = list(columns) == column_names(X)
-    return Named(X if unchanged else select(X, columns), y, sites)
+    return Named(X if unchanged else select(X, columns), y, sites, weight)
 
 
 def with_words_as_names(X: Any) -> Any:

@@ -14,6 +14,7 @@ from ..networks.traffic import Traffic
 from ..protocols.outcome import Outcome
 from ..protocols.site import Procedure, Site
 from ..rows import Rows
+from ..rows.survey import Weighed
 
 Graph = Mapping[Hashable, Iterable[Hashable]]
 
@@ -42,6 +43,18 @@ class Run:
     def n_rows(self) -> dict[Hashable, int]:
         """How many rows each site has."""
         return {label: site.n_rows for label, site in self.sites.items()}
+
+    @property
+    def weights(self) -> dict[Hashable, Weighed] | None:
+        """The sums of the weights of each site's rows, where rows have some."""
+        if not are_weighted({label: site.rows for label, site in self.sites.items()}):
+            return None
+        return {label: site.rows.weights for label, site in self.sites.items()}
+
+
+def are_weighted(rows: Mapping[Hashable, Rows]) -> bool:
+    """Return whether rows of any site have weights: what all sites of a run must know."""
+    return any(own_rows.weighted for own_rows in rows.values())
 
 
 def seed_of(random_state: Any) -> int:

@@ -34,12 +34,23 @@ class Part(NamedTuple):
 
 def trains_from_sources(X: Any, y: Any) -> bool:
     """Return whether rows to train on come from sources; a frame does where the response is one of its columns."""
-    return is_mapping(X) or isinstance(y, str)
+    return is_mapping(X) or isinstance(y, str) or is_names(y)
+
+
+def is_names(y: Any) -> bool:
+    """Return whether `y` is a list of names: of the column of each output."""
+    return isinstance(y, list | tuple) and bool(y) and all(isinstance(name, str) for name in y)
 
 
 def predicts_from_sources(X: Any, sites: Any) -> bool:
     """Return whether rows to predict come from sources; a frame does where one of its columns has the site."""
     return is_mapping(X) or is_source(X) or (isinstance(sites, str) and column_names(X) is not None)
+
+
+def refuse_weights(weight: Any) -> None:
+    """Refuse weights of rows of sources that are not the name of a column."""
+    if weight is not None and not isinstance(weight, str):
+        raise DataError(f"for sources, sample_weight is the name of a column; got {type(weight).__name__}")
 
 
 def open_sources(X: Any, y: Any, sites: Any) -> dict[Hashable, Source]:
@@ -48,12 +59,12 @@ def open_sources(X: Any, y: Any, sites: Any) -> dict[Hashable, Source]:
     Parameters
     ----------
     X : source, or mapping of site to source
-    y : str or None
-        The response's column.
+    y : str, list of str, or None
+        The response's column, or those of several outputs.
     sites : str or None
         The column that has the site.
     """
-    if y is not None and not isinstance(y, str):
+    if y is not None and not isinstance(y, str) and not is_names(y):
         raise DataError(f"for sources, y is the name of the response's column; got {type(y).__name__}")
     if is_mapping(X) and sites is not None:
         raise DataError("a mapping of site to source says whose the rows are: leave sites out")
@@ -86,7 +97,12 @@ def columns_of(source: Source, wanted: Sequence[str] | None, others: Sequence[st
 
 
 def rows_of(
-    sources: Mapping[Hashable, Source], columns: AnyColumns, y: str | None, sites: str | None, seed: int
+    sources: Mapping[Hashable, Source],
+    columns: AnyColumns,
+    y: str | Sequence[str] | None,
+    sites: str | None,
+    seed: int,
+    weight: Any = None,
 ) -> dict[Hashable, Rows]:
     """Return the rows of each site, which are read when they are needed; one table with a site column is read at once.
 
@@ -101,16 +117,19 @@ def rows_of(
         The column that has the site.
     seed : int
         Of the sites' samples.
+    weight : str, optional
+        The column that has the weight of each row.
     """
+    refuse_weights(weight)
     if sites is not None:
         if y is None or isinstance(columns, int):
             raise DataError("a source with a site column must have named columns, with y the response's name")
-        return split_by_site(next(iter(sources.values())), columns, y, sites, seed)
+        return split_by_site(next(iter(sources.values())), columns, y, sites, seed, weight)
     labels, _ = factorise(list(sources), len(sources))
-    return {label: StreamedRows(sources[label], columns, y, seed=seed) for label in labels}
+    return {label: StreamedRows(sources[label], columns, y, weight=weight, seed=seed) for label in labels}
 
 
-def parts_of(X: Any, columns: AnyColumns, y: str | None, sites: Any) -> Iterator[Part]:
+def parts_of(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, sites: Any) -> Iterator[Part]:
     """Yield rows, responses where `y` names them, and site labels, of each batch of a source or of several.
 
     Parameters
@@ -130,11 +149,12 @@ def parts_of(X: Any, columns: AnyColumns, y: str | None, sites: Any) -> Iterator
         yield from _parts_of_one(X, columns, y, sites)
 
 
-def _parts_of_one(X: Any, columns: AnyColumns, y: str | None, sites: Any) -> Iterator[Part]:
+def _parts_of_one(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, sites: Any) -> Iterator[Part]:
     source, seen = open_source(X, once=True), 0
     if sites is not None and not isinstance(sites, str | np.ndarray):
         sites = list(sites)
-    for batch in source.batches(columns, y, sites if isinstance(sites, str) else None):
+    names = [y] if y is None or isinstance(y, str) else y
+    for batch in source.batches(columns, *names, sites if isinstance(sites, str) else None):
         if y is None:
             rows, responses = inputs_of(batch, columns), None
         else:

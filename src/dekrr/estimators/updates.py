@@ -13,6 +13,7 @@ from ..labels import names_with
 from ..networks.base import Connect
 from ..protocols.outcome import Outcome
 from ..rows import ArrayRows, ChainedRows, Rows
+from ..rows.survey import Weighed
 from ..settings import DeKRRSettings
 from ..types import Block
 from . import network
@@ -27,16 +28,25 @@ class ForgottenRows(Rows):
     Parameters
     ----------
     n_rows, n_columns : int
+    weights : Weighed, optional
+        The sums of their weights, where they had some.
     """
 
-    def __init__(self, n_rows: int, n_columns: int) -> None:
+    def __init__(self, n_rows: int, n_columns: int, weights: Weighed | None = None) -> None:
         self._n_rows = n_rows
         self.n_columns = n_columns
+        self.weighted = weights is not None
+        self._weights = weights
 
     @property
     def n_rows(self) -> int:
         """How many rows there were."""
         return self._n_rows
+
+    @property
+    def weights(self) -> Weighed:
+        """The sums of the rows' weights."""
+        return Weighed(float(self._n_rows), float(self._n_rows)) if self._weights is None else self._weights
 
     def blocks(self, size: int) -> Iterator[Block]:
         """Refuse."""
@@ -59,6 +69,8 @@ class Standing:
         How many rows are in the sums.
     rows : mapping of label to Rows, or None
         The rows themselves, where they were kept.
+    weights : mapping of label to Weighed, or None
+        The sums of the rows' weights, where they had some.
     """
 
     graph: Any
@@ -67,6 +79,7 @@ class Standing:
     outcomes: Mapping[Hashable, Outcome]
     n_rows: Mapping[Hashable, int]
     rows: Mapping[Hashable, Rows] | None
+    weights: Mapping[Hashable, Weighed] | None = None
 
     def graph_with(self, edges: Any, new: Mapping[Hashable, Rows]) -> Any:
         """Return the graph with more edges, and with the sites of new rows."""
@@ -88,7 +101,12 @@ class Standing:
             parts = [every[label] for every in (self.rows or {}, new) if label in every]
             if self.rows is None and label in self.n_rows:
                 n_new, n_columns = sum(part.n_rows for part in parts), self.outcomes[label].feature_map.n_columns
-                parts = [ForgottenRows(self.n_rows[label] + n_new, n_columns)]
+                weights = None if self.weights is None else self.weights[label]
+                if weights is not None or any(part.weighted for part in parts):
+                    weights = weights or Weighed(float(self.n_rows[label]), float(self.n_rows[label]))
+                    for part in parts:
+                        weights = weights.plus(part.weights)
+                parts = [ForgottenRows(self.n_rows[label] + n_new, n_columns, weights)]
             rows[label] = ChainedRows(parts) if len(parts) > 1 else parts[0]
         return rows
 
@@ -134,7 +152,8 @@ def go_on(
     def procedure(label: Hashable, site: Any) -> Any:
         before = standing.outcomes.get(label)
         size = before.feature_map.n_features if before else choosing.sizes(labels)[label]
-        nothing = ArrayRows(np.empty((0, site.rows.n_columns)), np.empty(0))
+        outputs = next(iter(standing.outcomes.values())).coefficients.shape[1:]
+        nothing = ArrayRows(np.empty((0, site.rows.n_columns)), np.empty((0, *outputs)))
         return update_dekrr(site, before, new.get(label, nothing), choosing.chooser(size, sigma), settings)
 
     return network.run(sites, procedure, connect)

@@ -16,6 +16,10 @@ other entries, is therefore the Gaussian mechanism for the L2 sensitivity sqrt(9
 (epsilon, delta) and draws the noise, from the operating system's secure source and without the holes that
 floating-point noise has.
 
+With k outputs y_n is a vector whose entries are within [-1, 1]. It is divided by sqrt(k), so that |y_n| <= 1, and the
+bound is the same: |yz' - tv'|^2 = |y|^2 + |t|^2 - 2 (y't)(z'v). The noise on m is then sqrt(k) times as large in the
+units of one output. A row of weight w would move (G, m) w times as far, so that rows with weights are refused.
+
 The perturbed G is made positive semidefinite by dropping its negative eigenvalues, and the ridge grows by
 `RIDGE` s sqrt(D): the idea of AdaSSP (Wang, Revisiting differentially private linear regression, UAI 2018)
 with a smaller factor, because the neighbours' agreement stabilises the solution too.
@@ -91,8 +95,10 @@ class GaussianSums:
 
     def perturb(self, sums: OwnSums) -> OwnSums:
         """Return the sums with noise; G is positive semidefinite and y'y, which no site needs, is left out."""
-        gram, moment = unpack(np.asarray(self._measurement(pack(sums.gram, sums.moment).tolist())), len(sums.moment))
-        return OwnSums(nearest_positive(gram), moment, 0.0)
+        root = np.sqrt(sums.moment[0].size)  # of the number of outputs
+        noisy = np.asarray(self._measurement(pack(sums.gram, sums.moment / root).tolist()))
+        gram, moment = unpack(noisy, sums.moment.shape)
+        return OwnSums(nearest_positive(gram), moment * root, 0.0)
 
     def ridge(self, n_features: int) -> float:
         """Return what to add to the ridge of a sum over rows, so that noise in G does not dominate."""
@@ -102,12 +108,13 @@ class GaussianSums:
 def pack(gram: Array, moment: Array) -> Array:
     """Return (G, m) as one vector whose Euclidean norm is that of G (Frobenius) and m together."""
     size = len(moment)
-    return np.concatenate([pack_symmetric(gram) * _weights(size), moment])
+    return np.concatenate([pack_symmetric(gram) * _weights(size), moment.ravel()])
 
 
-def unpack(vector: Array, size: int) -> tuple[Array, Array]:
-    """Undo `pack`."""
-    return unpack_symmetric(vector[:-size] / _weights(size), size), vector[-size:]
+def unpack(vector: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Undo `pack`; `shape` is that of m."""
+    size, n_moments = shape[0], int(np.prod(shape))
+    return unpack_symmetric(vector[:-n_moments] / _weights(size), size), vector[-n_moments:].reshape(shape)
 
 
 def _weights(size: int) -> Array:

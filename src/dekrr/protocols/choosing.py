@@ -10,6 +10,7 @@ from ..privacy.rows_per_feature import check_leverages, check_rows_of_shortlists
 from ..rows import ArrayRows, Rows
 from ..rows.survey import sampled
 from ..selection import Chooser, Pool
+from ..selection.choosers import weights_for
 from ..statistics import accumulate, pack_symmetric, unpack_symmetric
 from ..types import Array
 from .masking import ROOM, unit_of, unit_of_gram
@@ -70,9 +71,10 @@ class ByGain(Allocation):
         if roster.n_sites == 1:
             return mean
         sample, width = start.rows.sample, chooser.width
-        gains = sample.expansion * chooser.gains(sample.X, sample.y, _MOST_OF_MEAN * mean // width, start.site.rng())
+        n_taken, weight = _MOST_OF_MEAN * mean // width, weights_for(chooser, "gains", sample.weight)
+        gains = sample.expansion * chooser.gains(sample.X, sample.y, n_taken, start.site.rng(), **weight)
         gains = np.maximum.accumulate(gains[::-1])[::-1]
-        candidates = np.sum(gains[:, None] >= _THRESHOLDS * roster.n_rows, axis=0)
+        candidates = np.sum(gains[:, None] >= _THRESHOLDS * roster.n_counted, axis=0)
         wanted = width * np.maximum(candidates, max(1, mean // _MOST_OF_MEAN // width)).astype(float)
         masks = (yield from start.masking.agreed()) if start.masking is not None else None
         total = yield from tree_sum(
@@ -124,7 +126,8 @@ def choose(start: Start, run: Run, shortlist: Pool | None = None) -> Procedure[F
         if shortlist is None:
             fewest_rows = min(sampled(roster.rows[p]) for p in site.neighbors)
             limited = limit_shortlist(chooser, fewest_rows, run.settings.rows_per_feature)
-            shortlist = limited.shortlisted(sample.X, sample.y, site.rng())
+            weight = weights_for(limited, "shortlisted", sample.weight)
+            shortlist = limited.shortlisted(sample.X, sample.y, site.rng(), **weight)
         own_map = shortlist.feature_map
     maps = yield from exchange_shortlists(site, own_map, run)
     around = yield from _sums_of_neighbors(start, own_map, maps, _answers(site, sample, maps, run))
@@ -140,7 +143,8 @@ def choose_alone(site: Site, rows: Rows, chooser: Chooser) -> FeatureMap:
     """Return features chosen from the site's own scaled rows; a chooser that uses none is shown none."""
     if not chooser.uses_rows:
         return chooser.select(np.empty((0, rows.n_columns)), np.empty(0), site.rng())
-    return chooser.select(rows.sample.X, rows.sample.y, site.rng())
+    sample = rows.sample
+    return chooser.select(sample.X, sample.y, site.rng(), **weights_for(chooser, "select", sample.weight))
 
 
 def limit_shortlist(chooser: Chooser, fewest_rows: int, rows_per_feature: float) -> Chooser:
@@ -151,7 +155,7 @@ def limit_shortlist(chooser: Chooser, fewest_rows: int, rows_per_feature: float)
 def _answers(site: Site, sample: ArrayRows, maps: dict[str, FeatureMap], run: Run) -> dict[str, Moments]:
     """Return the site's sums over its neighbours' shortlists; refuse those that it must not send."""
     settings = run.settings
-    check_rows_of_shortlists(site.name, sample.n_rows, maps, settings.rows_per_feature)
+    check_rows_of_shortlists(site.name, sample.n_effective, maps, settings.rows_per_feature)
     if settings.max_leverage < 1:
         check_leverages(site.name, sample, None, maps, settings.rows_per_feature)
     site.ledger.admit(maps, settings.max_maps)
@@ -209,5 +213,5 @@ def _choose_with(
     own, _ = accumulate(sample, shortlist.feature_map, {})
     share = 1 / len(site.neighbors)
     gram = own.gram + share * unpack_symmetric(around.gram, len(own.gram))
-    n_rows = sample.n_rows * sample.expansion + share * sum(roster.rows[p] for p in site.neighbors)
+    n_rows = sample.weights.total * sample.expansion + share * sum(roster.weight_of(p) for p in site.neighbors)
     return chooser.choose_from(shortlist, gram, own.moment + share * around.moment, n_rows)

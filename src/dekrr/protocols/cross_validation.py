@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import DataError
 from ..rows.survey import sampled
 from ..selection import Pool
+from ..selection.choosers import weights_for
 from ..types import Array
 from .choosing import asks_neighbors, choose, limit_shortlist
 from .exchange import ExactSums
@@ -63,7 +64,16 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
         shortlists: list[Pool | None] = [None] * tuning.folds
         if asks_neighbors(site, run.chooser):
             limited = limit_shortlist(run.chooser, fewest_rows, settings.rows_per_feature)
-            shortlists = [*limited.fold_shortlists(rows.X, rows.y, fold_of, tuning.folds, site.rng())]
+            shortlists = [
+                *limited.fold_shortlists(
+                    rows.X,
+                    rows.y,
+                    fold_of,
+                    tuning.folds,
+                    site.rng(),
+                    **weights_for(limited, "fold_shortlists", rows.weight),
+                )
+            ]
         ready: list[SetUp] = []
         for fold in range(tuning.folds):
             outside = replace(start, rows=rows.take(fold_of != fold))
@@ -77,7 +87,7 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
         largest = _HOPELESS * 2.0 ** (masks.rows + 2 * masks.responses)
         total = yield from tree_sum(site, roster, np.fmin(own, largest), masks, largest)
     best = tuning.grid[int(np.argmin(total))]
-    return Tuned(*best, grid=tuning.grid, errors=total / roster.n_rows)
+    return Tuned(*best, grid=tuning.grid, errors=total / roster.n_counted)
 
 
 def set_up(start: Start, run: Run, shortlist: Pool | None = None) -> Procedure[SetUp]:

@@ -26,6 +26,7 @@ from .run import Run
 from .site import Procedure, Site
 from .stages import Start
 from .tuning import Tuning
+from .weighing import equal_outputs, weigh_rows
 
 
 def train(
@@ -91,7 +92,13 @@ def begin(site: Site, run: Run) -> Procedure[Start]:
     roll = RollCall(site)
     if run.counts_rows_first:
         yield from roll.roster()
+    if run.settings.weighted:
+        yield from weigh_rows(site, roll)
     scaling = yield from run.preparation.agree(site, roll)
+    if run.preparation.is_agreed and site.rows.n_outputs > 1:
+        start = start_of(site, scaling, roll, run)
+        masks = (yield from start.masking.agreed()) if start.masking is not None else None
+        scaling = yield from equal_outputs(start.rows, scaling, site, roll, masks)
     return start_of(site, scaling, roll, run)
 
 

@@ -15,7 +15,7 @@ from ..privacy.rows_per_feature import check_leverages, check_rows
 from ..rows import Rows
 from ..selection import Chooser
 from ..settings import DeKRRSettings
-from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric
+from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric, weighted_features
 from ..types import Block
 from .masking import ROOM, unit_of_gram
 from .run import Exchange, Run
@@ -31,12 +31,12 @@ class ExactSums(Exchange):
         site, rows, maps, settings = start.site, start.rows, offers.maps, run.settings
         is_counted = start.roll.is_over
         if is_counted:
-            check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature)
+            check_rows(site.name, rows.n_effective, own_map, maps, settings.rows_per_feature)
         site.ledger.admit(maps, settings.max_maps)
         own, sent = sum_up(site, rows, own_map, maps, settings)
         if not is_counted:
             site.require_rows(settings.min_rows)
-            check_rows(site.name, rows.n_rows, own_map, maps, settings.rows_per_feature)
+            check_rows(site.name, rows.n_effective, own_map, maps, settings.rows_per_feature)
         roster = yield from start.roll.roster()
         received = yield from self.trade(start, own_map, offers, sent)
         return SetUp(roster, own_map, maps, offers.degrees, own, received, self.kept(sent), masked=self.is_masked)
@@ -160,10 +160,10 @@ class FeaturesOfRows(Exchange):
         """Trade features of rows, and sum over them."""
         roster, maps = (yield from start.roll.roster()), offers.maps
         own, sent = accumulate(start.rows, own_map, maps)
-        X = start.rows.arrays().X
-        own_features = own_map(X)
+        block = start.rows.arrays()
+        own_features = weighted_features(own_map, block)
         inbox = expect(
-            (yield {p: RowFeatures(own_features, feature_map(X)) for p, feature_map in maps.items()}),
+            (yield {p: RowFeatures(own_features, weighted_features(theirs, block)) for p, theirs in maps.items()}),
             RowFeatures,
             own={p: (-1, maps[p].n_features) for p in maps},
             receivers=dict.fromkeys(maps, (-1, own_map.n_features)),
@@ -231,8 +231,8 @@ def sum_and_digest(rows: Rows, shared: FeatureMap, maps: Mapping[str, FeatureMap
     digest = hashlib.sha256()
 
     def clipped(block: Block) -> Block:
-        if block.weight is not None or block.y.ndim > 1:
-            raise SettingsError("the privacy budget is for one output and rows that count once each")
+        if block.weight is not None:
+            raise SettingsError("the privacy budget is for rows that count once each: leave the weights out")
         y = clip_responses(block.y)
         for part in (block.X, y):
             digest.update(np.ascontiguousarray(part).data)

@@ -241,7 +241,7 @@ class Masking:
             weight = self._rows.sample.arrays().weight
             if weight is not None:
                 mass = max(mass, 2 * float(np.sum(weight)) * self._rows.sample.expansion * roster.n_sites)
-            if isinstance(self._scaling, Unscaled):
+            if isinstance(self._scaling, Unscaled) or self._rows.n_outputs > 1:
                 bounds = self._rows.bounds
                 ends = np.abs([bounds.lower, bounds.upper])[:, self._rows.n_columns :]
                 largest = float(np.max(ends, initial=0.0))

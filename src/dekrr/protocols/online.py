@@ -30,6 +30,7 @@ from .rounds import assemble, rounds
 from .run import Run
 from .site import Procedure, Site
 from .stages import Offers, SetUp, Start
+from .weighing import weigh_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,8 @@ def go_on(
     _check_new_rows(site, new, settings)
     roll = RollCall(site)
     yield from roll.roster()
+    if settings.weighted:
+        yield from weigh_rows(site, roll)
     met = before.ready.maps if before is not None and before.ready is not None else {}
     update = _Update(before, new, tuple(p for p in site.neighbors if p in met))
     scaling = yield from _pass_on_scaling(site, update, run)
@@ -114,10 +117,10 @@ def _check_new_rows(site: Site, new: Rows, settings: DeKRRSettings) -> None:
     A deployment's guards count them even where the site has no neighbour now. A neighbour that comes back would get
     sums over all rows, and has those over the rows before.
     """
-    if 0 < new.n_rows < settings.min_rows and (site.neighbors or settings.rows_per_feature):
+    if new.n_rows > 0 and new.n_effective < settings.min_rows and (site.neighbors or settings.rows_per_feature):
         raise DataError(
-            f"site {site.name!r} has {new.n_rows} new rows, fewer than min_rows={settings.min_rows}: sums over so few "
-            "would give them away; hold them back until there are more"
+            f"site {site.name!r} has {new.n_effective} new rows, fewer than min_rows={settings.min_rows}: sums over so "
+            "few would give them away; hold them back until there are more"
         )
 
 
@@ -165,9 +168,9 @@ def _exchange_sums(start: Start, own_map: FeatureMap, offers: Offers, update: _U
     site, rows, maps, settings = start.site, start.rows, offers.maps, run.settings
     familiar = {p: maps[p] for p in update.known}
     strangers = {p: maps[p] for p in maps if p not in update.known}
-    check_rows(site.name, site.n_rows, own_map, strangers, settings.rows_per_feature)
+    check_rows(site.name, site.n_effective, own_map, strangers, settings.rows_per_feature)
     if update.new.n_rows and update.before is not None:
-        check_rows(site.name, update.new.n_rows, own_map, maps, settings.rows_per_feature)
+        check_rows(site.name, update.new.n_effective, own_map, maps, settings.rows_per_feature)
     site.ledger.admit(maps, settings.max_maps)
     if update.before is None:
         own, changes = sum_up(site, rows, own_map, maps, settings)

@@ -26,12 +26,13 @@ def agree_on_scaling(site: Site, roster: Roster) -> Procedure[Scaling]:
     return Scaling(lower, upper)
 
 
-def public_scaling(bounds: BoundsPair, n_columns: int) -> Scaling:
-    """Return the scaling by bounds that everybody knows beforehand: of the columns, then of the response."""
+def public_scaling(bounds: BoundsPair, n_columns: int, n_outputs: int = 1) -> Scaling:
+    """Return the scaling by bounds that everybody knows beforehand: of the columns, then of each output."""
     lower, upper = (np.asarray(bound, dtype=float) for bound in bounds)
-    if not (lower.shape == upper.shape == (n_columns + 1,) and np.isfinite([lower, upper]).all()):
+    if not (lower.shape == upper.shape == (n_columns + n_outputs,) and np.isfinite([lower, upper]).all()):
+        last = "the response last" if n_outputs == 1 else f"those of the {n_outputs} outputs last"
         raise SettingsError(
-            f"bounds must be {n_columns + 1} finite lower and upper values each, the response last; "
+            f"bounds must be {n_columns + n_outputs} finite lower and upper values each, {last}; "
             f"got {lower.size} and {upper.size}"
         )
     if not (lower < upper).all():
@@ -47,9 +48,12 @@ class Preparation(ABC):
     ----------
     looks_at_rows : str
         What of the rows is looked at before their sums, and what to take instead; empty where nothing is.
+    is_agreed : bool
+        Whether sites agree on units by their rows, so that outputs can be brought to one variance too.
     """
 
     looks_at_rows: str = ""
+    is_agreed: bool = False
 
     def reasons(self, site: Site) -> list[str]:
         """Return why a site cannot be part of the run."""
@@ -63,6 +67,7 @@ class Preparation(ABC):
 class AgreedBounds(Preparation):
     """By the smallest and largest value of each column over all sites, which the sites tell each other."""
 
+    is_agreed = True
     looks_at_rows = "the smallest and largest values of the rows would be sent: give public bounds, or scale=None"
 
     def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
@@ -83,17 +88,23 @@ class PublicBounds(Preparation):
 
     bounds: BoundsPair
 
+    def _n_outputs(self, site: Site) -> int:
+        """Return the number of outputs; rows that would have to be read for it have as many as there are bounds."""
+        if site.rows.knows_outputs:
+            return site.rows.n_outputs
+        return max(1, len(self.bounds[0]) - site.rows.n_columns)
+
     def reasons(self, site: Site) -> list[str]:
         """Return in what way the bounds do not fit the site's columns."""
         try:
-            public_scaling(self.bounds, site.rows.n_columns)
+            public_scaling(self.bounds, site.rows.n_columns, self._n_outputs(site))
         except SettingsError as error:
             return [str(error)]
         return []
 
     def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
         """Return the scaling."""
-        return without_exchange(public_scaling(self.bounds, site.rows.n_columns))
+        return without_exchange(public_scaling(self.bounds, site.rows.n_columns, self._n_outputs(site)))
 
 
 class OwnUnits(Preparation):

@@ -34,6 +34,10 @@ class RollCall:
         """Whether the roll has been called, so that all rows are counted."""
         return self._roster is not None
 
+    def found(self, roster: Roster) -> None:
+        """Keep what has been found besides."""
+        self._roster = roster
+
     def roster(self) -> Procedure[Roster]:
         """Return what the roll call finds; it takes exchanges the first time alone."""
         if self._roster is None:

@@ -26,6 +26,10 @@ class Roster:
         Hops from the root to this site.
     parent : str or None
         This site's neighbour on the way to the root.
+    weights : mapping of site to float, optional
+        Where rows have weights, the sum of them at this site and at each neighbour.
+    total_weight : float, optional
+        Where rows have weights, the sum of them over all sites.
     """
 
     rows: Mapping[str, int]
@@ -34,6 +38,17 @@ class Roster:
     root: str
     depth: int
     parent: str | None
+    weights: Mapping[str, float] | None = None
+    total_weight: float | None = None
+
+    def weight_of(self, site: str) -> float:
+        """Return the sum of the weights at this site or at a neighbour: the number of rows where they have none."""
+        return float(self.rows[site]) if self.weights is None else self.weights[site]
+
+    @property
+    def n_counted(self) -> float:
+        """What the rows of all sites count together: N of the objective, their number where they have no weights."""
+        return float(self.n_rows) if self.total_weight is None else self.total_weight
 
     @property
     def height(self) -> int:

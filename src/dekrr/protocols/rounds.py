@@ -106,7 +106,7 @@ def _speaker(start: Start, ready: SetUp, run: Run) -> Procedure[OpenRounds | Mas
     masks = yield from start.masking.agreed()
     products = {p: products_of(sums.cross, ready.maps[p], len(ready.maps)) for p, sums in ready.sent.items()}
     units = unit_of(ready.own_map).reshape(-1, *[1] * (ready.own.moment.ndim - 1))
-    return MaskedRounds(masks, products, units, run.settings.consensus / ready.roster.n_rows)
+    return MaskedRounds(masks, products, units, run.settings.consensus / ready.roster.n_counted)
 
 
 def _overflow(known: Mapping[str, Array]) -> DekrrError:

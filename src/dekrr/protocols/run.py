@@ -122,7 +122,7 @@ class Run:
         A run that wants nothing of its rows but their sums calls the roll after it has summed. One pass over rows on
         disk then counts them too. All sites of a run answer alike.
         """
-        return bool(self.looks_at_rows) or self.max_leverage < 1
+        return bool(self.looks_at_rows) or self.max_leverage < 1 or self.settings.weighted
 
     @property
     def proves_features(self) -> bool:
@@ -140,6 +140,13 @@ class Run:
         """
         reasons = [*also, *self.preparation.reasons(site), *self.allocation.reasons(site, self)]
         reasons += self.exchange.reasons(site, self)
+        if self.settings.privacy is not None and (self.settings.weighted or site.rows.weighted):
+            reasons.append(
+                "the privacy budget is for rows that count once each: a row of weight w would move the sums w times as "
+                "far; leave the weights out"
+            )
+        if site.rows.weighted and not self.settings.weighted:
+            reasons.append(f"the rows of site {site.name!r} have weights, but the run is not set to be weighted")
         if self.settings.privacy is not None and self.looks_at_rows:
             reasons.append("this run cannot keep its privacy budget: " + "; ".join(self.looks_at_rows))
         if reasons:

@@ -99,7 +99,7 @@ def score_grid(
     speaker: OpenRounds | MaskedRounds = OpenRounds(site)
     for consensus in tuning.consensuses:
         if masks is not None:
-            factor = consensus / (share * ready[0].roster.n_rows)
+            factor = consensus / (share * ready[0].roster.n_counted)
             speaker = MaskedRounds(masks, products, units, factor, is_cut=True)
         systems = []
         for one in ready:

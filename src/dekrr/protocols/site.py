@@ -102,8 +102,19 @@ class Site:
         admission = self.admission or learn(self.rows.sample, max_leverage)
         return replace(self, rows=self.rows.admitted(admission), admission=admission)
 
+    @property
+    def n_effective(self) -> int:
+        """How many rows of equal weights the site's rows are worth: what guards count; see `rows.survey.Weighed`."""
+        return self.rows.n_effective
+
     def require_rows(self, at_least: int) -> None:
         """Refuse to send sums over so few rows that they come close to being the rows."""
+        if self.neighbors and self.n_rows >= at_least > self.n_effective:
+            raise DataError(
+                f"the weights of the {self.n_rows} rows of site {self.name!r} are so unequal that sums over them come "
+                f"close to sums over {self.n_effective} rows, fewer than min_rows={at_least}: these would give the "
+                "heaviest rows away; even the weights out, join the site to another, or lower min_rows"
+            )
         if self.neighbors and self.n_rows < at_least:
             raise DataError(
                 f"site {self.name!r} has {self.n_rows} row{'s' * (self.n_rows != 1)}, fewer than min_rows={at_least}: "

@@ -92,17 +92,16 @@ class SetUp:
 
     def system(self, alpha: float, consensus: float) -> SiteSystem:
         """Return the site's block row of the linear system, and what it is assembled from."""
-        alpha += self.roster.n_sites * self.ridge / self.roster.n_rows
+        alpha += self.roster.n_sites * self.ridge / self.roster.n_counted
         weights = self.weights(alpha, consensus)
         return SiteSystem.assembled(self.own, self.received, self.sent, weights, consensus)
 
     def weights(self, alpha: float, consensus: float, share: float = 1.0) -> Weights:
         """Return the weights of the objective's terms when a `share` of all rows is in the sums.
 
-        N is the number of rows of all sites, as the roll call counts them. Weights of rows are in the sums and not in
-        N.
+        N is the number of rows of all sites, or the sum of their weights where they have some.
         """
-        n_rows = self.roster.n_rows * share
+        n_rows = self.roster.n_counted * share
         return Weights(
             n_rows=n_rows,
             n_sites=self.roster.n_sites,

@@ -109,7 +109,37 @@ def block_of(
         y = _numbers(batch, _column(batch, response), repr(response))
     else:
         y = np.column_stack([_numbers(batch, _column(batch, name), repr(name)) for name in response])
-    return Block(X, y, None if weight is None else _numbers(batch, _column(batch, weight), repr(weight)))
+    if weight is None:
+        return Block(X, y)
+    weights = _numbers(batch, _column(batch, weight), repr(weight))
+    require_weights(weights, f"{batch.where}, column {weight!r}: ", batch.start)
+    return Block(X, y, weights)
+
+
+def require_weights(weights: Array, where: str = "", start: int = 0) -> None:
+    """Refuse weights that are NaN, infinite or negative, and say where the first one is.
+
+    Parameters
+    ----------
+    weights : ndarray of shape (n_rows,)
+    where : str
+        What the error begins with.
+    start : int
+        The number of rows before these.
+    """
+    bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if bad.size:
+        raise DataError(
+            f"{where}row {start + bad[0]} has the weight {weights[bad[0]]:g}; a weight is a finite number of at "
+            "least 0, and 0 leaves the row out"
+        )
+
+
+def counted(block: Block) -> Block:
+    """Return the rows of positive weight: rows of weight 0 are as if they were not there."""
+    if block.weight is None or (block.weight > 0).all():
+        return block
+    return block.take(block.weight > 0)
 
 
 def inputs_of(batch: Batch, columns: AnyColumns) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import SettingsError
 from ..scaling import AnyScaling, Scaling, Unscaled
 from ..types import Array, Block
-from .survey import Survey, sampled
+from .survey import Survey, Weighed, sampled
 
 _BLOCK_ROWS = 1 << 14  # the block size of passes that compute very little per row
 Admits = Callable[[Array], np.ndarray]
@@ -27,6 +27,8 @@ class Rows(ABC):
     n_columns : int
     streamed : bool
         Whether the rows are read in batches; `arrays` is then not available.
+    weighted : bool
+        Whether the rows have weights.
     expansion : float
         The number of rows of the site that each of these rows stands for; above 1 for a sample. It is not the weight of
         a single row, which is in the `Block`.
@@ -36,6 +38,7 @@ class Rows(ABC):
 
     n_columns: int
     streamed: bool = False
+    weighted: bool = False
     expansion: float = 1.0
     seed: int = 0
 
@@ -55,6 +58,27 @@ class Rows(ABC):
     def n_rows(self) -> int:
         """The number of rows."""
         return self.survey.n_rows
+
+    @property
+    def knows_outputs(self) -> bool:
+        """Whether the number of outputs is known without reading rows."""
+        return True
+
+    @property
+    def n_outputs(self) -> int:
+        """The number of outputs: 1 where responses are a vector."""
+        shape = next(iter(self.blocks(_BLOCK_ROWS))).y.shape[1:]
+        return int(shape[0]) if shape else 1
+
+    @property
+    def n_effective(self) -> int:
+        """How many rows of equal weights these rows are worth: what guards count; see `dekrr.rows.survey.Weighed`."""
+        return min(self.n_rows, int(self.weights.n_effective + 1e-6)) if self.weighted else self.n_rows
+
+    @property
+    def weights(self) -> Weighed:
+        """The sums over the rows' weights; a row without a weight counts once."""
+        return self.survey.weights
 
     @property
     def bounds(self) -> Scaling:
@@ -129,6 +153,7 @@ class ArrayRows(Rows):
         seed: int = 0,
     ) -> None:
         self._block = Block(X, y, weight)
+        self.weighted = weight is not None
         self.n_columns = int(X.shape[1])
         self.expansion = expansion
         self.seed = seed
@@ -144,9 +169,24 @@ class ArrayRows(Rows):
         return self._block.y
 
     @property
+    def weight(self) -> Array | None:
+        """The weight of each row, shape (n_rows,); None where each counts once."""
+        return self._block.weight
+
+    @property
     def n_rows(self) -> int:
         """The number of rows."""
         return self._block.n_rows
+
+    @property
+    def n_outputs(self) -> int:
+        """The number of outputs."""
+        return int(self.y.shape[1]) if self.y.ndim > 1 else 1
+
+    @property
+    def weights(self) -> Weighed:
+        """The sums over the rows' weights."""
+        return Weighed.of(self._block)
 
     @property
     def bounds(self) -> Scaling:
@@ -200,11 +240,20 @@ class _MappedRows(Rows):
         self._function = function
         self.n_columns = rows.n_columns
         self.streamed = rows.streamed
+        self.weighted = rows.weighted
         self.expansion = rows.expansion
 
     @property
     def n_rows(self) -> int:
         return self._rows.n_rows
+
+    @property
+    def n_outputs(self) -> int:
+        return self._rows.n_outputs
+
+    @property
+    def weights(self) -> Weighed:
+        return self._rows.weights
 
     @cached_property
     def sample(self) -> ArrayRows:
@@ -223,8 +272,13 @@ class _AdmittedRows(Rows):
         self._admits = admits
         self.n_columns = rows.n_columns
         self.streamed = rows.streamed
+        self.weighted = rows.weighted
         self.expansion = rows.expansion
         self.seed = rows.seed
+
+    @property
+    def n_outputs(self) -> int:
+        return self._rows.n_outputs
 
     def blocks(self, size: int) -> Iterator[Block]:
         for block in self._rows.blocks(size):
@@ -246,12 +300,26 @@ class ChainedRows(Rows):
             self.parts += part.parts if isinstance(part, ChainedRows) else [part]
         self.n_columns = parts[0].n_columns
         self.streamed = any(part.streamed for part in parts)
+        self.weighted = any(part.weighted for part in parts)
         self.seed = parts[0].seed
 
     @property
     def n_rows(self) -> int:
         """The number of rows."""
         return sum(part.n_rows for part in self.parts)
+
+    @property
+    def n_outputs(self) -> int:
+        """The number of outputs."""
+        return self.parts[0].n_outputs
+
+    @property
+    def weights(self) -> Weighed:
+        """The sums over the rows' weights."""
+        total = self.parts[0].weights
+        for part in self.parts[1:]:
+            total = total.plus(part.weights)
+        return total
 
     def blocks(self, size: int) -> Iterator[Block]:
         """Pass over one part after another."""
@@ -264,5 +332,9 @@ def joined(blocks: Sequence[Block]) -> Block:
     filled = [block for block in blocks if block.n_rows] or list(blocks[:1])
     if len(filled) == 1:
         return filled[0]
+    if len({block.weight is None for block in filled}) > 1:  # rows without weights count once
+        filled = [
+            block if block.weight is not None else block._replace(weight=np.ones(block.n_rows)) for block in filled
+        ]
     parts = (None if part[0] is None else np.concatenate(part) for part in zip(*filled, strict=True))
     return Block(*parts)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import DataError
 from ..labels import factorise, places_of
 from ..types import Block
-from .batches import AnyColumns, Batch, block_of, count_of, labels_of
+from .batches import AnyColumns, Batch, block_of, count_of, counted, labels_of
 from .rows import Rows, joined
 from .sources import Source
 from .spool import Spool
@@ -56,6 +56,7 @@ class StreamedRows(Rows):
         self.seed = seed
         self._response = response
         self._weight = weight
+        self.weighted = weight is not None
         self._counted: int | None = None
         self._digest: str | None = None
 
@@ -76,6 +77,18 @@ class StreamedRows(Rows):
                 _add(block, read)
             self._digest = read.hexdigest()
         return self._digest
+
+    @property
+    def knows_outputs(self) -> bool:
+        """Whether the number of outputs is known: the response has a name, or the rows are surveyed."""
+        return self._response is not None or "survey" in self.__dict__
+
+    @property
+    def n_outputs(self) -> int:
+        """The number of outputs; where it is not known yet, the first batch is read."""
+        if self._response is None:
+            return self.sample.n_outputs if self.knows_outputs else super().n_outputs
+        return 1 if isinstance(self._response, str) else len(self._response)
 
     def blocks(self, size: int) -> Iterator[Block]:
         """Read the rows from their source; rows that are all in the sample are not read again.
@@ -105,7 +118,7 @@ class StreamedRows(Rows):
         self._counted, self._digest = counted, read.hexdigest()
 
     def _read(self) -> Iterator[Block]:
-        return (self._block_of(batch) for batch in self._batches())
+        return (counted(self._block_of(batch)) for batch in self._batches())
 
     def _batches(self, *more: str) -> Iterator[Batch]:
         """Read the columns of these rows, and the columns `more`."""
@@ -123,15 +136,16 @@ class _SiteOfTable(StreamedRows):
         self,
         source: Source,
         columns: AnyColumns,
-        response: str,
+        response: str | Sequence[str],
         *,
+        weight: str | None,
         site_column: str,
         site: Hashable,
         survey: Survey,
         spool: Spool,
         seed: int,
     ) -> None:
-        super().__init__(source, columns, response, seed=seed)
+        super().__init__(source, columns, response, weight=weight, seed=seed)
         self._site_column = site_column
         self._site = site
         self._spool: Spool | None = spool
@@ -146,11 +160,16 @@ class _SiteOfTable(StreamedRows):
             yield from self._spool.read(self._site)
             return
         for batch in self._batches(self._site_column):
-            yield self._block_of(batch).take(np.asarray(labels_of(batch, self._site_column) == self._site))
+            yield counted(self._block_of(batch).take(np.asarray(labels_of(batch, self._site_column) == self._site)))
 
 
 def split_by_site(
-    source: Source, columns: AnyColumns, response: str, site_column: str, seed: int
+    source: Source,
+    columns: AnyColumns,
+    response: str | Sequence[str],
+    site_column: str,
+    seed: int,
+    weight: str | None = None,
 ) -> dict[Hashable, Rows]:
     """Return the rows of every site of one table, from one pass over it.
 
@@ -160,8 +179,9 @@ def split_by_site(
     surveys: dict[Hashable, Survey] = defaultdict(lambda: Survey(seed))
     spool = Spool()
     first_label: Hashable = None
-    for batch in source.batches(columns, response, site_column):
-        block = block_of(batch, columns, response)
+    responses = [response] if isinstance(response, str) else response
+    for batch in source.batches(columns, *responses, weight, site_column):
+        block = block_of(batch, columns, response, weight)
         try:
             labels, index = factorise(labels_of(batch, site_column), block.n_rows)
         except DataError as error:
@@ -173,7 +193,7 @@ def split_by_site(
                     f"{batch.where}, column {site_column!r}, after row {batch.start}: some site labels are read as "
                     f"numbers, {first_label!r} or {label!r}, others as words: have words in every row, or use Parquet"
                 )
-            survey, own = surveys[label], block.take(places)
+            survey, own = surveys[label], counted(block.take(places))
             if survey.n_rows + own.n_rows > survey.size:
                 if label not in spool and survey.n_rows:
                     spool.write(label, survey.sample_so_far())  # all earlier rows of the site
@@ -181,11 +201,15 @@ def split_by_site(
             survey.add(own)
     if not surveys:
         raise DataError(f"{source.name} has no rows")
+    for label, survey in surveys.items():
+        if not survey.n_rows:
+            raise DataError(f"all rows of site {label!r} have weight zero: leave the site out, or give it weights")
     return {
         label: _SiteOfTable(
             source,
             columns,
             response,
+            weight=weight,
             site_column=site_column,
             site=label,
             survey=surveys[label],

@@ -1,6 +1,7 @@
 """The first pass over rows, which finds their number, their bounds and a sample (reservoir sampling)."""
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,43 @@ def sampled(n_rows: int) -> int:
 
 def _within(size: int, n_rows: int) -> int:
     return n_rows if n_rows <= size else min(size, n_rows // 2)
+
+
+class Weighed(NamedTuple):
+    """Sums over the weights of rows.
+
+    Parameters
+    ----------
+    total : float
+        The sum of the weights: how many rows of weight 1 count as much.
+    squares : float
+        The sum of the squared weights.
+
+    Examples
+    --------
+    >>> equal, unequal = Weighed(total=100.0, squares=100.0), Weighed(total=100.0, squares=9_100.0)
+    >>> equal.n_effective, round(unequal.n_effective, 1)
+    (100.0, 1.1)
+    """
+
+    total: float
+    squares: float
+
+    @classmethod
+    def of(cls, block: Block) -> "Weighed":
+        """Return the sums over a block's weights."""
+        if block.weight is None:
+            return cls(float(block.n_rows), float(block.n_rows))
+        return cls(float(block.weight.sum()), float(block.weight @ block.weight))
+
+    def plus(self, more: "Weighed") -> "Weighed":
+        """Return the sums over these rows and some more."""
+        return Weighed(self.total + more.total, self.squares + more.squares)
+
+    @property
+    def n_effective(self) -> float:
+        """Kish's effective number of rows, (sum w)^2 / sum w^2: what guards count, at most the number of rows."""
+        return self.total**2 / self.squares if self.squares else 0.0
 
 
 class Survey:
@@ -47,6 +85,7 @@ class Survey:
 
     def __init__(self, seed: int, size: int | None = None) -> None:
         self.n_rows = 0
+        self.weights = Weighed(0.0, 0.0)
         self.size = SAMPLE_ROWS if size is None else size
         self._rng = np.random.default_rng([seed, _SAMPLE_STREAM])
         self._numbers = np.empty(self.size, dtype=np.int64)
@@ -71,6 +110,7 @@ class Survey:
                 kept[places[taken]] = part[taken]
         self._numbers[places[taken]] = numbers[taken]
         self.n_rows += block.n_rows
+        self.weights = self.weights.plus(Weighed.of(block))
 
     @property
     def bounds(self) -> Scaling:

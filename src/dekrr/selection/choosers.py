@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -146,7 +147,7 @@ class Chooser:
         """Whether the choice takes the neighbours' sums into account."""
         return self.shortlist > 1
 
-    def select(self, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+    def select(self, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None) -> FeatureMap:
         """Draw a pool with `rng` and keep the best candidates for the rows `X`, `y`.
 
         Parameters
@@ -154,10 +155,15 @@ class Chooser:
         X : ndarray of shape (n_rows, n_columns)
         y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
         rng : Generator
+        weight : ndarray of shape (n_rows,), optional
+            How often each row counts. A chooser whose methods do not take weights is refused where rows have some.
         """
-        return self.choose(self.draw_large_enough_pool(X.shape[1], rng), X, y, rng)
+        pool = self.draw_large_enough_pool(X.shape[1], rng)
+        return self.choose(pool, X, y, rng, **weights_for(self, "choose", weight))
 
-    def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+    def choose(
+        self, pool: Pool, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None
+    ) -> FeatureMap:
         """Return the map of the candidates to keep; see `select`."""
         raise _lacks(self, "choose(pool, X, y, rng)", "select(X, y, rng)")
 
@@ -194,12 +200,18 @@ class Chooser:
         longest = most // self.width * self.width / self.n_features
         return self.replace(shortlist=max(1.0, min(self.shortlist, longest)))
 
-    def shortlisted(self, X: Array, y: Array, rng: np.random.Generator) -> Pool:
+    def shortlisted(self, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None) -> Pool:
         """Return the shortlist: the best candidates for these rows, `shortlist` times as many as will be kept."""
         raise _lacks(self, "shortlisted(X, y, rng)")
 
     def fold_shortlists(
-        self, X: Array, y: Array, fold_of: np.ndarray, n_folds: int, rng: np.random.Generator
+        self,
+        X: Array,
+        y: Array,
+        fold_of: np.ndarray,
+        n_folds: int,
+        rng: np.random.Generator,
+        weight: Array | None = None,
     ) -> list[Pool]:
         """Return a shortlist for each fold, from the rows outside the fold, and last a shortlist from all rows.
 
@@ -212,9 +224,14 @@ class Chooser:
         fold_of : ndarray of int, shape (n_rows,)
         n_folds : int
         rng : Generator
+        weight : ndarray of shape (n_rows,), optional
         """
         kept = [*(fold_of != fold for fold in range(n_folds)), slice(None)]
-        return [self.shortlisted(X[rows], y[rows], deepcopy(rng)) for rows in kept]
+        weights = [None if weight is None else weight[rows] for rows in kept]
+        return [
+            self.shortlisted(X[rows], y[rows], deepcopy(rng), **weights_for(self, "shortlisted", part))
+            for rows, part in zip(kept, weights, strict=True)
+        ]
 
     def choose_from(self, pool: Pool, gram: Array, moment: Array, n_rows: float) -> FeatureMap:
         """Return the map of the best candidates of a shortlist, given sums over `n_rows` (weighted) rows.
@@ -230,7 +247,7 @@ class Chooser:
         """
         raise _lacks(self, "choose_from(pool, gram, moment, n_rows)")
 
-    def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator) -> Array:
+    def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator, weight: Array | None = None) -> Array:
         """Return the reduction of the squared error on these rows by each further candidate, for up to `n_taken`."""
         raise _lacks(self, "gains(X, y, n_taken, rng)")
 
@@ -251,6 +268,26 @@ class Chooser:
 
 def _lacks(chooser: Chooser, *methods: str) -> SettingsError:
     return SettingsError(f"the chooser {type(chooser).__name__} must have the method {' or '.join(methods)}")
+
+
+def weights_for(chooser: Chooser, method: str, weight: Array | None) -> dict[str, Array]:
+    """Return the keyword by which a chooser's method gets the rows' weights: none where rows have none.
+
+    A method of a user's chooser that does not take weights is refused: it would ignore them silently.
+    """
+    if weight is None:
+        return {}
+    if "weight" not in signature(getattr(chooser, method)).parameters:
+        raise SettingsError(
+            f"rows have weights, and {type(chooser).__name__}.{method} does not take them: give it the keyword weight, "
+            "an array of shape (n_rows,)"
+        )
+    return {"weight": weight}
+
+
+def roots(weight: Array | None, n_rows: int) -> Array:
+    """Return the square root of each row's weight, shape (n_rows, 1): what features are multiplied by."""
+    return np.ones((n_rows, 1)) if weight is None else np.sqrt(weight)[:, None]
 
 
 def outputs(y: Array) -> list[Array]:
@@ -281,7 +318,9 @@ class Plain(Chooser):
         """Draw a pool of exactly the features that are kept."""
         return self._draw(n_columns, self.n_kept, rng)
 
-    def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+    def choose(
+        self, pool: Pool, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None
+    ) -> FeatureMap:
         """Keep all candidates."""
         return pool.keep(np.arange(pool.n_candidates))
 
@@ -339,9 +378,11 @@ class Energy(Chooser):
         possible = np.flatnonzero(rough + margin >= cut)
         return possible[np.argsort(-self.scores(pool.take(possible), X, y), kind="stable")[: self.n_kept]]
 
-    def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+    def choose(
+        self, pool: Pool, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None
+    ) -> FeatureMap:
         """Keep the candidates with the highest scores."""
-        chosen = self.best(pool, X, y)
+        chosen = self.best(pool, X, y if weight is None else (y.T * weight).T)
         if self.redraw_phases and pool.phases is not None:
             return FeatureMap.unweighted(pool.frequencies[:, chosen], rng.uniform(0, 2 * np.pi, chosen.size))
         return pool.keep(chosen)
@@ -355,12 +396,14 @@ class _Sampled(Chooser, ABC):
     """
 
     @abstractmethod
-    def scores(self, pool: Pool, X: Array, y: Array) -> Array:
+    def scores(self, pool: Pool, X: Array, y: Array, weight: Array | None = None) -> Array:
         """Return a positive score of every candidate, shape (n_candidates,)."""
 
-    def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+    def choose(
+        self, pool: Pool, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None
+    ) -> FeatureMap:
         """Sample in proportion to the scores."""
-        scores = self.scores(pool, X, y)
+        scores = self.scores(pool, X, y, weight)
         probabilities = scores / scores.sum()
         chosen = rng.choice(pool.n_candidates, size=self.n_kept, p=probabilities)
         return pool.keep(chosen, weights=1 / np.sqrt(pool.n_candidates * probabilities[chosen]))
@@ -384,11 +427,11 @@ class Leverage(_Sampled):
 
     alpha: float = 1e-6
 
-    def scores(self, pool: Pool, X: Array, y: Array) -> Array:
+    def scores(self, pool: Pool, X: Array, y: Array, weight: Array | None = None) -> Array:
         """Return the ridge leverage score of every candidate; the score of a pair is the sum over its two features."""
         features = pool.feature_map(X)
-        features *= np.sqrt(2 / features.shape[1])
-        ridge = len(X) * self.alpha
+        features *= np.sqrt(2 / features.shape[1]) * roots(weight, len(X))
+        ridge = (len(X) if weight is None else float(weight.sum())) * self.alpha
         if features.shape[1] <= len(X):
             gram = features.T @ features
             inverse = cho_solve(cho_factor(gram + ridge * np.eye(len(gram))), np.eye(len(gram)))
@@ -410,10 +453,12 @@ class Surrogate(_Sampled):
     Chooser : the parameters that all choosers share.
     """
 
-    def scores(self, pool: Pool, X: Array, y: Array) -> Array:
+    def scores(self, pool: Pool, X: Array, y: Array, weight: Array | None = None) -> Array:
         """Return (z'y)^2 + n |z|^2 of every candidate z; the score of a pair is the sum over its two features."""
-        features = pool.feature_map(X)
-        correlations = sum((column @ features) ** 2 for column in outputs(y))
-        scores = correlations + len(X) * np.einsum("ni,ni->i", features, features)
+        root = roots(weight, len(X))
+        features = pool.feature_map(X) * root
+        correlations = sum((column @ features) ** 2 for column in outputs((y.T * root[:, 0]).T))
+        n_rows = len(X) if weight is None else float(weight.sum())
+        scores = correlations + n_rows * np.einsum("ni,ni->i", features, features)
         summed: Array = scores.reshape(pool.width, -1).sum(axis=0)
         return summed

@@ -17,7 +17,7 @@ from ..features import FeatureMap
 from ..rules import FLAG, POSITIVE, Rule, number, whole_number
 from ..statistics import weigh
 from ..types import Array
-from .choosers import Chooser, outputs
+from .choosers import Chooser, outputs, roots
 from .pool import Pool
 
 _WHOLE_FROM = 0.1  # the share of candidates taken from which on Z'Z of the whole pool is computed at once
@@ -95,12 +95,18 @@ class Greedy(Chooser):
         """Return at most `n_rows` features: with as many features as rows there is no residual left to choose by."""
         return min(wanted, max(self.width, n_rows - n_rows % self.width))
 
-    def shortlisted(self, X: Array, y: Array, rng: np.random.Generator) -> Pool:
+    def shortlisted(self, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None) -> Pool:
         """Return the shortlist: the best candidates for these rows, `shortlist` times as many as will be kept."""
-        return self.fold_shortlists(X, y, np.zeros(len(y), dtype=int), 0, rng)[-1]
+        return self.fold_shortlists(X, y, np.zeros(len(y), dtype=int), 0, rng, weight)[-1]
 
     def fold_shortlists(
-        self, X: Array, y: Array, fold_of: np.ndarray, n_folds: int, rng: np.random.Generator
+        self,
+        X: Array,
+        y: Array,
+        fold_of: np.ndarray,
+        n_folds: int,
+        rng: np.random.Generator,
+        weight: Array | None = None,
     ) -> list[Pool]:
         """Return a shortlist for each fold, from the rows outside the fold, and last a shortlist from all rows.
 
@@ -113,32 +119,35 @@ class Greedy(Chooser):
         fold_of : ndarray of int, shape (n_rows,)
         n_folds : int
         rng : Generator
+        weight : ndarray of shape (n_rows,), optional
         """
         pool = self.draw_large_enough_pool(X.shape[1], rng)
         n_listed = min(round(self.n_kept * self.shortlist), max(self.n_kept, len(y)), pool.n_candidates)
         sample = self._sample(len(y), rng)
-        products = Products(pool, X[sample], y[sample], n_listed, fold_of[sample])
+        products = Products(pool, X[sample], y[sample], n_listed, fold_of[sample], _part(weight, sample))
         outside = [np.flatnonzero(products.folds != fold) for fold in range(n_folds)]
         kept = [*outside, np.arange(len(products.folds))]
         return [pool.take(self._order(pool, PoolSums(products, folds), n_listed)) for folds in kept]
 
-    def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator) -> Array:
+    def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator, weight: Array | None = None) -> Array:
         """Return the reduction of the squared error on these rows by each further candidate, for up to `n_taken`."""
         pool = self.draw_large_enough_pool(X.shape[1], rng)
         sample = self._sample(len(y), rng)
         n_taken = min(n_taken, pool.n_candidates)
-        sums = PoolSums(Products(pool, X[sample], y[sample], n_taken))
+        sums = PoolSums(Products(pool, X[sample], y[sample], n_taken, weight=_part(weight, sample)))
         gains = greedy_path(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)[1]
-        return np.asarray(gains * len(y) / sums.n_rows)
+        return np.asarray(gains * (len(y) if weight is None else weight.sum()) / sums.n_rows)
 
     def choose_from(self, pool: Pool, gram: Array, moment: Array, n_rows: float) -> FeatureMap:
         """Return the map of the best candidates, given Z'Z and Z'y over `n_rows` (weighted) rows."""
         return pool.keep(self._order(pool, GramSums(gram, moment, n_rows), self.n_kept))
 
-    def choose(self, pool: Pool, X: Array, y: Array, rng: np.random.Generator) -> FeatureMap:
+    def choose(
+        self, pool: Pool, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None
+    ) -> FeatureMap:
         """Keep the candidates of the greedy path."""
         sample = self._sample(len(y), rng)
-        sums = PoolSums(Products(pool, X[sample], y[sample], self.n_kept))
+        sums = PoolSums(Products(pool, X[sample], y[sample], self.n_kept, weight=_part(weight, sample)))
         return pool.keep(self._order(pool, sums, self.n_kept))
 
     def _sample(self, n_rows: int, rng: np.random.Generator) -> np.ndarray | slice:
@@ -148,6 +157,10 @@ class Greedy(Chooser):
 
     def _order(self, pool: Pool, sums: "CandidateSums", n_taken: int) -> np.ndarray:
         return greedy_path(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)[0]
+
+
+def _part(weight: Array | None, rows: np.ndarray | slice) -> Array | None:
+    return None if weight is None else weight[rows]
 
 
 class CandidateSums(Protocol):
@@ -200,17 +213,27 @@ class Products:
     n_taken : int
         The number of candidates that will be taken.
     fold_of : ndarray of int, shape (n_rows,), optional
+    weight : ndarray of shape (n_rows,), optional
 
     Attributes
     ----------
     folds : ndarray of int, shape (n_folds,)
         The folds that have rows.
-    n_rows : ndarray of int, shape (n_folds,)
+    n_rows : ndarray of shape (n_folds,)
+        The sums of the rows' weights.
     moments : ndarray of shape (n_folds, n_features, n_outputs)
         Z'y of every fold.
     """
 
-    def __init__(self, pool: Pool, X: Array, y: Array, n_taken: int, fold_of: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        X: Array,
+        y: Array,
+        n_taken: int,
+        fold_of: np.ndarray | None = None,
+        weight: Array | None = None,
+    ) -> None:
         fold_of = np.zeros(len(y), dtype=int) if fold_of is None else fold_of
         order = np.argsort(fold_of, kind="stable")
         folds, counts = np.unique(fold_of, return_counts=True)
@@ -227,6 +250,11 @@ class Products:
         feature_map(X, out=features)
         ends = np.cumsum(self.n_rows)
         places = [slice(end - size, end) for end, size in zip(ends, self.n_rows, strict=True)]
+        if weight is not None:
+            root = roots(weight[order], len(y))
+            features *= root.astype(features.dtype)
+            y = (y.T * root[:, 0]).T
+            self.n_rows = np.array([weight[order][rows].sum() for rows in places])
         self._parts = [features[rows] for rows in places]
         self.moments = np.array(
             [

@@ -167,7 +167,15 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Setting("Columns to [0, 1] and the response to [-1, 1] by agreed bounds, or not.", one_of("minmax").or_none()),
     ] = "minmax"
-    min_rows: Annotated[int, Setting("The fewest rows that a site sends sums over.", _COUNT)] = 10
+    weighted: Annotated[
+        bool, Setting("Rows have weights: N is the sum of them. A row without one counts once.", FLAG)
+    ] = False
+    min_rows: Annotated[
+        int,
+        Setting(
+            "The fewest rows that a site sends sums over. Of rows with weights it counts (sum w)^2 / sum w^2.", _COUNT
+        ),
+    ] = 10
     rows_per_feature: Annotated[
         float,
         Setting(

@@ -44,11 +44,11 @@ def train(
     else:
         total = yield from tree_sum(site, roster, values)
     gram, moment, response_energy = np.split(total, [-own.moment.size - 1, -1])
-    gram = unpack_symmetric(gram, size) / roster.n_rows
-    moment = moment.reshape(own.moment.shape) / roster.n_rows
+    gram = unpack_symmetric(gram, size) / roster.n_counted
+    moment = moment.reshape(own.moment.shape) / roster.n_counted
     coefficients = cho_solve((cholesky(gram + settings.alpha * np.eye(size)), False), moment)
     outcome = Outcome(roster, prepared.scaling, prepared.feature_map, coefficients)
-    objective = float(response_energy[0] / roster.n_rows - np.vdot(coefficients, moment))
+    objective = float(response_energy[0] / roster.n_counted - np.vdot(coefficients, moment))
     outcome.objective_shares = [objective / roster.n_sites]
     outcome.neighbor_maps = dict.fromkeys(site.neighbors, prepared.feature_map)
     outcome.neighbor_coefficients = dict.fromkeys(site.neighbors, coefficients)

@@ -90,7 +90,7 @@ class _LocalProblem:
 
     def __init__(self, prepared: Prepared, settings: DKLASettings, n_neighbors: int) -> None:
         self._sums = prepared.sums
-        self._n_rows = prepared.roster.n_rows
+        self._n_rows = prepared.roster.n_counted
         self._ridge = settings.alpha / prepared.roster.n_sites
         self._n_neighbors = n_neighbors
         self._rho = np.nan

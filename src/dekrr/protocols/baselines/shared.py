@@ -12,6 +12,7 @@ from ...privacy.rows_per_feature import check_rows_of_shared
 from ...rows import Rows
 from ...scaling import AnyScaling
 from ...selection import Chooser
+from ...selection.choosers import weights_for
 from ...settings import SharedSettings
 from ...statistics import OwnSums, accumulate
 from ..offers import read_features
@@ -19,6 +20,7 @@ from ..preparation import preparation_of
 from ..roll_call import RollCall
 from ..roster import Roster
 from ..site import Outbox, Procedure, Site
+from ..weighing import equal_outputs, weigh_rows
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,18 @@ def prepare(
     preparation = preparation_of(settings.scale)
     chooses_from_rows = shared is None and chooser.uses_rows
     counts_rows_first = bool(preparation.looks_at_rows) or settings.max_leverage < 1 or chooses_from_rows
+    counts_rows_first |= settings.weighted
     if counts_rows_first:
         site = site.withholding(settings.max_leverage)
         site.require_rows(settings.min_rows)
     roll = RollCall(site)
     if counts_rows_first:
         yield from roll.roster()
+    if settings.weighted:
+        yield from weigh_rows(site, roll)
     scaling = yield from preparation.agree(site, roll)
+    if preparation.is_agreed:
+        scaling = yield from equal_outputs(site.rows.scaled(scaling), scaling, site, roll)
     rows = site.rows.scaled(scaling)
     if chooses_from_rows:
         roster = yield from roll.roster()
@@ -67,7 +74,7 @@ def prepare(
     elif shared is None:
         shared = draw_shared(chooser, site)
     if counts_rows_first:
-        check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, settings.rows_per_feature)
+        check_rows_of_shared(site.name, site.n_effective, shared, site.neighbors, settings.rows_per_feature)
     sums, _ = accumulate(rows, shared, {})
     if not counts_rows_first:
         site.require_rows(settings.min_rows)
@@ -101,7 +108,8 @@ def share_features(
         raise SettingsError(f"selecting_site={selecting_site!r} is not a site; the sites are {sorted(roster.rows)}")
     shared: FeatureMap | None = None
     if site.name == selecting_site:
-        shared = chooser.select(rows.sample.X, rows.sample.y, np.random.default_rng(site.seed))
+        sample, rng = rows.sample, np.random.default_rng(site.seed)
+        shared = chooser.select(sample.X, sample.y, rng, **weights_for(chooser, "select", sample.weight))
     is_passed_on = False
     limit = frequency_limit(chooser, rows.n_columns)
     for _ in range(roster.diameter):
