@@ -4,6 +4,7 @@ import pickle
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
 import networkx as nx
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from dekrr.protocols.run import Allocation
 from dekrr.protocols.site import Site, without_exchange
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
+from dekrr.scaling import Unscaled
 from dekrr.selection import Energy, Greedy, Plain
 from dekrr.settings import AllReduceSettings, DeKRRSettings, DifferentialPrivacy, DKLASettings
 from dekrr.solvers import Chebyshev, Jacobi, SiteSystem, inverse, make_solver
@@ -320,6 +322,14 @@ def outputs_of(problem):
     return both, [with_responses(problem, output) for output in outputs]
 
 
+def units_of(outcome, apart):
+    """Return how much larger each of several outputs is in the units of the run of all than in those of its own run."""
+    if isinstance(outcome.scaling, Unscaled):
+        return np.ones(len(apart))
+    spans = outcome.scaling.upper - outcome.scaling.lower
+    return np.array([one.scaling.upper[-1] - one.scaling.lower[-1] for one in apart]) / spans[-len(apart) :]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -338,10 +348,12 @@ def test_two_outputs_are_two_runs(changes):
     tolerance = 1e-4 if "precision" in changes else 1e-12  # single precision rounds in another order
     for name, outcome in together.items():
         one, other = (outcomes[name] for outcomes in apart)
-        expected = np.column_stack([one.coefficients, other.coefficients])
+        units = units_of(outcome, [one, other])
+        assert (units.max() > 1) == ("scale" in changes)
+        expected = np.column_stack([one.coefficients, other.coefficients]) * units
         assert outcome.coefficients.shape == expected.shape
         np.testing.assert_allclose(outcome.coefficients, expected, rtol=0, atol=tolerance * np.abs(expected).max())
-        shares = np.add(one.objective_shares, other.objective_shares)
+        shares = units**2 @ np.array([one.objective_shares, other.objective_shares])
         np.testing.assert_allclose(outcome.objective_shares, shares, rtol=0, atol=tolerance * np.abs(shares).max())
     assert traffic.messages_by_kind["Coefficients"] > 0
 
@@ -358,9 +370,10 @@ def test_two_outputs_are_two_runs_of_the_baselines(module):
         results.append(LocalNetwork(problem.graph).run(procedures))
     together, *apart = results
     for name, outcome in together.items():
-        expected = np.column_stack([outcomes[name].coefficients for outcomes in apart])
+        units = units_of(outcome, [outcomes[name] for outcomes in apart])
+        expected = np.column_stack([outcomes[name].coefficients for outcomes in apart]) * units
         np.testing.assert_allclose(outcome.coefficients, expected, rtol=1e-9, atol=1e-9)
-        share = sum(outcomes[name].objective_shares[-1] for outcomes in apart)
+        share = units**2 @ [outcomes[name].objective_shares[-1] for outcomes in apart]
         assert outcome.objective_shares[-1] == pytest.approx(share, rel=1e-9)
 
 
@@ -469,9 +482,9 @@ def test_the_privacy_budget_is_for_rows_that_count_once():
     site = problem.sites["0"]
     chosen = DeKRRSettings(scale=None, min_rows=1, privacy=DifferentialPrivacy(1.0))
     heavy = ArrayRows(site.X, site.y, np.full(site.n_rows, 2.0))
-    for rows in (heavy, ArrayRows(site.X, np.column_stack([site.y, site.y]))):
-        train = dekrr.train(replace(site, rows=rows, feature_map=None), Plain(4), chosen)
-        with pytest.raises(SettingsError, match="one output and rows that count once"):
+    for settings_of_run in (chosen, msgspec.structs.replace(chosen, weighted=True)):
+        train = dekrr.train(replace(site, rows=heavy, feature_map=None), Plain(4), settings_of_run)
+        with pytest.raises(SettingsError, match="rows that count once"):
             LocalNetwork(problem.graph).run({"0": train})
 
 
@@ -529,15 +542,16 @@ def test_an_output_that_is_0_changes_nothing_about_another(chooser, tuning, exch
         np.testing.assert_array_equal(two[name].coefficients[:, 1], 0)
 
 
-def test_weights_of_rows_are_in_the_sums_and_not_in_the_number_of_rows():
-    """With weights of 2 all terms but the ridge double, and a doubled alpha gives the same coefficients."""
+def test_a_common_weight_is_in_the_sums_and_in_n():
+    """With weights of 2 all sums double, and so does N: the coefficients are the same. A row is counted once."""
     problem = make_problem(0)
     heavy = {n: replace(s, rows=ArrayRows(s.X, s.y, np.full(s.n_rows, 2.0))) for n, s in problem.sites.items()}
     guards = {"min_rows": 1, "rows_per_feature": 0, "max_leverage": 1, "verify_features": False}
-    chosen, twice = (DeKRRSettings(alpha=alpha, scale=None, tol=1e-12, **guards) for alpha in (1e-3, 2e-3))
+    chosen, twice = (DeKRRSettings(alpha=1e-3, scale=None, tol=1e-12, weighted=w, **guards) for w in (False, True))
     chooser, network = Plain(sigma=0.5), LocalNetwork(problem.graph)
     weighted = network.run({n: dekrr.train(s, chooser, twice) for n, s in heavy.items()})
     plain = network.run({n: dekrr.train(s, chooser, chosen) for n, s in problem.sites.items()})
     for name, site in problem.sites.items():
         assert weighted[name].roster.rows[name] == site.n_rows
+        assert weighted[name].roster.n_counted == 2 * plain[name].roster.n_counted
         np.testing.assert_allclose(weighted[name].coefficients, plain[name].coefficients, rtol=0, atol=1e-8)
