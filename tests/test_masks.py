@@ -113,7 +113,8 @@ def test_several_outputs_and_weights_under_masks(graph):
     for name, site in sites.items():
         y = np.column_stack([site.y, site.X[:, 2] ** 2])
         sites[name] = replace(site, rows=ArrayRows(site.X, y, weight=1000 * rng.uniform(size=len(y))))
-    for chosen in (SETTINGS, msgspec.structs.replace(SETTINGS, scale=None)):
+    weighted = msgspec.structs.replace(SETTINGS, weighted=True)
+    for chosen in (weighted, msgspec.structs.replace(weighted, scale=None)):
         plain, masked = (
             run_all(sites, lambda site, s=s: dekrr.train(site, Greedy(8, sigma=0.5), s))[0]
             for s in (chosen, with_masks(chosen))
