@@ -37,6 +37,7 @@ myst_heading_anchors = 3
 myst_links_external_new_tab = True
 nb_execution_mode = "force"
 nb_execution_timeout = 300
+nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 
 autosummary_generate = True
