@@ -18,7 +18,7 @@ demo: setup
 
 # The site: every page, example and notebook is run; a warning is an error.
 docs: .venv/.docs-installed
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
 .venv/.docs-installed: .venv/.installed
