@@ -31,12 +31,11 @@ from dekrr.settings import AllReduceSettings, DeKRRSettings, DKLASettings, Wire
 from dekrr.testing.faulty import FaultyNetwork, draw_faults
 
 PATIENCE = 10.0
-SETTINGS = DeKRRSettings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1)
+UNGUARDED = {"scale": "minmax", "min_rows": 1, "rows_per_feature": 0, "max_leverage": 1}
+SETTINGS = DeKRRSettings(tol=1e-3, max_rounds=12, **UNGUARDED)
 METHODS = {
-    "dkla": partial(
-        dkla.train, settings=DKLASettings(tol=1e-3, max_rounds=12, min_rows=1, rows_per_feature=0, max_leverage=1)
-    ),
-    "allreduce": partial(allreduce.train, settings=AllReduceSettings(min_rows=1, rows_per_feature=0, max_leverage=1)),
+    "dkla": partial(dkla.train, settings=DKLASettings(tol=1e-3, max_rounds=12, **UNGUARDED)),
+    "allreduce": partial(allreduce.train, settings=AllReduceSettings(**UNGUARDED)),
 }
 
 

@@ -248,7 +248,7 @@ def test_too_few_rows_are_not_summed():
 def test_sites_with_different_columns_are_named():
     graph, sites = sites_of_sizes([40, 40, 40])
     sites["1"] = Site("1", sites["1"].neighbors, ArrayRows(np.zeros((40, 2)), np.zeros(40)))
-    chosen = DeKRRSettings()
+    chosen = DeKRRSettings(scale="minmax")
     with pytest.raises(MessageError, match=r"site '.' sent Bounds.lower of shape \(.,\), expected \(.,\)"):
         LocalNetwork(graph).run({n: dekrr.train(s, Plain(5), chosen) for n, s in sites.items()})
 
@@ -363,7 +363,7 @@ def test_two_outputs_are_two_runs_of_the_baselines(module):
     both, single = outputs_of(make_problem(4, n_sites=4))
     rounds = {"max_rounds": 20, "tol": 0.0} if module is dkla else {}
     kind = DKLASettings if module is dkla else AllReduceSettings
-    chosen = kind(rows_per_feature=0, max_leverage=1, **rounds)
+    chosen = kind(scale="minmax", rows_per_feature=0, max_leverage=1, **rounds)
     results = []
     for problem in (both, *single):
         procedures = {n: module.train(s, Plain(6, sigma=0.5), chosen) for n, s in problem.sites.items()}

@@ -20,6 +20,7 @@ from dekrr.protocols.online import go_on
 from dekrr.protocols.site import Site
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
+from dekrr.scaling import Scaling
 from dekrr.selection import Energy, Greedy, Plain
 from dekrr.settings import AllReduceSettings, DeKRRSettings, Wire
 
@@ -450,7 +451,8 @@ def test_wrong_words_do_not_become_a_model():
         run_with_liar(change)
 
 
-def test_responses_beyond_all_bounds_are_refused_in_words():
+def test_responses_beyond_all_bounds_are_refused_in_words(monkeypatch):
+    monkeypatch.setattr(Scaling, "clipping", lambda lower, upper, n_columns: Scaling(lower, upper))
     chosen = msgspec.structs.replace(with_masks(SETTINGS), bounds=((0.0,) * 4, (1.0,) * 4))
     sites = sites_of(GRAPHS["complete"], scale=1e9)
     with pytest.raises(SettingsError, match="a number of a masked sum is"):

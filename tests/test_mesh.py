@@ -449,8 +449,7 @@ def test_a_site_that_comes_back_with_other_rows_is_out(tmp_path):
     processes["s01"].kill()
     processes["s01"].join()
     table = pd.read_parquet(mesh.folder / "s01.parquet")
-    inner = table["u"].between(table["u"].min(), table["u"].max(), inclusive="neither")
-    table.loc[inner, "u"] = table.loc[inner, "u"].mean()
+    table["u"] = np.roll(table["u"], 1)  # no row is as it was: otherwise the site's own history refuses
     table.to_parquet(mesh.folder / "s01.parquet")
     command = [sys.executable, "-c", "from dekrr.cli import main; main()", "node", mesh.home("s01") / "site.toml"]
     assert subprocess.run([*command, "--fresh"], timeout=60, check=False).returncode == 4
@@ -555,6 +554,6 @@ def test_training_again_after_one_new_row_is_refused_and_after_many_is_not(tmp_p
 
     node("june", 60)._note_rows()
     node("july", 60)._note_rows()
-    with pytest.raises(DataError, match="differ from those of run 'june' by 1 row,"):
+    with pytest.raises(DataError, match="parts 1 row, fewer than"):
         node("august", 61)
     node("september", 100)

@@ -203,7 +203,7 @@ def test_what_is_tuned_is_what_the_estimator_tunes_by_default(tmp_path):
     features, settings = read_site(path).features(), read_site(path).method_settings()
     for name in ("n_features", "features", "kernel", "mapping"):
         assert getattr(features, name) == getattr(regressor, name)
-    for name in ("solver", "self_penalty", "tol", "max_rounds", "scale", "allocation", "exchange"):
+    for name in ("solver", "self_penalty", "tol", "max_rounds", "allocation", "exchange"):
         assert getattr(settings, name) == getattr(regressor, name)
 
 

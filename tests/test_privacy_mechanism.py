@@ -1,6 +1,7 @@
 """Differential privacy: the sensitivity, the calibration, the run, and what it refuses."""
 
 import errno
+import warnings
 from dataclasses import replace
 
 import msgspec
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from sklearn import clone
+from sklearn.model_selection import cross_val_score
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy, disk, load
 from dekrr.attacks.audit import gaussian_epsilon
@@ -36,7 +39,8 @@ PATH = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}
 
 
 def exact_sums(feature_map, X, y):
-    sums, _ = accumulate(ArrayRows(X, mechanism.clip_responses(y)), feature_map, {})
+    rows = ArrayRows(mechanism.clip_columns(X, feature_map.frequencies), mechanism.clip_responses(y))
+    sums, _ = accumulate(rows, feature_map, {})
     return pack(sums.gram, sums.moment)
 
 
@@ -46,7 +50,7 @@ def exact_sums(feature_map, X, y):
     n_pairs=st.integers(1, 6),
     sigma=st.floats(0.05, 5),
     responses=st.tuples(st.floats(-50, 50), st.floats(-50, 50)),
-    distance=st.floats(0, 10),
+    distance=st.floats(0, 10) | st.sampled_from([1e15, 1e16, 1e18, 9.97e36, 1e300]),  # 9.97e36: a netCDF fill value
 )
 def test_no_replaced_row_moves_the_sums_by_more_than_the_sensitivity(seed, n_pairs, sigma, responses, distance):
     rng = np.random.default_rng(seed)
@@ -57,6 +61,17 @@ def test_no_replaced_row_moves_the_sums_by_more_than_the_sensitivity(seed, n_pai
     y[2], other_y[2] = responses
     moved = np.linalg.norm(exact_sums(feature_map, X, y) - exact_sums(feature_map, other_X, other_y))
     assert moved <= SENSITIVITY
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_values_that_are_no_numbers_are_turned_away(value, coast):
+    with pytest.raises(DataError, match="NaN or infinite"):
+        mechanism.clip_columns(np.array([[0.5, value]]), np.ones((2, 4)))
+    X, y, labels = coast
+    X = X.copy()
+    X[3, 0] = value
+    with pytest.raises((DataError, ValueError), match=r"(?i)nan|inf"):
+        DeKRRRegressor(n_features=8, features="plain", **PRIVATE).fit(X, y, sites=labels)
 
 
 def test_the_sensitivity_is_attained():
@@ -275,8 +290,18 @@ PRIVATE = {
 }
 
 
-def test_estimator_learns_under_privacy_and_says_what_it_spent(coast, tmp_path):
+def test_estimator_learns_under_privacy_and_says_what_it_spent(coast, tmp_path, monkeypatch):
+    """With noise of the calibrated scale from a fixed seed; another test has OpenDP's own."""
     X, y, labels = coast
+    rng = np.random.default_rng(0)
+
+    def seeded(self, sums):
+        packed = pack(sums.gram, sums.moment)
+        noisy = packed + rng.normal(scale=self.spent.noise_scale, size=packed.shape)
+        gram, moment = unpack(noisy, sums.moment.shape)
+        return OwnSums(nearest_positive(gram), moment, 0.0)
+
+    monkeypatch.setattr(GaussianSums, "perturb", seeded)
     shared = {
         "n_features": 20,
         "features": "plain",
@@ -388,3 +413,18 @@ def test_a_kept_release_tells_nothing_of_rows_without_the_secret(tmp_path):
             keys.append(file.metadata()["key"])
     assert keys[0] != keys[1]
     assert b"rows".hex() not in keys
+
+
+def test_repeated_fits_and_cross_validation_tell_what_they_spent_together(coast):
+    X, y, labels = coast
+    X = X + 1e-3  # rows that no other test has fitted
+    regressor = DeKRRRegressor(n_features=8, features="plain", **PRIVATE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        regressor.fit(X, y, sites=labels)
+    epsilon = PRIVATE["privacy"].epsilon
+    with pytest.warns(UserWarning, match=f"2 private fits .* epsilon {2 * epsilon:g} together"):
+        clone(regressor).fit(X[:300], y[:300], sites=labels[:300])
+    with pytest.warns(UserWarning, match=f"3 private fits .* epsilon {3 * epsilon:g} together") as told:
+        cross_val_score(regressor, X + 1.0, y, params={"sites": labels}, cv=4)
+    assert not any("4 private fits" in str(warning.message) for warning in told)

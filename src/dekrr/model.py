@@ -26,7 +26,7 @@ from .scaling import UNSCALED, AnyScaling, Scaling
 from .types import Array
 
 FORMAT = "dekrr-model"
-FORMAT_VERSION = 2  # the newest that is read; 2 has an encoding of columns
+FORMAT_VERSION = 2  # the newest that is read; 2 has an encoding of columns, or limits that rows are clipped to
 _ROWS_PER_BLOCK = 4096
 
 
@@ -228,10 +228,13 @@ class SiteModel:
             tensors[f"amplitudes_{i}"] = member.feature_map.amplitudes
             tensors[f"coefficients_{i}"] = member.coefficients
         tensors |= self.scaling.tensors
+        header = self.header
+        if isinstance(self.scaling, Scaling) and self.scaling.limits is not None:
+            header = msgspec.structs.replace(header, version=max(header.version, 2))
         tensors = {name: np.ascontiguousarray(tensor, dtype=np.float64) for name, tensor in tensors.items()}
         with replacing(Path(path)) as temporary:
             try:
-                save_file(tensors, temporary, metadata={FORMAT: msgspec.json.encode(self.header).decode()})
+                save_file(tensors, temporary, metadata={FORMAT: msgspec.json.encode(header).decode()})
             except SafetensorError as error:
                 raise ModelFileError(f"{path} cannot be written: {error}") from None
 
@@ -291,7 +294,7 @@ def _from_tensors(path: Any, header: Header, tensors: dict[str, Array]) -> SiteM
             if frequencies.shape[0] != header.n_columns or not fits or len(outputs) > 1:
                 raise ModelFileError(f"{path}: the shapes of member {i} do not fit each other")
             members.append(Member(FeatureMap(frequencies, phases, amplitudes), coefficients, float(weights[i])))
-        scaling = Scaling(tensors["lower"], tensors["upper"]) if header.scaled else UNSCALED
+        scaling = Scaling.from_tensors(tensors) if header.scaled else UNSCALED
         n_bounds = header.n_columns + math.prod(members[0].coefficients.shape[1:])
         if any(bound.shape != (n_bounds,) for bound in scaling.tensors.values()):
             sizes = " and ".join(str(bound.size) for bound in scaling.tensors.values())

@@ -19,6 +19,8 @@ class Scaling:
     ----------
     lower, upper : ndarray of shape (n_columns + n_outputs,)
         A constant column, or output, is mapped to 0.
+    limits : pair of ndarray of shape (n_columns + n_outputs,), optional
+        Values outside these limits are moved to them first, in training and in prediction.
 
     Examples
     --------
@@ -33,6 +35,7 @@ class Scaling:
 
     lower: Array
     upper: Array
+    limits: tuple[Array, Array] | None = None
 
     @classmethod
     def of(cls, X: Array, y: Array) -> "Scaling":
@@ -41,6 +44,30 @@ class Scaling:
         upper = np.append(X.max(axis=0), y.max(axis=0))
         return cls(lower.astype(float), upper.astype(float))
 
+    @classmethod
+    def clipping(cls, lower: Array, upper: Array, n_columns: int, room: float = 0.0) -> "Scaling":
+        """Return the scaling by bounds that rows are moved to where they lie outside.
+
+        An output is moved where it is more than a span outside its bounds: clipped responses are another problem to
+        solve, but a response of any size would outweigh all others in a sum.
+
+        Parameters
+        ----------
+        lower, upper : ndarray of shape (n_columns + n_outputs,)
+        n_columns : int
+        room : float, default=0
+            How far outside its bounds a column may be before it is moved, in spans.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> scaling = Scaling.clipping(np.array([0.0, 10.0]), np.array([4.0, 20.0]), n_columns=1)
+        >>> scaling.rows(np.array([[-1.0], [9.97e36]])).ravel(), scaling.responses(np.array([25.0, 99.0]))
+        (array([0., 1.]), array([2., 3.]))
+        """
+        rooms = np.where(np.arange(len(lower)) < n_columns, room, 1.0) * (upper - lower)
+        return cls(lower, upper, (lower - rooms, upper + rooms))
+
     @cached_property
     def _spans(self) -> Array:
         spans = self.upper - self.lower
@@ -48,7 +75,7 @@ class Scaling:
 
     def _responses(self, y: Array) -> tuple[Array, Array]:
         """Return the centre and half the span of each output in `y`."""
-        outputs = slice(-y.shape[1], None) if y.ndim == 2 else -1
+        outputs = _outputs(y)
         centres: Array = (self.lower[outputs] + self.upper[outputs]) / 2
         half_spans: Array = self._spans[outputs] / 2
         return centres, half_spans
@@ -56,11 +83,15 @@ class Scaling:
     def rows(self, X: Array) -> Array:
         """Return rows scaled so that the agreed bounds become 0 and 1."""
         columns = slice(X.shape[1])
+        if self.limits is not None:
+            X = np.clip(X, self.limits[0][columns], self.limits[1][columns])
         return (X - self.lower[columns]) / self._spans[columns]
 
     def responses(self, y: Array) -> Array:
         """Return responses scaled so that the agreed bounds become -1 and 1."""
         centres, half_spans = self._responses(y)
+        if self.limits is not None:
+            y = np.clip(y, self.limits[0][_outputs(y)], self.limits[1][_outputs(y)])
         return (y - centres) / half_spans
 
     def undo(self, y: Array) -> Array:
@@ -84,7 +115,19 @@ class Scaling:
     @property
     def tensors(self) -> Mapping[str, Array]:
         """The arrays that a model file stores."""
-        return {"lower": self.lower, "upper": self.upper}
+        limits = {} if self.limits is None else {"lowest": self.limits[0], "highest": self.limits[1]}
+        return {"lower": self.lower, "upper": self.upper, **limits}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Array]) -> "Scaling":
+        """Return the scaling of a model file."""
+        limits = (tensors["lowest"], tensors["highest"]) if "lowest" in tensors else None
+        return cls(tensors["lower"], tensors["upper"], limits)
+
+
+def _outputs(y: Array) -> slice | int:
+    """Return the places of the outputs of `y` among the bounds."""
+    return slice(-y.shape[1], None) if y.ndim == 2 else -1
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ from ..kernels import make_kernel, name_of
 from ..labels import listed, names_of
 from ..model import KernelModel
 from ..rows import ChainedRows, Rows
-from ..scaling import UNSCALED
-from ..settings import AllReduceSettings, DKLASettings, FeatureSettings, SharedSettings
+from ..settings import AllReduceSettings, DKLASettings, FeatureSettings, GuardSettings, SharedSettings
 from .base import SiteRegressor
 from .choosing import Choosing
 from .features import FeatureRegressor, NetworkRegressor
 from .network import are_weighted
 from .parameters import estimator, setting, settings_of
-from .procedures import train_allreduce, train_dkla
+from .procedures import scaling_of, train_allreduce, train_dkla
 
 
 @estimator
@@ -157,7 +156,7 @@ class CentralizedKRR(SiteRegressor):
         pooled = ChainedRows(list(rows.values()))
         if pooled.streamed:
             raise SettingsError("exact kernel ridge regression holds all rows in memory: load them, or CentralizedRFF")
-        scaling = pooled.bounds if self.scale is not None else UNSCALED
+        scaling = scaling_of(settings_of(self, GuardSettings), pooled)
         block = pooled.scaled(scaling).arrays()
         X, y = block.X, block.y
         root = np.ones(len(y)) if block.weight is None else np.sqrt(block.weight)

@@ -10,6 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from ..errors import DataError, SettingsError, warn
 from ..labels import listed
+from ..privacy.odometer import PROCESS
 from ..rows import Rows
 from ..settings import (
     GRIDS,
@@ -31,6 +32,8 @@ from .network import Run, are_weighted
 from .parameters import estimator, setting, settings_of
 from .procedures import train_dekrr, tuning_of
 from .updates import Standing, go_on
+
+_BLOCK_ROWS = 1 << 14
 
 
 @estimator
@@ -164,6 +167,8 @@ class DeKRRRegressor(NetworkRegressor):
             settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
         graph = self._graph(rows, seed)
         run = self._train(rows, graph, seed, train_dekrr(settings, tuning), choosing, self.network)
+        if self.privacy is not None:
+            _tell_spent(rows, self.privacy.epsilon)
         self._keep_tuned(run, {name: grid[0] for name, grid in grids.items()})
         self._keep_run(run, choosing, seed, with_rows=self.store_rows)
 
@@ -272,6 +277,17 @@ class DeKRRRegressor(NetworkRegressor):
         with unchanged_by_failure(self):
             self.sites_, self.graph_, self.n_rows_ = list(rows), graph, run.n_rows
             self._keep_run(run, choosing, standing.seed, with_rows=self.store_rows and standing.rows is not None)
+
+
+def _tell_spent(rows: Mapping[Hashable, Rows], epsilon: float) -> None:
+    """Warn where fits in this process have spent more on a row, together, than this fit promises."""
+    blocks = (block for part in rows.values() for block in part.blocks(_BLOCK_ROWS))
+    total, fits = PROCESS.add(blocks, epsilon)
+    if fits > 1:
+        warn(
+            f"{fits} private fits in this process had the same rows and spent epsilon {total:g} together on one of "
+            f"them, not {epsilon:g}. Fit once, or count on {total:g}"
+        )
 
 
 def _as_bounds(bounds: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -3,15 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from ..networks.local import LocalNetwork
 from ..protocols import dekrr
 from ..protocols.baselines import allreduce, dkla
 from ..protocols.online import go_on
 from ..protocols.outcome import Outcome
+from ..protocols.preparation import preparation_of
+from ..protocols.roll_call import RollCall
 from ..protocols.site import Procedure, Site
 from ..protocols.tuning import Tuning
 from ..rows import Rows
+from ..scaling import AnyScaling
 from ..selection import Chooser
-from ..settings import AllReduceSettings, DeKRRSettings, DKLASettings
+from ..settings import AllReduceSettings, DeKRRSettings, DKLASettings, GuardSettings
 
 Training = Callable[[Site, Chooser], Procedure[Outcome]]
 """What a site does, given how it chooses its features."""
@@ -30,6 +34,12 @@ def train_dkla(settings: DKLASettings, *, keep_path: bool = False) -> Training:
 def train_allreduce(settings: AllReduceSettings) -> Training:
     """Return the training of AllReduce."""
     return partial(allreduce.train, settings=settings)
+
+
+def scaling_of(settings: GuardSettings, rows: Rows) -> AnyScaling:
+    """Return the scaling that rows in one place have."""
+    site = Site("all", (), rows)
+    return LocalNetwork({"all": ()}).run({"all": preparation_of(settings).agree(site, RollCall(site))})["all"]
 
 
 def update_dekrr(

@@ -2,10 +2,15 @@
 
 Sums of two runs about the same features differ by the sums over the rows that one run has and the other has not. Where
 those are few, they are given away: a site that trains again after one new row publishes that row. A history therefore
-keeps a keyed hash of every row that a run had in its sums, and refuses a run whose rows differ from those of an earlier
-one by fewer rows than can hide each other. The same rows again are no difference. Under differential privacy the rows
-may differ by any number, and the budgets of all runs add up (basic composition: Dwork and Roth, The Algorithmic
-Foundations of Differential Privacy, 2014, theorem 3.16), up to a cap.
+keeps a keyed hash of every row that a run had in its sums, and refuses a run that would part few rows from others.
+
+Two runs at a time are not enough to compare. Of runs over A, A + B, A + C and A + B + C + r any two may differ by many
+rows, but their sums, with signs, give row r away. So rows that were in the same earlier runs are one group. A run may
+have a whole group, nothing of it, or a part of it where both parts have enough rows to hide each other. Then any
+combination of the sums of all runs is over whole groups. The same rows again part no group.
+
+Under differential privacy the rows may differ by any number, and the budgets of all runs add up (basic composition:
+Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014, theorem 3.16), up to a cap.
 
 A row's hash is multilinear over its 64-bit words, with odd keys from the site's secret, and then mixed. Two different
 rows share it with a chance of about 2^-32 (Lemire and Kaser, Strongly universal string hashing is fast, 2014).
@@ -70,7 +75,7 @@ class History:
     >>> history.refuse_few_differences(rows[1:], fewest=10)
     Traceback (most recent call last):
         ...
-    dekrr.errors.DataError: the rows of this run differ from those of run 'june' by 1 row, fewer than 10: ...
+    dekrr.errors.DataError: this run parts 1 row, fewer than 10, from rows that were in the same runs so far, ...
     """
 
     def __init__(self, folder: Path, secret: bytes) -> None:
@@ -91,11 +96,13 @@ class History:
     def hashes(self, blocks: Iterable[Block]) -> np.ndarray:
         """Return the sorted hashes of all rows that are in sums, shape (n_rows,)."""
         return np.sort(
-            np.concatenate([_row_hashes(np.column_stack([block.X, block.y]), self._secret) for block in blocks])
+            np.concatenate([row_hashes(np.column_stack([block.X, block.y]), self._secret) for block in blocks])
         )
 
     def refuse_few_differences(self, rows: np.ndarray, fewest: int) -> None:
-        """Refuse rows that differ from those of an earlier run that was not private, but by fewer than `fewest`.
+        """Refuse rows that part fewer than `fewest` from a group: rows that were in the same runs so far.
+
+        Private runs do not count.
 
         Parameters
         ----------
@@ -103,20 +110,33 @@ class History:
             As `hashes` returns them.
         fewest : int
         """
-        known: dict[str, int] = {}
-        for entry in self.entries:
-            if entry.epsilon is not None:
-                continue
-            if entry.rows not in known:
-                known[entry.rows] = _n_different(rows, self._read(entry.rows))
-            n_different = known[entry.rows]
-            if 0 < n_different < fewest:
-                raise DataError(
-                    f"the rows of this run differ from those of run {entry.run!r} by {n_different} "
-                    f"row{'s' * (n_different != 1)}, fewer than {fewest}: the sums of both runs would give these rows "
-                    "away. Wait for more new rows, train on the rows of that run again, or run with differential "
-                    "privacy"
-                )
+        last = {entry.rows: entry for entry in self.entries if entry.epsilon is None}
+        if not last:
+            return
+        sets = [_distinct(part) for part in (rows, *(self._read(name) for name in last))]
+        known = np.unique(np.concatenate(sets))
+        here, *before = (np.isin(known, part, assume_unique=True) for part in sets)
+        _, group, sizes = np.unique(np.packbits(before, axis=0), axis=1, return_inverse=True, return_counts=True)
+        inside = np.bincount(group[here], minlength=len(sizes))
+        was_seen = np.zeros(len(sizes), dtype=bool)
+        was_seen[group] = np.any(before, axis=0)
+        parted = np.where(was_seen & (inside < sizes), np.minimum(inside, sizes - inside), 0)
+        parted = np.where(was_seen, parted, inside)
+        few = (parted > 0) & (parted < fewest)
+        if not few.any():
+            return
+        worst = int(np.argmax(few))
+        n_rows = int(parted[worst])
+        words = f"{n_rows} row{'s' * (n_rows != 1)}, fewer than {fewest},"
+        if was_seen[worst]:
+            runs = [entry.run for entry, there in zip(last.values(), before, strict=True) if there[group == worst][0]]
+            where = f"from rows that were in the same runs so far, the last of them {runs[-1]!r}"
+        else:
+            where = f"that no earlier run had, the last of which is {[*last.values()][-1].run!r}"
+        raise DataError(
+            f"this run parts {words} {where}: the sums of these runs would give them away. Wait for more new rows, "
+            "train on the rows of an earlier run again, or run with differential privacy"
+        )
 
     def refuse_other_rows(self, run: str, rows: np.ndarray) -> None:
         """Refuse to repeat a run that was over other rows: its id names one set of rows."""
@@ -165,7 +185,7 @@ def _name_of(rows: np.ndarray) -> str:
     return hashlib.sha256(rows.tobytes()).hexdigest()[:32]
 
 
-def _row_hashes(values: np.ndarray, secret: bytes) -> np.ndarray:
+def row_hashes(values: np.ndarray, secret: bytes) -> np.ndarray:
     """Return a keyed 64-bit hash of each row of numbers, shape (n_rows,); -0.0 and 0.0 are the same number."""
     words = np.ascontiguousarray(values + 0.0, dtype=np.float64).view(np.uint64)
     stream = hashlib.shake_256(secret).digest(8 * (words.shape[1] + 1))
@@ -181,8 +201,8 @@ def _mixed(words: np.ndarray) -> np.ndarray:
     return np.asarray(words ^ (words >> np.uint64(31)))
 
 
-def _n_different(first: np.ndarray, second: np.ndarray) -> int:
-    """Return how many rows are in one of two sorted collections and not in the other; rows may repeat."""
-    values, counts = np.unique(np.concatenate([first, second]), return_counts=True)
-    in_first = np.searchsorted(first, values, "right") - np.searchsorted(first, values, "left")
-    return int(np.abs(2 * in_first - counts).sum())
+def _distinct(rows: np.ndarray) -> np.ndarray:
+    """Return hashes of rows in which the second, third ... of equal rows has a hash of its own, sorted."""
+    ordered = np.sort(rows)
+    place = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
+    return np.sort(np.where(place == 0, ordered, _mixed(_mixed(ordered) + place.astype(np.uint64))))

@@ -1,8 +1,9 @@
 """Differential privacy for the sums of a site: perturbed once, before anything leaves.
 
-With cos/sin pairs that all sites draw from the run's seed, a row's features z have |z| = 1 whatever the row
-is, and one matrix serves every neighbour: B_pj = C_pj = Z'Z for all p. All that the rest of a run needs
-from the rows of site j is then
+With cos/sin pairs that all sites draw from the run's seed, a row's features z have |z| = 1 whatever the row is. (From
+about 1e16 turns on, rounding would undo that. Columns are therefore clipped, to public bounds and in any case to a box
+that the frequencies give.) One matrix serves every neighbour: B_pj = C_pj = Z'Z for all p. All that the rest of a run
+needs from the rows of site j is then
 
     G = sum_n z_n z_n'   and   m = sum_n y_n z_n,        |y_n| <= 1,
 
@@ -38,6 +39,7 @@ from ..types import Array
 
 SENSITIVITY = float(np.sqrt(4.5)) * (1 + 1e-6)  # the margin is for rounding in features and sums
 RIDGE = 0.05
+_MOST_TURNS = 1e6  # of a wave, so that |z| = 1 holds to 1e-7 in up to a hundred columns
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +128,22 @@ def nearest_positive(gram: Array) -> Array:
     values, vectors = np.linalg.eigh(gram)
     positive: Array = (vectors * np.maximum(values, 0)) @ vectors.T
     return positive
+
+
+def clip_columns(X: Array, frequencies: Array) -> Array:
+    """Return rows within the box in which features have length 1, which the sensitivity rests on.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n_rows, n_columns)
+    frequencies : ndarray of shape (n_columns, n_features)
+        The box depends on them alone, and on no row.
+    """
+    if not np.isfinite(X).all():
+        raise DataError("a value of a row is NaN or infinite; drop those rows")
+    steepest = float(np.max(np.abs(frequencies).sum(axis=0), initial=np.finfo(float).tiny))
+    reach = 2 * np.pi * _MOST_TURNS / steepest
+    return np.clip(X, -reach, reach)
 
 
 def clip_responses(y: Array) -> Array:

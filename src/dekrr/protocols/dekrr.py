@@ -71,7 +71,7 @@ def plan(chooser: Chooser, settings: DeKRRSettings, tuning: Tuning | None = None
     return Run(
         chooser,
         settings,
-        preparation=preparation_of(settings.scale, settings.bounds),
+        preparation=preparation_of(settings, settings.bounds),
         allocation=ALLOCATIONS[settings.allocation](),
         exchange=exchange_of(settings),
         solver=solver,

@@ -10,7 +10,7 @@ from ..errors import MessageError, SettingsError
 from ..features import FeatureMap, paired
 from ..messages import RowFeatures, Sums, expect
 from ..privacy.maps_of_neighbors import fingerprint
-from ..privacy.mechanism import GaussianSums, clip_responses
+from ..privacy.mechanism import GaussianSums, clip_columns, clip_responses
 from ..privacy.rows_per_feature import check_leverages, check_rows
 from ..rows import Rows
 from ..selection import Chooser
@@ -217,7 +217,7 @@ def shared_features(chooser: Chooser, n_columns: int, seed: int) -> FeatureMap:
 
 
 def sum_and_digest(rows: Rows, shared: FeatureMap, maps: Mapping[str, FeatureMap]) -> tuple[OwnSums, bytes]:
-    """Return the exact sums over scaled rows, with responses clipped, and a digest of the rows; both stay at the site.
+    """Return the exact sums over scaled and clipped rows, and a digest of the rows; both stay at the site.
 
     Neighbours must have the same features.
     """
@@ -233,10 +233,10 @@ def sum_and_digest(rows: Rows, shared: FeatureMap, maps: Mapping[str, FeatureMap
     def clipped(block: Block) -> Block:
         if block.weight is not None:
             raise SettingsError("the privacy budget is for rows that count once each: leave the weights out")
-        y = clip_responses(block.y)
-        for part in (block.X, y):
+        X, y = clip_columns(block.X, shared.frequencies), clip_responses(block.y)
+        for part in (X, y):
             digest.update(np.ascontiguousarray(part).data)
-        return Block(block.X, y)
+        return Block(X, y)
 
     own, _ = accumulate(rows.mapped(clipped), shared, {})
     return own, digest.digest()

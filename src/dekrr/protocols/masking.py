@@ -26,7 +26,7 @@ from ..messages import (
 )
 from ..privacy.masks import FixedPoint, KeyPair, Pads, exponent_of, hidden, partners, revealed
 from ..rows import Rows
-from ..scaling import AnyScaling, Unscaled
+from ..scaling import AnyScaling, Scaling, Unscaled
 from ..statistics import pack_symmetric
 from ..types import Array
 from .roll_call import RollCall
@@ -237,6 +237,8 @@ class Masking:
         Without weights, and with bounds that sites agreed on, they are public.
         """
         mass, largest = float(roster.n_rows), 1.0
+        if isinstance(self._scaling, Scaling) and self._scaling.limits is not None:
+            largest = 3.0  # a response is clipped a span outside its bounds
         if self._rows.n_rows:
             weight = self._rows.sample.arrays().weight
             if weight is not None:

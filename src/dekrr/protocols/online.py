@@ -141,7 +141,7 @@ def _pass_on_scaling(site: Site, update: _Update, run: Run) -> Procedure[AnyScal
     if not bounds:
         raise MessageError(f"site {site.name!r} joins, but no neighbour told it the scaling: join one site at a time")
     first = bounds[min(bounds)]
-    return Scaling(first.lower, first.upper)
+    return run.preparation.scaling(first.lower, first.upper, site.rows.n_columns)
 
 
 def _exchange_maps(site: Site, own_map: FeatureMap, update: _Update, run: Run) -> Procedure[Offers]:

@@ -1,16 +1,23 @@
-"""How the units of rows are found: by bounds that sites agree on, by public ones, or as rows are."""
+"""How the units of rows are found: by quantiles or extremes that sites agree on, by public bounds, or as rows are."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import SettingsError
+from ..errors import DataError, SettingsError
 from ..messages import Bounds, expect
+from ..privacy import quantiles
 from ..scaling import UNSCALED, AnyScaling, Scaling
+from ..settings import GuardSettings
+from ..types import Array
 from .roll_call import RollCall
 from .roster import Roster
 from .site import Procedure, Site, without_exchange
+from .spanning_tree import tree_sum
+
+_MOST_CLIPPED = 0.25  # of a site's rows in a column: with more of them outside, the rest would stand alone
 
 BoundsPair = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -26,6 +33,39 @@ def agree_on_scaling(site: Site, roster: Roster) -> Procedure[Scaling]:
     return Scaling(lower, upper)
 
 
+def agree_on_quantiles(site: Site, roster: Roster, fewest: int) -> Procedure[tuple[Array, Array]]:
+    """Find bounds of every column and of the response over all sites by rounded counts; see `privacy.quantiles`.
+
+    Every grid takes 2 height exchanges over the spanning tree. Sites stop at the same grid, because all have the same
+    totals. Of many rows a sample is counted.
+
+    Parameters
+    ----------
+    site : Site
+    roster : Roster
+    fewest : int
+        Counts of fewer rows than this are not told.
+    """
+    sample = site.rows.sample
+    values = np.column_stack([sample.X, sample.y])
+    lower, upper = np.empty(values.shape[1]), np.empty(values.shape[1])
+    coarse = np.arange(values.shape[1])  # the columns whose bounds are not fine enough yet
+    edges = np.tile(quantiles.first_edges()[:, None], len(coarse))
+    for grid in range(quantiles.MOST_GRIDS):
+        counts = sample.expansion * quantiles.rounded_counts(values[:, coarse], edges, fewest)
+        total = yield from tree_sum(site, roster, counts.ravel())
+        first, last = quantiles.bounds_between(edges, total.reshape(edges.shape), roster.n_rows)
+        each = np.arange(len(coarse))
+        lower[coarse], upper[coarse] = edges[first, each], edges[last, each]
+        is_coarse = (last - first < quantiles.FEWEST_CELLS) | (grid == 0)
+        if not is_coarse.any():
+            return lower, upper
+        coarse, constant = coarse[is_coarse], coarse[last - first == 1]
+        edges = quantiles.equal_edges(lower[coarse], upper[coarse])
+    upper[constant] = lower[constant]  # all in one cell of the finest grid
+    return lower, upper
+
+
 def public_scaling(bounds: BoundsPair, n_columns: int, n_outputs: int = 1) -> Scaling:
     """Return the scaling by bounds that everybody knows beforehand: of the columns, then of each output."""
     lower, upper = (np.asarray(bound, dtype=float) for bound in bounds)
@@ -38,7 +78,7 @@ def public_scaling(bounds: BoundsPair, n_columns: int, n_outputs: int = 1) -> Sc
     if not (lower < upper).all():
         entry = int(np.argmin(lower < upper))
         raise SettingsError(f"bounds: the lower value of entry {entry} is not below the upper one")
-    return Scaling(lower, upper)
+    return Scaling.clipping(lower, upper, n_columns)
 
 
 class Preparation(ABC):
@@ -63,6 +103,58 @@ class Preparation(ABC):
     def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
         """Return the scaling, which is the same at all sites."""
 
+    def scaling(self, lower: Array, upper: Array, n_columns: int) -> Scaling:
+        """Return the scaling by bounds that a neighbour tells a site that joins."""
+        return Scaling.clipping(lower, upper, n_columns)
+
+
+@dataclass(frozen=True)
+class AgreedQuantiles(Preparation):
+    """By quantiles near the ends of each column over all sites, from rounded counts; rows are clipped to them.
+
+    Parameters
+    ----------
+    min_rows : int
+        Counts of fewer rows than this are not told.
+    """
+
+    min_rows: int
+
+    looks_at_rows = "counts of the rows would be sent: give public bounds, or scale=None"
+
+    def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
+        """Return the scaling after some 6 times the tree's height in exchanges."""
+        roster = yield from roll.roster()
+        lower, upper = yield from agree_on_quantiles(site, roster, self.min_rows)
+        n_columns = site.rows.n_columns
+        if (lower[n_columns:] == upper[n_columns:]).any():
+            raise DataError(
+                f"too few responses differ from {lower[n_columns]:.6g} to agree on their bounds without telling them: "
+                'give public bounds, scale="minmax", or scale=None'
+            )
+        scaling = self.scaling(lower, upper, n_columns)
+        _refuse_narrow(site, scaling)
+        return scaling
+
+    def scaling(self, lower: Array, upper: Array, n_columns: int) -> Scaling:
+        """Return the scaling by bounds; quantiles leave rows outside, which are clipped where they are far."""
+        return Scaling.clipping(lower, upper, n_columns, quantiles.ROOM)
+
+
+def _refuse_narrow(site: Site, scaling: Scaling) -> None:
+    """Refuse bounds outside which many of the site's rows lie: a liar's, or of a site unlike all others."""
+    X = site.rows.sample.X
+    varies = scaling.lower[: X.shape[1]] < scaling.upper[: X.shape[1]]  # in a constant column, no row stands alone
+    scaled = scaling.rows(X)
+    clipped = varies * np.mean((scaled <= -quantiles.ROOM) | (scaled >= 1 + quantiles.ROOM), axis=0)
+    if len(X) and (clipped > _MOST_CLIPPED).any():
+        column = int(np.argmax(clipped))
+        raise DataError(
+            f"{clipped[column]:.0%} of the rows of site {site.name!r} lie far outside the agreed bounds "
+            f"{scaling.lower[column]:.6g} and {scaling.upper[column]:.6g} of column {column}: give public bounds, or "
+            "have the site in a run with sites like it"
+        )
+
 
 class AgreedBounds(Preparation):
     """By the smallest and largest value of each column over all sites, which the sites tell each other."""
@@ -74,6 +166,10 @@ class AgreedBounds(Preparation):
         """Return the scaling after diameter exchanges."""
         roster = yield from roll.roster()
         return (yield from agree_on_scaling(site, roster))
+
+    def scaling(self, lower: Array, upper: Array, n_columns: int) -> Scaling:
+        """Return the scaling by bounds that a neighbour tells a site that joins; nothing is clipped."""
+        return Scaling(lower, upper)
 
 
 @dataclass(frozen=True)
@@ -115,9 +211,15 @@ class OwnUnits(Preparation):
         return without_exchange(UNSCALED)
 
 
-PREPARATIONS: dict[str | None, type[Preparation]] = {"minmax": AgreedBounds, None: OwnUnits}
+PREPARATIONS: dict[str | None, Callable[[int], Preparation]] = {
+    "quantiles": AgreedQuantiles,
+    "minmax": lambda min_rows: AgreedBounds(),
+    None: lambda min_rows: OwnUnits(),
+}
 
 
-def preparation_of(scale: str | None, bounds: BoundsPair | None = None) -> Preparation:
-    """Return the preparation that the settings `scale` and `bounds` ask for."""
-    return PublicBounds(bounds) if scale is not None and bounds is not None else PREPARATIONS[scale]()
+def preparation_of(settings: GuardSettings, bounds: BoundsPair | None = None) -> Preparation:
+    """Return the preparation that the settings, and public bounds where there are some, ask for."""
+    if settings.scale is not None and bounds is not None:
+        return PublicBounds(bounds)
+    return PREPARATIONS[settings.scale](settings.min_rows)

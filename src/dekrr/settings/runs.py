@@ -165,8 +165,13 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     alpha: Annotated[float, Setting("Regularisation (the paper's lambda).", POSITIVE)] = 1e-6
     scale: Annotated[
         str | None,
-        Setting("Columns to [0, 1] and the response to [-1, 1] by agreed bounds, or not.", one_of("minmax").or_none()),
-    ] = "minmax"
+        Setting(
+            "Columns to [0, 1] and the response to [-1, 1] by agreed bounds, or not. Quantiles, to which columns are "
+            "clipped, are agreed on by rounded counts; minmax tells extreme values.",
+            one_of("quantiles", "minmax").or_none(),
+            in_process="minmax",
+        ),
+    ] = "quantiles"
     weighted: Annotated[
         bool, Setting("Rows have weights: N is the sum of them. A row without one counts once.", FLAG)
     ] = False

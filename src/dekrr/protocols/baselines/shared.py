@@ -52,7 +52,7 @@ def prepare(
     shared : FeatureMap, optional
         Features that all sites already have.
     """
-    preparation = preparation_of(settings.scale)
+    preparation = preparation_of(settings)
     chooses_from_rows = shared is None and chooser.uses_rows
     counts_rows_first = bool(preparation.looks_at_rows) or settings.max_leverage < 1 or chooses_from_rows
     counts_rows_first |= settings.weighted
