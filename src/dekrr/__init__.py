@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import model_selection as model_selection
+    from . import plot as plot
     from .errors import DataError as DataError
     from .errors import DekrrError as DekrrError
     from .errors import MessageError as MessageError
@@ -62,9 +64,10 @@ _HOMES = {
     "settings": ["DifferentialPrivacy"],
     "solvers": ["Chebyshev", "Jacobi", "Solver"],
 }
+_MODULES = ["model_selection", "plot"]
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted([*_HOME_OF, "__version__"])
+__all__ = sorted([*_HOME_OF, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
@@ -72,6 +75,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("dekrr")
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -93,6 +93,10 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, Sized) and not isinstance(value, str) and len(value) == 2
 
 
+def _are_callable(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(map(callable, values))
+
+
 def _is_random_state(value: Any) -> bool:
     return isinstance(value, np.random.RandomState) or whole_number(0, 2**32 - 1).allows(value)
 
@@ -104,6 +108,7 @@ COUNTS = Rule("a mapping of site to such numbers, or a sequence in the order of 
 PAIR = Rule("a pair, lower and upper values", _is_pair)
 EDGES = Rule("edges or a networkx graph", lambda value: isinstance(value, Iterable) and not isinstance(value, str))
 CALLABLE = Rule("a function of the graph that returns a Network", callable)
+CALLABLES = Rule("a sequence of functions", _are_callable)
 RANDOM_STATE = Rule("an integer from 0 to 4294967295, a RandomState", _is_random_state)
 
 

@@ -20,7 +20,7 @@ COMMANDS = {
     "demo": ("demo:demo", "Compare every method on ten sites, and draw the network."),
     "fit": ("models:fit", "Train a model for every site of a table and write them to a folder."),
     "predict": (
-        "models:predict",
+        "predicting:predict",
         "Predict each row of a table by its site's model, or all rows by the mean of the models.",
     ),
     "serve": (
@@ -28,6 +28,14 @@ COMMANDS = {
         "Answer requests for predictions over HTTP; a newer model takes over without a lost request.",
     ),
     "export": ("serve:export", "Write a model as an ONNX graph, which runs without dekrr."),
+    "score": (
+        "predicting:score",
+        "Measure the errors of models on a table: own and union relative square error, and each site's.",
+    ),
+    "inspect": (
+        "predicting:inspect",
+        "Say what is in model files: for whom, by which method and settings, from which columns.",
+    ),
     "report": (
         "report:report",
         "Write one self-contained HTML page: of results, with figures as files for papers, or of a run of the mesh.",
@@ -65,7 +73,7 @@ app = lazy_app(
     COMMANDS,
     help="Kernel ridge regression across sites that cannot pool their data.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )

@@ -7,6 +7,8 @@ those that a deployment runs.
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -28,6 +30,7 @@ from ..types import Array, Block
 from . import arrays, frames, parameters, streams
 from .network import seed_of
 from .parameters import estimator, setting
+from .summary import FitSummary, summary_of
 
 
 @estimator
@@ -42,6 +45,11 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     min_rows: int = setting(GuardSettings, "min_rows")
     unknown_sites: str = setting(EstimatorSettings, "unknown_sites")
     random_state: Any = setting(EstimatorSettings, "random_state")
+
+    # scikit-learn's metadata routing passes sites on without a request
+    __metadata_request__fit = MappingProxyType({"sites": True, "columns": False})
+    __metadata_request__predict = MappingProxyType({"sites": True})
+    __metadata_request__score = MappingProxyType({"sites": True})
 
     def fit(self, X: Any, y: Any = None, sites: Any = None, columns: Any = None, sample_weight: Any = None) -> Self:
         """Train a model for every site.
@@ -123,7 +131,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             if first:
                 streams.refuse_weights(sample_weight)
                 others = (*(y if streams.is_names(y) else [y]), sites, sample_weight)
-                self._set_columns(streams.columns_of(next(iter(sources.values())), columns, others))
+                _set_columns(self, streams.columns_of(next(iter(sources.values())), columns, others))
             if encode:
                 self._agree_on_columns(frames.facts_of_sources(sources, list(self.feature_names_in_), sites))
             return streams.rows_of(sources, self._reading, y, sites, seed, sample_weight)
@@ -148,7 +156,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         labels, index = factorise(sites, len(X))
         if first:
             facts = frames.facts_of_frame(X, labels, index)
-            self._set_columns(list(next(iter(facts.values())).columns))
+            _set_columns(self, list(next(iter(facts.values())).columns))
             self._agree_on_columns(facts)
         arrays.refuse_missing_responses(y)
         numbers, y = check_X_y(self.columns_.encode(X), y, dtype=np.float64, y_numeric=True, multi_output=True)
@@ -192,14 +200,6 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return np.array(self.columns_.names_out, dtype=object)
         columns = self._columns
         return np.array([f"x{j}" for j in range(columns)] if isinstance(columns, int) else columns, dtype=object)
-
-    def _set_columns(self, columns: streams.Columns) -> None:
-        """Set what scikit-learn calls features in."""
-        self.n_features_in_ = columns if isinstance(columns, int) else len(columns)
-        if hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
-        if not isinstance(columns, int):
-            self.feature_names_in_: np.ndarray = np.array(columns, dtype=object)
 
     def _header(self, name: str, kernel: str, sigma: float) -> Header:
         """Return what the model file of a site says, but for what only some models have."""
@@ -253,30 +253,32 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                     f"sites was left out, so each row is predicted by the mean of {len(self.models_)} sites' models; "
                     "give the site of every row, or use models_[site].predict(X)"
                 )
-            return self._mean(X)
+            return _mean_of(self._different_models(), X)
         labels, index = factorise(sites, len(X))
         unknown = [label for label in labels if label not in self.models_]
         if unknown and self.unknown_sites == "error":
             raise DataError(
                 f"unknown sites {unknown}: no rows of theirs were in fit; the sites are {listed(self.sites_)}. "
+                "In cross-validation, dekrr.model_selection.SiteKFold keeps every site in every fold. "
                 'unknown_sites="mean" predicts their rows by the mean of all models, and models_[site].predict(X) '
                 "applies any site's model to any rows"
             )
-        prediction = None
+        everyone, prediction = partial(_mean_of, self._different_models()), None
         for label, own in zip(labels, places_of(index, len(labels)), strict=True):
             known = label in self.models_
-            part = self.models_[label].predict_encoded(X[own]) if known else self._mean(X[own])
+            part = self.models_[label].predict_encoded(X[own]) if known else everyone(X[own])
             prediction = np.empty((len(X), *part.shape[1:])) if prediction is None else prediction
             prediction[own] = part
         return np.empty(0) if prediction is None else prediction
 
-    def _mean(self, X: Array) -> Array:
-        """Return the mean of all models' predictions."""
-        return np.asarray(np.mean([model.predict_encoded(X) for model in self._different_models()], axis=0))
-
     def _different_models(self) -> list[SiteModel | KernelModel]:
         """Return the models, each once: some methods end with one model for all sites."""
         return list({id(model): model for model in self.models_.values()}.values())
+
+    def fit_summary(self) -> FitSummary:
+        """Return what came of the fit, as a table: print it, or have a notebook show it."""
+        check_is_fitted(self)
+        return summary_of(self)
 
     def score(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> float:
         """Return the coefficient of determination R^2 of `predict(X, sites)`, the mean over outputs."""
@@ -335,6 +337,20 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _mean_of(models: Sequence[SiteModel | KernelModel], X: Array) -> Array:
+    """Return the mean of models' predictions of rows whose columns are numbers."""
+    return np.asarray(np.mean([model.predict_encoded(X) for model in models], axis=0))
+
+
+def _set_columns(regressor: Any, columns: streams.Columns) -> None:
+    """Set what scikit-learn calls features in."""
+    regressor.n_features_in_ = columns if isinstance(columns, int) else len(columns)
+    if hasattr(regressor, "feature_names_in_"):
+        del regressor.feature_names_in_
+    if not isinstance(columns, int):
+        regressor.feature_names_in_ = np.array(columns, dtype=object)
 
 
 @contextmanager

@@ -165,8 +165,9 @@ class DeKRRRegressor(NetworkRegressor):
         tuning = tuning_of(grids, folds=self.folds, objective=self.objective, prediction=self.prediction)
         if tuning is not None:
             settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
+        trainings = 1 if tuning is None else 1 + len(tuning.sigmas) * tuning.folds
         graph = self._graph(rows, seed)
-        run = self._train(rows, graph, seed, train_dekrr(settings, tuning), choosing, self.network)
+        run = self._train(rows, graph, seed, train_dekrr(settings, tuning), choosing, self.network, trainings)
         if self.privacy is not None:
             _tell_spent(rows, self.privacy.epsilon)
         self._keep_tuned(run, {name: grid[0] for name, grid in grids.items()})

@@ -18,6 +18,7 @@ from .choosing import Choosing
 from .network import Run, run, sites_of
 from .parameters import estimator, setting
 from .procedures import Training
+from .progress import watching
 
 
 @estimator
@@ -27,6 +28,8 @@ class FeatureRegressor(SiteRegressor):
     n_features: Any = setting(FeatureSettings, "n_features", objects=False)
     features: Any = setting(FeatureSettings, "features", default="plain")
     mapping: str = setting(FeatureSettings, "mapping")
+    verbose: int = setting(EstimatorSettings, "verbose")
+    callbacks: Any = setting(EstimatorSettings, "callbacks")
 
     def _train(
         self,
@@ -36,12 +39,14 @@ class FeatureRegressor(SiteRegressor):
         training: Training,
         choosing: Choosing,
         connect: Connect | None = None,
+        trainings: int = 1,
     ) -> Run:
-        """Return what came of the training of all sites on a graph."""
+        """Return what came of the training of all sites on a graph; `trainings` counts those of tuning, too."""
         self.graph_ = graph
         choosers = choosing.choosers(list(rows))
         sites = sites_of(rows, graph, seed=seed)
-        return run(sites, lambda label, site: training(site, choosers[label]), connect)
+        with watching(self.verbose, self.callbacks, trainings) as watch:
+            return run(sites, lambda label, site: training(site, choosers[label]), connect, watch)
 
     def _keep(self, run: Run, kernel: str, sigma: float, *, prediction: str = "own", tol: float = 0.0) -> None:
         """Set what came of a run; warn where it did not settle to a `tol` above 0."""

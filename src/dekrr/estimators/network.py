@@ -15,6 +15,7 @@ from ..protocols.outcome import Outcome
 from ..protocols.site import Procedure, Site
 from ..rows import Rows
 from ..rows.survey import Weighed
+from .progress import Watch
 
 Graph = Mapping[Hashable, Iterable[Hashable]]
 
@@ -98,6 +99,7 @@ def run(
     sites: Mapping[Hashable, Site],
     procedure: Callable[[Hashable, Site], Procedure[Outcome]],
     connect: Connect | None = None,
+    watch: Watch | None = None,
 ) -> Run:
     """Have a network run a procedure for each site.
 
@@ -108,9 +110,15 @@ def run(
         Makes a site's procedure of its label and the site.
     connect : Connect, optional
         Makes the network of the graph; by default all sites are in this process.
+    watch : Watch, optional
+        Follows the first site, and so all of them.
     """
     network = (connect or LocalNetwork)({site.name: site.neighbors for site in sites.values()})
-    outcomes = network.run({site.name: procedure(label, site) for label, site in sites.items()})
+    procedures = {site.name: procedure(label, site) for label, site in sites.items()}
+    if watch is not None:
+        first = next(iter(procedures))
+        procedures[first] = watch.follow(procedures[first])
+    outcomes = network.run(procedures)
     return Run(
         sites=dict(sites),
         outcomes={label: outcomes[site.name] for label, site in sites.items()},

@@ -71,6 +71,11 @@ class _Files(Source):
         for path in paths:
             if not path.exists():
                 raise DataError(f"{path} does not exist")
+            if not {".csv", ".tsv", ".txt", *PARQUET} & {suffix.lower() for suffix in path.suffixes}:
+                raise DataError(
+                    f"{path} is not a kind of file that is read: its name ends in {path.suffix or 'no suffix'!r}. Save "
+                    "it as .csv (or .csv.gz), .tsv or .parquet"
+                )
 
     @property
     def columns(self) -> list[str]:

@@ -54,6 +54,22 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             agreed=False,
         ),
     ] = False
+    verbose: Annotated[
+        int,
+        Setting(
+            'Above 0, tell where a fit is: on a terminal, or else in the log "dekrr" of the module logging.',
+            whole_number(0),
+            agreed=False,
+        ),
+    ] = 0
+    callbacks: Annotated[
+        Any,
+        Setting(
+            "Functions that are called with a dekrr.estimators.progress.FitEvent whenever sites exchange messages.",
+            rules.CALLABLES.or_none(),
+            agreed=False,
+        ),
+    ] = None
     network: Annotated[
         Any,
         Setting(

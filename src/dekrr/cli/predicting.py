@@ -1,0 +1,210 @@
+"""`dekrr predict`, `dekrr score` and `dekrr inspect`: what models say of new rows, how well, and what is in them."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import DataError, SettingsError
+from ..labels import factorise, names_of
+from ..model import SiteModel, load
+from ..rows.batches import inputs_of
+from ..rows.sources import open_source
+from ..types import Array
+from .models import SUFFIX, require_column
+from .outputs import require_output, table_writer
+from .scoring import errors_on, frame_of
+
+Models = Annotated[Path, typer.Argument(help="A folder that `dekrr fit` wrote, or one model file.")]
+SiteColumn = Annotated[str | None, typer.Option("--site", "--sites", help="The column that says whose row it is.")]
+
+
+def predict(
+    models: Models,
+    data: Annotated[Path, typer.Argument(help="A CSV or Parquet file of rows.")],
+    site: SiteColumn = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write, .csv, .tsv or .parquet; CSV to the terminal if left out.")
+    ] = None,
+    column: Annotated[str, typer.Option(help="What to call the new column.")] = "prediction",
+    interval: Annotated[
+        float | None,
+        typer.Option(help="Add columns with the ends of intervals of this coverage, for instance 0.9."),
+    ] = None,
+    unknown_sites: Annotated[
+        str, typer.Option(help='Rows of a site without a model: "error", or "mean" of all models.')
+    ] = "error",
+) -> None:
+    """Predict each row of a table by its site's model, or all rows by the mean of the models.
+
+    The table comes back with one more column. It is read and written in batches.
+    """
+    if unknown_sites not in ("error", "mean"):
+        raise SettingsError(f'--unknown-sites is {unknown_sites!r}; it must be "error" or "mean"')
+    if interval is not None and not 0 < interval < 1:
+        raise SettingsError(f"--interval is {interval:g}; a coverage is between 0 and 1, for instance 0.9")
+    require_output(out, data, models)
+    by_site = load_all(models)
+    if interval is not None:
+        _require_intervals(by_site, site)
+    if site is None and len(by_site) > 1:
+        note = f"each row is predicted by the mean of {len(by_site)} models; --site COLUMN takes each site's own"
+        typer.echo(f"note: {note}", err=True)
+    with table_writer(out) as write:
+        for batch in open_source(data).read(None):
+            rows = inputs_of(batch, next(iter(by_site.values())).header.reading)
+            table = frame_of(batch)
+            owners = _owners(table, site, by_site, data, unknown_sites)
+            table[column] = _predictions(rows, owners, by_site)
+            if interval is not None:
+                ends = _intervals(table, owners, by_site, interval)
+                table[f"{column}_lower"], table[f"{column}_upper"] = ends.T
+            write(table)
+
+
+def _owners(table: Any, site: str | None, by_site: dict[str, SiteModel], data: Path, unknown_sites: str) -> np.ndarray:
+    """Return the name of the model of each row; the empty name is the mean of all."""
+    if site is None:
+        return np.full(len(table), "" if len(by_site) > 1 else next(iter(by_site)), dtype=object)
+    require_column(site, [str(name) for name in table.columns], data)
+    labels, index = factorise(table[site], len(table))
+    names = names_of(labels)
+    unknown = sorted(set(names) - set(by_site))
+    if unknown and unknown_sites == "error":
+        raise DataError(
+            f"no model for sites {unknown}; there are {sorted(by_site)}. --unknown-sites mean predicts their rows "
+            "by the mean of all models"
+        )
+    found = [name if name in by_site else "" for name in names]
+    return np.array(found, dtype=object)[index] if len(found) else np.empty(0, dtype=object)
+
+
+def _predictions(rows: Array, owners: np.ndarray, by_site: dict[str, SiteModel]) -> Array:
+    prediction = np.empty(len(rows))
+    for name in set(owners):
+        own = np.asarray(owners == name)
+        if name:
+            prediction[own] = by_site[name].predict_encoded(rows[own])
+        else:
+            prediction[own] = np.mean([model.predict_encoded(rows[own]) for model in by_site.values()], axis=0)
+    return prediction
+
+
+def _require_intervals(by_site: dict[str, SiteModel], site: str | None) -> None:
+    if not all(hasattr(model, "predict_interval") for model in by_site.values()):
+        raise SettingsError("these models have no intervals; fit them again with a newer dekrr")
+    if site is None and len(by_site) > 1:
+        raise SettingsError("an interval is of one site's model: add --site COLUMN, or give one model file")
+
+
+def _intervals(table: Any, owners: np.ndarray, by_site: dict[str, SiteModel], coverage: float) -> Array:
+    ends = np.full((len(table), 2), np.nan)
+    for name in set(owners) - {""}:
+        own = np.asarray(owners == name)
+        model: Any = by_site[name]
+        ends[own] = model.predict_interval(table[own], coverage=coverage)
+    return ends
+
+
+def load_all(models: Path) -> dict[str, SiteModel]:
+    """Return the models in a folder, or the one in a file, by the names of their sites."""
+    if not models.exists():
+        raise DataError(f"{models} does not exist: give the folder of `dekrr fit --out`, or a model file")
+    paths = sorted(models.glob(f"*{SUFFIX}")) if models.is_dir() else [models]
+    if not paths:
+        raise DataError(f"{models} has no model: no file there ends in {SUFFIX}")
+    loaded = [load(path) for path in paths]
+    return {model.header.site: model for model in loaded}
+
+
+def score(
+    models: Models,
+    data: Annotated[Path, typer.Argument(help="A CSV or Parquet file of rows with their responses.")],
+    target: Annotated[str, typer.Option(help="The column that was predicted.")],
+    site: SiteColumn = None,
+) -> None:
+    """Measure the errors of models on a table: own and union relative square error, and each site's.
+
+    Without --site, every model is scored on all rows (union).
+    """
+    by_site = load_all(models)
+    errors = errors_on(by_site, open_source(data).read(None), target, site)
+    if not errors.n_rows:
+        raise DataError(f"{data} has no rows to score")
+    console = Console()
+    if site is not None:
+        console.print(errors.table(f"{len(by_site)} models on {data}"))
+        console.print(f"own RSE {errors.own():.4f}, union RSE {errors.union():.4f} on {errors.n_rows} rows")
+    else:
+        console.print(f"union RSE {errors.union():.4f} on {errors.n_rows} rows; --site COLUMN adds the own RSE")
+
+
+def inspect(
+    models: Models,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Say what is in model files: for whom, by which method and settings, from which columns."""
+    by_site = load_all(models)
+    if as_json:
+        typer.echo(json.dumps([_facts(model) for model in by_site.values()], indent=1))
+        return
+    console = Console()
+    for model in by_site.values():
+        facts = _facts(model)
+        columns = facts.pop("columns")
+        for name, value in facts.items():
+            console.print(f"[bold]{name}[/]: {value}", highlight=False)
+        if columns:
+            table = Table(title="columns")
+            for heading in columns[0]:
+                table.add_column(heading)
+            for row in columns:
+                table.add_row(*map(str, row.values()))
+            console.print(table)
+        console.print()
+
+
+def _facts(model: SiteModel) -> dict[str, Any]:
+    header = model.header
+    facts: dict[str, Any] = {
+        "site": header.site,
+        "method": header.method,
+        "kernel": header.kernel,
+        "sigma": header.sigma,
+        "features": model.feature_map.n_features,
+        "models in the prediction": header.n_members,
+        "weights": [round(member.weight, 4) for member in model.members],
+        "scaled": header.scaled,
+        "privacy": None if header.privacy is None else msgspec.to_builtins(header.privacy),
+        "format version": header.version,
+        "numbers in a row": header.n_columns,
+    }
+    facts["columns"] = _columns(model)
+    return facts
+
+
+def _columns(model: SiteModel) -> list[dict[str, Any]]:
+    """Return what is known of the columns: names, kinds, and what they become."""
+    header, bounds = model.header, model.scaling.tensors
+    if header.encoding is not None:
+        return [
+            {
+                "column": column.name,
+                "kind": column.kind,
+                "becomes": ", ".join(column.names_out[:8]) + (", ..." if len(column.names_out) > 8 else ""),
+                "fill": f"{column.fill:.4g}" if column.kind in ("number", "boolean", "datetime") else "",
+            }
+            for column in header.encoding.columns
+        ]
+    names = header.columns or [str(j) for j in range(header.n_columns)]
+    ends = [bounds[key] for key in ("lower", "upper")] if header.scaled else []
+    return [
+        {"column": name, "kind": "number"}
+        | {word: f"{end[j]:.4g}" for word, end in zip(("lower", "upper"), ends, strict=False)}
+        for j, name in enumerate(names)
+    ]

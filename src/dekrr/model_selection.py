@@ -1,0 +1,172 @@
+"""Cross-validation that knows of sites: splitters that keep every site in every fold, and scorers own and union.
+
+With scikit-learn's metadata routing, `sites` goes to the estimator, the splitter and the scorer by itself:
+
+>>> import sklearn
+>>> from sklearn.model_selection import cross_validate
+>>> from dekrr import DeKRRRegressor
+>>> from dekrr.data import make_sites
+>>> from dekrr.model_selection import OWN, UNION, SiteKFold
+>>> X, y, sites = make_sites(n_sites=4, random_state=0)
+>>> regressor = DeKRRRegressor(n_features=10, sigma=0.3, alpha=1e-4, consensus=1.0, random_state=0)
+>>> with sklearn.config_context(enable_metadata_routing=True):
+...     found = cross_validate(regressor, X, y, cv=SiteKFold(3), scoring={"own": OWN, "union": UNION},
+...                            params={"sites": sites})
+>>> found["test_own"].shape
+(3,)
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from sklearn.utils.metadata_routing import MetadataRequest
+
+from .errors import DataError
+from .frames import is_frame
+from .frames.tables import array_of, require_columns
+from .labels import factorise, listed, places_of
+
+
+class _Splitter:
+    """What both splitters share: where the sites of rows come from."""
+
+    def __init__(self, sites: str | None) -> None:
+        self.sites = sites
+
+    def get_metadata_routing(self) -> Any:
+        """Return that `split` takes `sites` (scikit-learn's metadata routing)."""
+        request = MetadataRequest(owner=self)
+        request.split.add_request(param="sites", alias=True)
+        return request
+
+    def _labels(self, X: Any, given: Any, groups: Any) -> tuple[list[Any], np.ndarray]:
+        labels = given if given is not None else groups
+        if labels is None and self.sites is not None:
+            labels = self.sites
+        if labels is None:
+            raise DataError(
+                f"{type(self).__name__} needs the site of every row: with enable_metadata_routing=True give "
+                'params={"sites": sites}, without it groups=sites, or name a column as in '
+                f'{type(self).__name__}(sites="station")'
+            )
+        if isinstance(labels, str):
+            if not is_frame(X):
+                raise DataError(f"sites={labels!r} is the name of a column, but the rows are not a frame")
+            require_columns(X, [labels])
+            labels = array_of(X, labels)
+        return factorise(labels, len(X))
+
+
+class SiteKFold(_Splitter):
+    """K folds with every site in every fold: each site's own rows are dealt out to the folds at random.
+
+    Parameters
+    ----------
+    n_splits : int, default=5
+    sites : str, optional
+        The column of a frame that has the site, where `sites` and `groups` are not given to `split`.
+    random_state : int, default=0
+
+    Examples
+    --------
+    >>> sites = np.repeat(["a", "b"], 4)
+    >>> [np.unique(sites[test]).tolist() for train, test in SiteKFold(2).split(sites, sites=sites)]
+    [['a', 'b'], ['a', 'b']]
+    """
+
+    def __init__(self, n_splits: int = 5, *, sites: str | None = None, random_state: int = 0) -> None:
+        super().__init__(sites)
+        self.n_splits = n_splits
+        self.random_state = random_state
+
+    def split(self, X: Any, y: Any = None, groups: Any = None, sites: Any = None) -> Iterator[tuple[Any, Any]]:
+        """Yield the indices of the rows to train on and to test on, fold by fold.
+
+        Parameters
+        ----------
+        X : array-like or frame of n_rows rows
+        y : object
+            Not used.
+        groups, sites : array-like of shape (n_rows,), optional
+            The site of every row, by the name that scikit-learn has for it or ours.
+        """
+        labels, index = self._labels(X, sites, groups)
+        if self.n_splits < 2:
+            raise DataError(f"n_splits is {self.n_splits}; it must be at least 2")
+        fold = np.empty(len(index), dtype=np.intp)
+        rng = np.random.default_rng(self.random_state)
+        for label, own in zip(labels, places_of(index, len(labels)), strict=True):
+            if len(own) < self.n_splits:
+                raise DataError(
+                    f"site {label!r} has {len(own)} rows, too few for {self.n_splits} folds: lower n_splits, or join "
+                    "it to another site"
+                )
+            fold[rng.permutation(own)] = np.arange(len(own)) % self.n_splits
+        for k in range(self.n_splits):
+            yield np.flatnonzero(fold != k), np.flatnonzero(fold == k)
+
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None, sites: Any = None) -> int:
+        """Return the number of folds."""
+        return self.n_splits
+
+
+class LeaveOneSiteOut(_Splitter):
+    """Each site in turn is tested on, and trained without. The estimator needs ``unknown_sites="mean"``.
+
+    Parameters
+    ----------
+    sites : str, optional
+        The column of a frame that has the site, where `sites` and `groups` are not given to `split`.
+
+    Examples
+    --------
+    >>> sites = np.array(["a", "b", "a"])
+    >>> [test.tolist() for train, test in LeaveOneSiteOut().split(sites, sites=sites)]
+    [[0, 2], [1]]
+    """
+
+    def __init__(self, *, sites: str | None = None) -> None:
+        super().__init__(sites)
+
+    def split(self, X: Any, y: Any = None, groups: Any = None, sites: Any = None) -> Iterator[tuple[Any, Any]]:
+        """Yield the indices of the rows to train on and to test on, site by site; see `SiteKFold.split`."""
+        labels, index = self._labels(X, sites, groups)
+        if len(labels) < 2:
+            raise DataError(f"there is one site alone, {listed(labels)}: nothing is left to train on without it")
+        for k in range(len(labels)):
+            yield np.flatnonzero(index != k), np.flatnonzero(index == k)
+
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None, sites: Any = None) -> int:
+        """Return the number of sites."""
+        return len(self._labels(X, sites, groups)[0])
+
+
+class Scorer:
+    """A scorer for scikit-learn: minus the relative square error, since scorers are better where they are larger.
+
+    Parameters
+    ----------
+    metric : {"own", "union"}
+        As in `DeKRRRegressor.rse`. A row of a site that was not in `fit` has no own model; "own" is then the mean of
+        all models, if the estimator has ``unknown_sites="mean"``.
+    """
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+
+    def get_metadata_routing(self) -> Any:
+        """Return that the scorer takes `sites` (scikit-learn's metadata routing)."""
+        request = MetadataRequest(owner=self)
+        request.score.add_request(param="sites", alias=True)
+        return request
+
+    def __call__(self, estimator: Any, X: Any, y: Any, sites: Any = None) -> float:
+        """Return minus the relative square error of an estimator's predictions."""
+        return -float(estimator.rse(X, y, sites=sites, metric=self.metric))
+
+    def __repr__(self) -> str:
+        return f"Scorer({self.metric!r})"
+
+
+OWN, UNION = Scorer("own"), Scorer("union")
