@@ -1,5 +1,4 @@
 import re
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -7,24 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from browsers import STICKING_OUT, WIDTHS, is_bright, launched, new_tab
 from dekrr.errors import DataError
 from dekrr.experiments.pictures import INK, pictures_of, svg_of
 from dekrr.experiments.plans import EXPERIMENTS, Options, plan, run_name
 from dekrr.experiments.report import tables_as_markdown, traffic_table, write_report
 from dekrr.experiments.results import Results, task_of
 from dekrr.experiments.running import execute
-
-WIDTHS = {"phone": (390, 844), "desktop": (1280, 900)}
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 @pytest.fixture(scope="module")
@@ -58,27 +46,8 @@ def page(results):
 
 @pytest.fixture(scope="module")
 def browser():
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium here: install the package chromium to look at the page in a real browser")
-    playwright = pytest.importorskip("playwright.sync_api", reason="driving the browser needs playwright")
-    with playwright.sync_playwright() as driver:
-        launched = driver.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield launched
-        launched.close()
+    yield from launched()
 
-
-# The elements that hold text or pictures, and stick out of the window or of what holds them.
-STICKING_OUT = """() => {
-  const out = [];
-  const width = document.documentElement.clientWidth;
-  for (const element of document.querySelectorAll("body *:not(svg *):not(script):not(style)")) {
-    const box = element.getBoundingClientRect();
-    if (box.width && (box.left < -0.5 || box.right > width + 0.5)) out.push(element.tagName + " " + element.className);
-    if (element.clientWidth && element.scrollWidth > element.clientWidth + 1) out.push("scrolls: " + element.tagName);
-  }
-  return out;
-}"""
 
 # Drawn elements of a figure that lie outside its frame.
 OUTSIDE_THEIR_FIGURE = """() => {
@@ -97,12 +66,7 @@ OUTSIDE_THEIR_FIGURE = """() => {
 
 def open_page(page, browser, width, **options):
     """Return a tab with the page, which must load nothing, complain of nothing and have nothing cut off."""
-    viewport = dict(zip(("width", "height"), WIDTHS[width], strict=True))
-    tab = browser.new_page(viewport=viewport, offline=True, **options)
-    complaints, requests = [], []
-    tab.on("console", lambda message: complaints.append(message.text))
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.on("request", lambda request: requests.append(request.url))
+    tab, complaints, requests = new_tab(browser, width, offline=True, **options)
     tab.goto(page.as_uri())
     assert complaints == []
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
@@ -123,15 +87,10 @@ def test_the_page_in_a_browser(page, browser, width, scheme):
     assert tab.locator("table").count() >= 12
     assert tab.get_by_text("Houses").first.is_visible()
     assert tab.locator("td.best").count() > 4
-    paper, ink = (tab.evaluate(f"getComputedStyle(document.body).{what}") for what in ("backgroundColor", "color"))
-    assert (brightness(paper) > brightness(ink)) == (scheme == "light")
+    assert is_bright(tab) == (scheme == "light")
     drawn_in = tab.evaluate("getComputedStyle(document.querySelector('figure svg g[id*=text_] g')).fill")
-    assert drawn_in == ink
+    assert drawn_in == tab.evaluate("getComputedStyle(document.body).color")
     tab.close()
-
-
-def brightness(colour):
-    return sum(map(int, re.findall(r"\d+", colour)[:3]))
 
 
 def test_the_copy_button_copies_the_command(page, browser):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import webbrowser
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -42,6 +43,10 @@ def node(
     metrics: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port of 127.0.0.1.")
     ] = None,
+    page: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Serve a page to look at on this port of 127.0.0.1; 0 takes a free one."),
+    ] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
 ) -> None:
     """Take part in a run as one site: connect to the neighbours, train, and write model.safetensors.
@@ -52,10 +57,13 @@ def node(
     from ..deploy.standard_error import steady
 
     with steady():
-        _take_part(site, insecure=insecure, fresh=fresh, force=force, metrics=metrics, log_json=log_json)
+        ports = metrics, page
+        _take_part(site, insecure=insecure, fresh=fresh, force=force, ports=ports, log_json=log_json)
 
 
-def _take_part(site: Path, *, insecure: bool, fresh: bool, force: bool, metrics: int | None, log_json: bool) -> None:
+def _take_part(
+    site: Path, *, insecure: bool, fresh: bool, force: bool, ports: tuple[int | None, int | None], log_json: bool
+) -> None:
     from ..deploy import refusals
     from ..deploy.node import MODEL, Node
     from ..deploy.record import RECORD, Log, Record, log_to
@@ -70,6 +78,15 @@ def _take_part(site: Path, *, insecure: bool, fresh: bool, force: bool, metrics:
         return
     log_to(as_json=log_json)
     started.listeners += [Log(config.site), Record(folder / RECORD)]
+    metrics, page = ports
+    page = config.page.port if page is None and config.page is not None else page
+    if page is not None:
+        from ..deploy.page import Page, SiteView
+
+        view = SiteView(config, folder)
+        started.listeners.append(view)
+        served = Page(page, config.site, lambda: [view.state(started.status())])
+        print(f"the page of {config.site}: {served.url}", file=sys.stderr, flush=True)
     if metrics is not None:
         try:
             serve_metrics(metrics, started.status)
@@ -147,16 +164,30 @@ def up(
     folder: Annotated[Path | None, typer.Option(help="What network init made; `sites` beside the file.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; on loopback only.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace models that are already there.")] = False,
+    page: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port of 127.0.0.1 for the page; 0 takes a free one.")
+    ] = 0,
+    browser: Annotated[bool, typer.Option("--browser", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Run every site of a network as a process of this machine, and watch them in a table."""
+    """Run every site of a network as a process of this machine, and watch them in a table.
+
+    The same is to be seen on a page, whose address is printed first.
+    """
+    from ..deploy.page import Page
+
     folder = folder or network.parent / SITES
-    names = [entry.name for entry in read_network(network).site]
+    described = read_network(network)
+    names = [entry.name for entry in described.site]
     missing = [name for name in names if not (folder / name / SITE_FILE).exists()]
     if missing:
         raise DataError(f"{folder} lacks {', '.join(missing)}; first run: dekrr network init {network}")
     options = ["--log-json", *(["--insecure"] if insecure else []), *(["--force"] if force else [])]
     console = Console()
     fleet: list[_Process] = []
+    served = Page(page, f"network {described.run}", lambda: [process.state() for process in fleet])
+    console.print(f"The page of the network: {served.url}", highlight=False, soft_wrap=True)
+    if browser:
+        webbrowser.open(served.url)
     _stop_on(signal.SIGTERM)
     try:
         fleet += [_Process(name, folder / name / SITE_FILE, options) for name in names]
@@ -187,7 +218,10 @@ class _Process:
     """One site's process, its last status, and the last line of its log that is not JSON."""
 
     def __init__(self, name: str, site: Path, options: list[str]) -> None:
+        from ..deploy.page import SiteView
+
         self.name = name
+        self._view = SiteView(read_site(site), site.parent)
         self.status: dict[str, Any] = {}
         self.reason = ""
         self._process = subprocess.Popen(
@@ -213,6 +247,12 @@ class _Process:
         """The exit code, and the reason."""
         return f"{self.name} (exit {self.code}): {self.reason}"
 
+    def state(self) -> dict[str, Any]:
+        """Return what the page shows of the site."""
+        if not self.running:
+            self._view.end(self.code, self.reason if self.code else "")
+        return self._view.state()
+
     def terminate(self) -> None:
         """Ask the process to stop."""
         self._process.terminate()
@@ -232,6 +272,9 @@ class _Process:
             except ValueError:
                 self.reason = line.strip() or self.reason
                 continue
+            if not isinstance(event, dict):
+                continue
+            self._view.note(event)
             if "phase" in event:
                 self.status = event
 

@@ -16,6 +16,7 @@ from .tables import (
     DataTable,
     KeysTable,
     NetworkFile,
+    PageTable,
     SiteEntry,
     SiteFile,
     part_of,
@@ -63,7 +64,7 @@ def convert(table: Mapping[str, Any], kind: type[Struct], where: str, mistakes: 
 
 def _nested(kind: Any) -> type[msgspec.Struct] | None:
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    for candidate in (DataTable, KeysTable, DifferentialPrivacy, Wire):
+    for candidate in (DataTable, KeysTable, PageTable, DifferentialPrivacy, Wire):
         if kind == candidate or kind == candidate | None:
             return candidate
     return None

@@ -155,6 +155,11 @@ def host_of(named: x509.CertificateSigningRequest | x509.Certificate) -> str:
     return str(names[0].value)
 
 
+def end_of(certificate: Path) -> float:
+    """Return when a certificate ends, in seconds since 1970."""
+    return _read(certificate, x509.load_pem_x509_certificate).not_valid_after_utc.timestamp()
+
+
 def check(authority_certificate: Path, certificate: Path, key: Path, site: str) -> None:
     """Raise `KeysError` if a certificate is not this site's, has expired, or does not fit its key or authority."""
     authority = _read(authority_certificate, x509.load_pem_x509_certificate)

@@ -107,6 +107,12 @@ class KeysTable(msgspec.Struct, frozen=True, kw_only=True):
     key: str
 
 
+class PageTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The table [page] of site.toml: the port of 127.0.0.1 for the page to look at; 0 takes a free one."""
+
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
 class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
     """All of site.toml; paths are relative to the file.
 
@@ -120,6 +126,7 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
         All sites of the run.
     neighbors : dict of site to host:port
     keys : KeysTable or None
+    page : PageTable or None
     """
 
     run: str
@@ -131,6 +138,7 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
     data: DataTable
     settings: dict[str, Any] = {}
     keys: KeysTable | None = None
+    page: PageTable | None = None
     patience: Seconds = 60.0
     start_patience: Seconds = 600.0
 

@@ -1,0 +1,323 @@
+"""The page of a node and of a trial network, and that of the service: in a real browser, and over plain HTTP."""
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from browsers import STICKING_OUT, WIDTHS, is_bright, launched, new_tab
+from dekrr.deploy.events import Finished
+from dekrr.deploy.files import read_site
+from dekrr.deploy.page import Page, SiteView
+from dekrr.deploy.status import NeighborStatus, Status
+from dekrr.errors import NetworkError
+from dekrr.networks.session.events import Exchanged, Gone, Refused
+from dekrr.serving.guards import Limits, new_token
+from meshes import Mesh
+from test_serving import make_model, running
+
+YEAR = 365 * 86400
+STUDIES = [
+    {
+        "name": "air-quality",
+        "proposer": "station-01",
+        "state": "approved",
+        "waits for": [],
+        "versions": [
+            {"number": 2, "time": 1.79e9, "validation error": 0.01234, "current": True},
+            {"number": 1, "time": 1.78e9, "validation error": 0.0145, "current": False},
+        ],
+    },
+    {
+        "name": "ozone",
+        "proposer": "station-02",
+        "state": "waits for station-00",
+        "waits for": ["station-00"],
+        "versions": [],
+    },
+]
+
+
+def status_of(site, neighbors, **changes):
+    around = {name: {"state": "up", "waited for": False, "bytes sent": 12_345 * k} for k, name in enumerate(neighbors)}
+    return {
+        "run": "air-2026",
+        "site": site,
+        "phase": "training",
+        "gone": [],
+        "lost": [],
+        "exchange": 40,
+        "round": 35,
+        "residual": 3.2e-5,
+        "seconds waiting": 1.5,
+        "message bytes sent": 1_234_567,
+        "wire bytes sent": 1_400_000,
+        "neighbors": around,
+        **changes,
+    }
+
+
+def state_of(site, neighbors, *, now, certificate=YEAR, **changes):
+    """Return the state of a site as `SiteView.state` gives it."""
+    curve = [[round_, 10 ** (-0.12 * round_)] for round_ in range(1, 36)]
+    events = [
+        {"time": now - 60, "event": "started", "text": "rows 4210"},
+        {"time": now - 50, "event": "refused", "text": "sender <img src=x onerror=alert(1)>; reason no certificate"},
+    ]
+    run = {"run": "air-2025", "rounds": 61, "settled": True, "sites": 8, "rows of all sites": 32_000}
+    return {
+        "site": site,
+        "run": "air-2026",
+        "neighbors": neighbors,
+        "status": status_of(site, neighbors),
+        "curve": curve,
+        "events": events,
+        "runs": [{**run, "time": now - 1e6, "held-out error": 0.0123}],
+        "ending": None,
+        "certificate": now + certificate,
+        **changes,
+    }
+
+
+def network_states(n_sites=8):
+    """Return the states of a ring of sites: one has failed, one waits, one's certificate ends soon."""
+    now = time.time()
+    names = [f"station-{k:02d}" for k in range(n_sites)]
+    around = {name: [names[k - 1], names[(k + 1) % n_sites]] for k, name in enumerate(names)}
+    states = [state_of(name, around[name], now=now) for name in names]
+    states[2]["status"] = None
+    states[2]["ending"] = {"code": 3, "reason": "station-07 did not show up within 600 seconds"}
+    waiting = states[3]["status"]["neighbors"]
+    waiting[names[2]] |= {"state": "away", "waited for": True}
+    states[5]["certificate"] = now + 9.5 * 86400
+    states[6]["certificate"] = now - 86400
+    return states
+
+
+@pytest.fixture(scope="module")
+def browser():
+    yield from launched()
+
+
+@pytest.fixture
+def network_page():
+    page = Page(0, "network air-2026", network_states, lambda: STUDIES)
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def node_page():
+    neighbors = ["station-01", "station-02", "station-03", "station-04"]
+    page = Page(0, "station-00", lambda: [state_of("station-00", neighbors, now=time.time())])
+    yield page
+    page.close()
+
+
+def look_at(browser, url, width, **options):
+    """Return a tab that shows a page which loads nothing from elsewhere, and whose parts all fit."""
+    tab, complaints, requests = new_tab(browser, width, **options)
+    tab.goto(url)
+    tab.get_by_text("Live").wait_for(timeout=30_000)
+    assert [asked for asked in requests if not asked.startswith((url, "data:"))] == []
+    assert complaints == []
+    assert tab.evaluate(STICKING_OUT) == []
+    return tab
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_of_a_network(network_page, browser, width, scheme):
+    tab = look_at(browser, network_page.url, width, color_scheme=scheme)
+    assert is_bright(tab) == (scheme == "light")
+    assert tab.get_by_role("heading", name="network air-2026").is_visible()
+    sites = tab.locator("#sites tbody tr")
+    assert sites.count() == 8
+    assert "exit 3" in sites.nth(2).inner_text()
+    assert "station-07 did not show up" in sites.nth(2).inner_text()
+    assert "station-02" in sites.nth(3).locator("[data-label='waits for']").inner_text()
+    assert "in 9 days" in sites.nth(5).inner_text()
+    assert "ended" in sites.nth(6).inner_text()
+    assert tab.locator("#graph circle").count() == 8
+    assert tab.locator("#graph line").count() == 8
+    assert tab.locator("#graph line.away").count() == 1
+    assert tab.locator("#curve polyline").count() == 8
+    assert "station-00" in tab.locator("#approval tbody").inner_text()
+    assert tab.locator("#studies").get_by_text("current").is_visible()
+    assert "0.0123" in tab.locator("#studies").inner_text()
+    assert "air-2025" in tab.locator("#runs").inner_text()
+    assert tab.get_by_text("<img src=x").first.is_visible()
+    tab.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_of_a_node(node_page, browser, width):
+    tab = look_at(browser, node_page.url, width)
+    assert "4 of 4" in tab.locator("#facts").inner_text()
+    assert tab.locator("#traffic details[open]").count() == 1
+    assert "12.3 kB" in tab.locator("#traffic").inner_text()
+    assert not tab.locator("#approval").is_visible()
+    assert not tab.locator("#studies").is_visible()
+    tab.close()
+
+
+def test_the_keyboard_opens_what_stays_open(network_page, browser):
+    tab = look_at(browser, network_page.url, "desktop")
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.tagName") == "SUMMARY"
+    outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    tab.keyboard.press("Enter")
+    first = tab.locator("#traffic details").first
+    assert first.get_attribute("open") is not None
+    with tab.expect_response("**/state.json"):
+        pass
+    with tab.expect_response("**/state.json"):
+        pass
+    assert first.get_attribute("open") is not None
+    assert tab.evaluate("document.activeElement.tagName") == "SUMMARY"
+    for _ in range(8):
+        tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.className") == "box scroll"
+    tab.close()
+
+
+def test_the_page_follows_and_says_when_nobody_answers(browser):
+    states = [state_of("a", ["b"], now=time.time())]
+    page = Page(0, "a", lambda: states)
+    tab = look_at(browser, page.url, "phone")
+    states[0]["status"] = status_of("a", ["b"], round=77, phase="finished")
+    tab.locator("#facts").get_by_text("77").wait_for(timeout=30_000)
+    tab.locator("#facts").get_by_text("finished").wait_for(timeout=30_000)
+    page.close()
+    tab.get_by_text("No answer since").wait_for(timeout=60_000)
+    assert tab.locator("#facts").get_by_text("77").is_visible()
+    tab.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_of_the_service(tmp_path, browser, width):
+    make_model().save(tmp_path / "m.safetensors")
+    new = {"tokens": tmp_path / "tokens"}
+    token = new_token(new["tokens"], "anna")
+    with running(tmp_path / "m.safetensors", Limits(), **new) as port:
+        tab, _, requests = new_tab(browser, width)
+        url = f"http://127.0.0.1:{port}/"
+        tab.goto(url)
+        tab.get_by_label("This service asks for a token").fill("wrong")
+        tab.keyboard.press("Enter")
+        tab.get_by_text("the token is not known here").wait_for(timeout=30_000)
+        tab.get_by_label("This service asks for a token").fill(token)
+        tab.keyboard.press("Enter")
+        tab.get_by_role("heading", name="Predictions of here").wait_for(timeout=30_000)
+        assert tab.evaluate(STICKING_OUT) == []
+        assert "wi,dth" in tab.locator("#columns").inner_text()
+        tab.get_by_role("button", name="Predict").press("Enter")
+        tab.locator("#answer.good").wait_for(timeout=30_000)
+        rows = json.loads(tab.get_by_label("Rows").input_value())["rows"]
+        wanted = make_model().predict(np.array([list(rows[0].values())]))
+        found = json.loads(tab.locator("#answer").inner_text())["predictions"]
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+        tab.get_by_label("Format").select_option("text/csv")
+        tab.get_by_role("button", name="Predict").click()
+        tab.locator("#answer").get_by_text("prediction").wait_for(timeout=30_000)
+        tab.get_by_label("Rows").fill("length\n1\n")
+        tab.get_by_role("button", name="Predict").click()
+        tab.locator("#answer.bad").wait_for(timeout=30_000)
+        assert "lacks the column 'wi,dth'" in tab.locator("#answer").inner_text()
+        assert tab.evaluate(STICKING_OUT) == []
+        assert [asked for asked in requests if not asked.startswith((url, "data:"))] == []
+        tab.close()
+
+
+def test_the_page_answers_this_machine_alone(node_page):
+    host = node_page.url.removeprefix("http://").rstrip("/")
+    for named, status in ((host, 200), ("localhost", 200), ("evil.example", 421), ("127.0.0.1.evil.example", 421)):
+        connection = http.client.HTTPConnection(host)
+        connection.request("GET", "/state.json", headers={"Host": named})
+        assert connection.getresponse().status == status
+        connection.close()
+    assert httpx.get(f"{node_page.url}secret").status_code == 404
+    assert httpx.post(node_page.url).status_code == 501
+    assert "script-src 'sha256-" in httpx.get(node_page.url).headers["content-security-policy"]
+    with pytest.raises(NetworkError, match="cannot be served"):
+        Page(int(host.partition(":")[2]), "other", list)
+
+
+def test_what_a_view_collects(tmp_path):
+    mesh = Mesh(tmp_path, 3)
+    home = mesh.home("s00")
+    view = SiteView(read_site(home / "site.toml"), home)
+    assert view.state()["status"] is None
+    assert 364 < (view.state()["certificate"] - time.time()) / 86400 < 366
+    for round_ in range(2000):
+        view(Exchanged(exchange=round_ + 5, round=round_, residual=None if round_ < 3 else 2.0**-round_))
+    curve = view.state()["curve"]
+    assert 300 < len(curve) <= 800
+    assert curve[0][0] == 3
+    assert curve[-1][0] > 900  # the residuals after it are 0
+    view(Refused(sender="x", reason="no certificate"))
+    view(Gone(sites=["s02"], links=[], reason="silent", exchange=8))
+    about = {"s01": NeighborStatus(state="up", waited_for=True, bytes_sent=5)}
+    status = Status(
+        run="test", site="s00", phase="training", gone=["s02"], lost=[], exchange=9, round=3, residual=None,
+        seconds_waiting=0.5, message_bytes_sent=5, wire_bytes_sent=9, neighbors=about,
+    )  # fmt: skip
+    state = view.state(status)
+    assert [event["event"] for event in state["events"]] == ["refused", "gone"]
+    assert (
+        state["events"][1]["text"] == "sites s02; links ; reason silent; exchange 8"
+        or "s02" in state["events"][1]["text"]
+    )
+    assert state["status"]["neighbors"]["s01"] == {"state": "up", "waited for": True, "bytes sent": 5}
+    finished = Finished(
+        **{name: getattr(status, name) for name in status.__struct_fields__}, rounds=7, settled=True,
+        relative_residual=1e-9, objective_share=0.1, sites=2, rows_of_all_sites=120, held_out_error=0.25,
+    )  # fmt: skip
+    view(finished)
+    view.end(0, "")
+    (run,) = view.state()["runs"]
+    assert (run["run"], run["rounds"], run["held-out error"]) == ("test", 7, 0.25)
+
+
+def test_a_node_and_a_network_serve_their_pages(tmp_path):
+    """`dekrr up` prints its page's address; a node has one where its file says so; both tell of the run."""
+    mesh = Mesh(tmp_path, 3)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    path = mesh.home("s00") / "site.toml"
+    path.write_text(f"{path.read_text()}\n[page]\nport = {port}\n")
+    command = [sys.executable, "-c", "from dekrr.cli import main; main()", "up", str(tmp_path / "network.toml")]
+    process = subprocess.Popen(
+        [*command, "--folder", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    seen, of_node = [], []
+    try:
+        url = process.stdout.readline().split()[-1]
+        while process.poll() is None:
+            try:
+                seen.append(httpx.get(f"{url}state.json").json())
+                of_node.append(httpx.get(f"http://127.0.0.1:{port}/state.json").json())
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        assert process.wait(60) == 0, process.stdout.read()
+    finally:
+        process.kill()
+    assert [site["site"] for site in seen[-1]["sites"]] == ["s00", "s01", "s02"]
+    assert seen[-1]["title"] == "network test"
+    events = {event["event"] for state in seen for site in state["sites"] for event in site["events"]}
+    assert {"started", "agreed"} <= events
+    assert [len(state["sites"]) for state in of_node][-1] == 1
+    assert of_node[-1]["sites"][0]["status"]["site"] == "s00"
+    mistaken = path.read_text().replace(f"port = {port}", "port = 99999")
+    path.write_text(mistaken)
+    with pytest.raises(Exception, match=r"page\.port"):
+        read_site(path)
