@@ -37,7 +37,7 @@ from dekrr import (
 )
 from dekrr.data import make_sites
 from dekrr.estimators.parameters import parameters_of
-from test_networks import Postman
+from test_conformance import Postman
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
 X_NEW, Y_NEW, SITES_NEW = make_sites(n_sites=5, random_state=1)

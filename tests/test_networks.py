@@ -7,66 +7,12 @@ import numpy as np
 import pytest
 from threadpoolctl import OpenBLASController, threadpool_info, threadpool_limits
 
-from conftest import make_problem
 from dekrr.errors import MessageError
-from dekrr.messages import Total, decode, encode
+from dekrr.messages import Total, encode
 from dekrr.networks.local import LocalNetwork
-from dekrr.networks.traffic import Traffic
-from dekrr.protocols import dekrr
-from dekrr.selection import Plain
-from dekrr.settings import DeKRRSettings
 
 PATH = {"a": ["b"], "b": ["a", "c"], "c": ["b"]}
 MESSAGE = Total(np.arange(3.0))
-
-
-class Postman:
-    """A made-up network with nothing but what `dekrr.networks.base.Network` asks for: no threads, no observers."""
-
-    def __init__(self, neighbors):
-        self.neighbors, self.traffic = neighbors, Traffic()
-
-    def run(self, procedures):
-        inboxes, results, exchange = dict.fromkeys(procedures), {}, 0
-        try:
-            while True:
-                outboxes = {}
-                for name, procedure in procedures.items():
-                    try:
-                        outboxes[name] = procedure.send(inboxes[name])
-                    except StopIteration as stop:
-                        results[name] = stop.value
-                    except Exception as error:
-                        error.add_note(f"at site {name!r}, after exchange {exchange}")
-                        raise
-                if not outboxes:
-                    return results
-                if results:
-                    raise MessageError(
-                        f"{sorted(results)} ended after {exchange} exchanges while {sorted(outboxes)} go on"
-                    )
-                inboxes = self.deliver(outboxes)
-                exchange += 1
-        finally:
-            for procedure in procedures.values():
-                procedure.close()
-
-    def deliver(self, outboxes):
-        inboxes = {name: {} for name in outboxes}
-        for sender, outbox in outboxes.items():
-            for receiver, message in outbox.items():
-                kind, data = type(message).__name__, encode(message)
-                if receiver not in self.neighbors[sender]:
-                    known = sorted(self.neighbors[sender])
-                    raise MessageError(
-                        f"{sender!r} wants to send {kind} to {receiver!r}, which is not its neighbour, as {known} are"
-                    )
-                self.traffic.count(sender, receiver, kind, len(data))
-                inboxes[receiver][sender] = decode(data, sender)
-        return inboxes
-
-
-every_network = pytest.mark.parametrize("connect", [LocalNetwork, Postman])
 
 
 def say(outbox, exchanges=1):
@@ -74,66 +20,6 @@ def say(outbox, exchanges=1):
     for _ in range(exchanges):
         inbox = yield outbox
     return inbox
-
-
-@every_network
-def test_messages_reach_neighbours_and_are_counted(connect):
-    network = connect(PATH)
-    inboxes = network.run({"a": say({"b": MESSAGE}), "b": say({"a": MESSAGE, "c": MESSAGE}), "c": say({})})
-    assert set(inboxes["b"]) == {"a"}
-    assert set(inboxes["c"]) == {"b"}
-    np.testing.assert_array_equal(inboxes["c"]["b"].values, MESSAGE.values)
-    size = len(encode(MESSAGE))
-    assert network.traffic.bytes == {("a", "b"): size, ("b", "a"): size, ("b", "c"): size}
-    assert network.traffic.total_bytes == 3 * size
-    assert network.traffic.sent_by("b") == 2 * size
-    assert network.traffic.messages_by_kind == {"Total": 3}
-
-
-@every_network
-def test_received_arrays_are_copies(connect):
-    network = connect(PATH)
-    inbox = network.run({"a": say({"b": MESSAGE}), "b": say({}), "c": say({})})["b"]
-    assert not np.shares_memory(inbox["a"].values, MESSAGE.values)
-    assert not inbox["a"].values.flags.writeable
-
-
-@every_network
-def test_message_to_a_stranger_is_refused(connect):
-    with pytest.raises(MessageError, match=r"'a' wants to send Total to 'c', which is not its neighbour.*'b'"):
-        connect(PATH).run({"a": say({"c": MESSAGE}), "b": say({}), "c": say({})})
-
-
-@every_network
-def test_sites_must_end_together(connect):
-    with pytest.raises(MessageError, match=r"\['a', 'b'\] ended after 1 exchanges while \['c'\] go on"):
-        connect(PATH).run({"a": say({}), "b": say({}), "c": say({}, exchanges=2)})
-
-
-@every_network
-def test_an_error_says_at_which_site(connect):
-    def fail():
-        yield {}
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken") as caught:
-        connect(PATH).run({"a": say({}), "b": fail(), "c": say({})})
-    assert caught.value.__notes__ == ["at site 'b', after exchange 1"]
-
-
-def test_a_made_up_network_trains_the_same_models():
-    problem = make_problem(0)
-    settings = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
-
-    def trained(connect):
-        network = connect(problem.graph)
-        sites = problem.sites.items()
-        return network.run({n: dekrr.train(s, Plain(sigma=0.5), settings) for n, s in sites}), network.traffic
-
-    (expected, expected_traffic), (outcomes, traffic) = trained(LocalNetwork), trained(Postman)
-    for name, outcome in outcomes.items():
-        np.testing.assert_array_equal(outcome.coefficients, expected[name].coefficients)
-    assert traffic.bytes == expected_traffic.bytes
 
 
 def test_observers_are_told_of_every_message_in_order():

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load as tensors_of
+from safetensors.numpy import save as bytes_of
 from safetensors.numpy import save_file
 
 from .disk import replacing
@@ -221,6 +223,20 @@ class SiteModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file; an existing file is replaced atomically."""
+        tensors, metadata = self._contents()
+        with replacing(Path(path)) as temporary:
+            try:
+                save_file(tensors, temporary, metadata=metadata)
+            except SafetensorError as error:
+                raise ModelFileError(f"{path} cannot be written: {error}") from None
+
+    def to_bytes(self) -> bytes:
+        """Return what `save` writes to a file; `from_bytes` reads it."""
+        tensors, metadata = self._contents()
+        return bytes(bytes_of(tensors, metadata=metadata))
+
+    def _contents(self) -> tuple[dict[str, Array], dict[str, str]]:
+        """Return the tensors of the model's file, and its metadata."""
         tensors = {"weights": np.array([member.weight for member in self.members])}
         for i, member in enumerate(self.members):
             tensors[f"frequencies_{i}"] = member.feature_map.frequencies
@@ -232,11 +248,26 @@ class SiteModel:
         if isinstance(self.scaling, Scaling) and self.scaling.limits is not None:
             header = msgspec.structs.replace(header, version=max(header.version, 2))
         tensors = {name: np.ascontiguousarray(tensor, dtype=np.float64) for name, tensor in tensors.items()}
-        with replacing(Path(path)) as temporary:
-            try:
-                save_file(tensors, temporary, metadata={FORMAT: msgspec.json.encode(header).decode()})
-            except SafetensorError as error:
-                raise ModelFileError(f"{path} cannot be written: {error}") from None
+        return tensors, {FORMAT: msgspec.json.encode(header).decode()}
+
+
+def from_bytes(data: bytes) -> SiteModel:
+    """Return the model that `SiteModel.to_bytes` wrote; see `load`.
+
+    Examples
+    --------
+    >>> header = Header(site="a", method="DeKRRRegressor", kernel="gaussian", sigma=1.0, n_columns=2)
+    >>> own = Member(FeatureMap(np.ones((2, 3)), np.zeros(3), np.ones(3)), np.ones(3))
+    >>> from_bytes(SiteModel(header, (own,)).to_bytes()).header.site
+    'a'
+    """
+    size = int.from_bytes(data[:8], "little")
+    try:
+        metadata = msgspec.json.decode(data[8 : 8 + size]).get("__metadata__")
+        tensors = tensors_of(data)
+    except (SafetensorError, msgspec.MsgspecError, AttributeError) as error:
+        raise ModelFileError(f"these bytes are damaged or no model file: {error}") from None
+    return _from_tensors("the model", _read_header("the model", metadata), tensors)
 
 
 def load(path: str | os.PathLike[str]) -> SiteModel:

@@ -66,6 +66,8 @@ _EXTRAS = {
     "uvicorn": "serve",
     "onnx": "onnx",
     "zenoh": "mesh",
+    "mpi4py": "mpi",
+    "pymetis": "mpi",
     "tomli_w": "mesh",
 }
 

@@ -15,6 +15,7 @@ from ..estimators.parameters import parameters_of
 from ..rows.sources import open_source
 from ..settings import Entry, FeatureSettings, entries
 from .outputs import require_folder
+from .ranks import NetworkOption, network_of
 from .scoring import Errors, errors_on, parts_of
 
 SUFFIX = ".safetensors"
@@ -53,6 +54,7 @@ def fit(
     seed: Annotated[int, _option(_SEED)] = _SEED.in_process,
     force: Annotated[bool, typer.Option("--force", help="Replace models that are already there.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    network: NetworkOption = "local",
 ) -> None:
     """Train a model for every site of a table and write them to a folder.
 
@@ -60,49 +62,63 @@ def fit(
     be larger than memory. First, settings are tuned and errors are measured: on rows that are held out. Then all rows
     are trained on, with the same settings.
     """
-    for column in (target, site):
-        require_column(column, open_source(data).columns or [], data)
-    wanted = [name.strip() for name in columns.split(",")] if columns else None
-    for column in wanted or ():
-        require_column(column, open_source(data).columns or [], data)
-    if not force and out.exists() and list(out.glob(f"*{SUFFIX}")):
-        raise DataError(f"{out} already has models; give another folder, or --force to replace them")
-    require_folder(out)
-    settings: dict[str, Any] = {
-        "n_features": n_features,
-        "features": features,
-        "kernel": kernel,
-        "sigma": _numbers_or_auto("sigma", sigma),
-        "alpha": _numbers_or_auto("alpha", alpha),
-        "consensus": _numbers_or_auto("consensus", consensus),
-        "topology": topology,
-        "n_neighbors": n_neighbors,
-        "prediction": prediction,
-        "min_rows": min_rows,
-        "random_state": seed,
-        "verbose": 0 if quiet else 1,
-    }
-    errors = None
-    if holdout:
-        errors, tuned = _held_out(data, target, site, wanted, holdout, settings)
-        settings |= tuned
-    regressor = DeKRRRegressor(**settings).fit(data, target, sites=site, columns=wanted)
-    for old in out.glob(f"*{SUFFIX}"):
-        old.unlink()
-    for model in regressor.models_.values():
-        model.save(out / file_name(model.header.site))
-    _summary(regressor, out, site, errors)
+    with network_of(network) as ranks:
+        tells = ranks is None or ranks.rank == 0
+        for column in (target, site):
+            require_column(column, open_source(data).columns or [], data)
+        wanted = [name.strip() for name in columns.split(",")] if columns else None
+        for column in wanted or ():
+            require_column(column, open_source(data).columns or [], data)
+        if not force and out.exists() and list(out.glob(f"*{SUFFIX}")):
+            raise DataError(f"{out} already has models; give another folder, or --force to replace them")
+        require_folder(out)
+        settings: dict[str, Any] = {
+            "n_features": n_features,
+            "features": features,
+            "kernel": kernel,
+            "sigma": _numbers_or_auto("sigma", sigma),
+            "alpha": _numbers_or_auto("alpha", alpha),
+            "consensus": _numbers_or_auto("consensus", consensus),
+            "topology": topology,
+            "n_neighbors": n_neighbors,
+            "prediction": prediction,
+            "min_rows": min_rows,
+            "random_state": seed,
+            "verbose": 0 if quiet or not tells else 1,
+            "network": ranks,
+        }
+        errors = None
+        if holdout:
+            errors, tuned = _held_out(data, target, site, wanted, holdout, settings, tells=tells)
+            settings |= tuned
+        regressor = DeKRRRegressor(**settings).fit(data, target, sites=site, columns=wanted)
+        if tells:
+            for old in out.glob(f"*{SUFFIX}"):
+                old.unlink()
+            for model in regressor.models_.values():
+                model.save(out / file_name(model.header.site))
+            _summary(regressor, out, site, errors)
 
 
 def _held_out(
-    data: Path, target: str, site: str, columns: list[str] | None, share: float, settings: dict[str, Any]
-) -> tuple[Errors, dict[str, float]]:
-    """Return the errors on held-out rows of a fit to the others, and the settings that it chose."""
+    data: Path,
+    target: str,
+    site: str,
+    columns: list[str] | None,
+    share: float,
+    settings: dict[str, Any],
+    *,
+    tells: bool,
+) -> tuple[Errors | None, dict[str, float]]:
+    """Return the errors on held-out rows of a fit to the others, where they are told, and the tuned settings."""
     trial = DeKRRRegressor(**settings)
     trial.fit(parts_of(data, site, share, held_out=False), target, sites=site, columns=columns)
+    tuned = {name: getattr(trial, f"{name}_") for name in _TUNED}
+    if not tells:
+        return None, tuned
     models = {model.header.site: model for model in trial.models_.values()}
     errors = errors_on(models, open_source(parts_of(data, site, share, held_out=True)).read(None), target, site)
-    return errors, {name: getattr(trial, f"{name}_") for name in _TUNED}
+    return errors, tuned
 
 
 def _numbers_or_auto(name: str, given: str) -> float | list[float] | str:

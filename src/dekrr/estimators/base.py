@@ -30,6 +30,7 @@ from ..types import Array, Block
 from . import arrays, frames, parameters, streams
 from .network import seed_of
 from .parameters import estimator, setting
+from .ranks import Here, only_here
 from .summary import FitSummary, summary_of
 
 
@@ -117,6 +118,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         encode: bool = False,
     ) -> dict[Hashable, Rows]:
         """Return the rows of each site; the `first` ones say what columns there are, and what they become."""
+        here = self._here(seed, first=first)
         if first and hasattr(self, "columns_"):
             del self.columns_
         if is_frame(X):
@@ -125,7 +127,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 X = frames.with_words_as_names(X)
             if hasattr(self, "columns_") or (first and frames.needs_encoding(X)):
                 sites = deal(len(X)) if sites is None else sites
-                return self._read_frame(X, y, sites, seed, sample_weight, first=first)
+                return only_here(self._read_frame(X, y, sites, seed, sample_weight, first=first), here)
         elif streams.trains_from_sources(X, y):
             sources = streams.open_sources(X, y, sites)
             if first:
@@ -134,7 +136,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 _set_columns(self, streams.columns_of(next(iter(sources.values())), columns, others))
             if encode:
                 self._agree_on_columns(frames.facts_of_sources(sources, list(self.feature_names_in_), sites))
-            return streams.rows_of(sources, self._reading, y, sites, seed, sample_weight)
+            return only_here(streams.rows_of(sources, self._reading, y, sites, seed, sample_weight, here), here)
         elif columns is not None:
             raise SettingsError("columns are names, of a frame or of a source of rows; pick an array's columns before")
         if y is not None:
@@ -147,7 +149,11 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             block = arrays.merged(counted(block))
         labels, index = factorise(deal(block.n_rows) if sites is None else sites, block.n_rows)
         arrays.refuse_bad_rows(block.X, self._columns, labels, index)
-        return arrays.by_site(block.X, block.y, labels, index, seed, block.weight)
+        return only_here(arrays.by_site(block.X, block.y, labels, index, seed, block.weight), here)
+
+    def _here(self, seed: int, *, first: bool) -> Here | None:
+        """Return the function that says which sites are driven in this process; None where all are."""
+        return None
 
     def _read_frame(
         self, X: Any, y: Any, sites: Any, seed: int, sample_weight: Any, *, first: bool

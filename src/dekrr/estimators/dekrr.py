@@ -31,6 +31,7 @@ from .features import NetworkRegressor
 from .network import Run, are_weighted
 from .parameters import estimator, setting, settings_of
 from .procedures import train_dekrr, tuning_of
+from .ranks import RowsElsewhere
 from .updates import Standing, go_on
 
 _BLOCK_ROWS = 1 << 14
@@ -235,7 +236,7 @@ class DeKRRRegressor(NetworkRegressor):
     def _refuse_other_outputs(self, new: Mapping[Hashable, Rows]) -> None:
         known = next(iter(self.models_.values())).n_outputs
         for label, rows in new.items():
-            if rows.n_outputs != known:
+            if not isinstance(rows, RowsElsewhere) and rows.n_outputs != known:
                 raise DataError(f"the new rows of site {label!r} have {rows.n_outputs} outputs; the fit had {known}")
 
     def remove_site(self, site: Hashable) -> Self:

@@ -1,6 +1,6 @@
 """What regressors on random features share: node procedures on a network, and models of what they return."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from .network import Run, run, sites_of
 from .parameters import estimator, setting
 from .procedures import Training
 from .progress import watching
+from .ranks import Here, gathered, here_of
 
 
 @estimator
@@ -50,14 +51,15 @@ class FeatureRegressor(SiteRegressor):
 
     def _keep(self, run: Run, kernel: str, sigma: float, *, prediction: str = "own", tol: float = 0.0) -> None:
         """Set what came of a run; warn where it did not settle to a `tol` above 0."""
-        self.models_ = {}
+        models = {}
         for label, outcome in run.outcomes.items():
             members = members_of(outcome, prediction)
             header = self._header(run.sites[label].name, kernel, sigma)
             header = msgspec.structs.replace(header, n_members=len(members), privacy=outcome.privacy)
-            self.models_[label] = SiteModel(header, members, outcome.scaling)
+            models[label] = SiteModel(header, members, outcome.scaling)
         self.n_rounds_ = max(outcome.rounds for outcome in run.outcomes.values())
         objective = np.sum([outcome.objective_shares for outcome in run.outcomes.values()], axis=0)
+        self.models_, objective = gathered(run.network, run.names, models, objective)
         self.objective_ = float(objective[-1])
         self.history_ = {"round": np.arange(len(objective)), "objective": objective}
         self.traffic_ = run.traffic
@@ -78,5 +80,12 @@ class NetworkRegressor(FeatureRegressor):
     n_neighbors: int = setting(EstimatorSettings, "n_neighbors")
     network: Any = setting(EstimatorSettings, "network")
 
+    def _here(self, seed: int, *, first: bool) -> Here | None:
+        """Return the function that says which sites are driven in this process; None where all are."""
+        return here_of(self.network, lambda labels: self._graph_of(labels, seed) if first else self.graph_)
+
     def _graph(self, rows: Mapping[Hashable, Rows], seed: int) -> Any:
-        return topologies.build(self.topology, list(rows), self.n_neighbors, seed)
+        return self._graph_of(list(rows), seed)
+
+    def _graph_of(self, labels: Sequence[Hashable], seed: int) -> Any:
+        return topologies.build(self.topology, labels, self.n_neighbors, seed)

@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from ..labels import names_of
-from ..networks.base import Connect
+from ..networks.base import Connect, Network
 from ..networks.local import LocalNetwork
 from ..networks.traffic import Traffic
 from ..protocols.outcome import Outcome
@@ -16,6 +16,7 @@ from ..protocols.site import Procedure, Site
 from ..rows import Rows
 from ..rows.survey import Weighed
 from .progress import Watch
+from .ranks import driven, tell
 
 Graph = Mapping[Hashable, Iterable[Hashable]]
 
@@ -28,12 +29,15 @@ class Run:
     ----------
     sites : dict of label to Site
     outcomes : dict of label to Outcome
+        Of the sites that were driven in this process.
     traffic : Traffic
+    network : Network
     """
 
     sites: dict[Hashable, Site]
     outcomes: dict[Hashable, Outcome]
     traffic: Traffic
+    network: Network
 
     @property
     def names(self) -> dict[Hashable, str]:
@@ -114,13 +118,15 @@ def run(
         Follows the first site, and so all of them.
     """
     network = (connect or LocalNetwork)({site.name: site.neighbors for site in sites.values()})
-    procedures = {site.name: procedure(label, site) for label, site in sites.items()}
+    here = driven(network, sites)
+    procedures = {site.name: procedure(label, site) for label, site in here.items()}
     if watch is not None:
         first = next(iter(procedures))
         procedures[first] = watch.follow(procedures[first])
     outcomes = network.run(procedures)
     return Run(
         sites=dict(sites),
-        outcomes={label: outcomes[site.name] for label, site in sites.items()},
-        traffic=network.traffic.relabelled({site.name: label for label, site in sites.items()}),
+        outcomes={label: outcomes[site.name] for label, site in here.items()},
+        traffic=tell(network, sites).relabelled({site.name: label for label, site in sites.items()}),
+        network=network,
     )

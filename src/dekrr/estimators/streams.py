@@ -11,6 +11,7 @@ from ..rows import Rows, StreamedRows, split_by_site
 from ..rows.batches import AnyColumns, block_of, column_names, inputs_of, labels_of
 from ..rows.sources import Source, is_mapping, is_source, open_source
 from ..types import Array
+from .ranks import Here
 
 Columns = Sequence[str] | int
 """The names of the columns, or how many there are where they have none."""
@@ -103,6 +104,7 @@ def rows_of(
     sites: str | None,
     seed: int,
     weight: Any = None,
+    here: Here | None = None,
 ) -> dict[Hashable, Rows]:
     """Return the rows of each site, which are read when they are needed; one table with a site column is read at once.
 
@@ -119,12 +121,14 @@ def rows_of(
         Of the sites' samples.
     weight : str, optional
         The column that has the weight of each row.
+    here : callable, optional
+        Says which sites of a table are driven in this process; the others' rows are not kept.
     """
     refuse_weights(weight)
     if sites is not None:
         if y is None or isinstance(columns, int):
             raise DataError("a source with a site column must have named columns, with y the response's name")
-        return split_by_site(next(iter(sources.values())), columns, y, sites, seed, weight)
+        return split_by_site(next(iter(sources.values())), columns, y, sites, seed, weight, here)
     labels, _ = factorise(list(sources), len(sources))
     return {label: StreamedRows(sources[label], columns, y, weight=weight, seed=seed) for label in labels}
 

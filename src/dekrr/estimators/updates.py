@@ -20,6 +20,7 @@ from . import network
 from .choosing import Choosing
 from .network import Run
 from .procedures import update_dekrr
+from .ranks import RowsElsewhere, refuse_other_sites
 
 
 class ForgottenRows(Rows):
@@ -65,6 +66,7 @@ class Standing:
     names : mapping of label to str
         What the run calls its sites.
     outcomes : mapping of label to Outcome
+        Of the sites that are driven in this process.
     n_rows : mapping of label to int
         How many rows are in the sums.
     rows : mapping of label to Rows, or None
@@ -85,22 +87,27 @@ class Standing:
         """Return the graph with more edges, and with the sites of new rows."""
         graph: Any = nx.Graph(self.graph)
         topologies.add_edges(graph, edges)
-        return topologies.build(graph, [*self.outcomes, *(label for label in new if label not in self.outcomes)])
+        return topologies.build(graph, [*self.n_rows, *(label for label in new if label not in self.n_rows)])
 
     def graph_without(self, label: Hashable) -> Any:
         """Return the graph without a site."""
         graph: Any = nx.Graph(self.graph)
         graph.remove_node(label)
-        return topologies.build(graph, [other for other in self.outcomes if other != label])
+        return topologies.build(graph, [other for other in self.n_rows if other != label])
 
     def all_rows(self, graph: Any, new: Mapping[Hashable, Rows]) -> dict[Hashable, Rows]:
         """Return all rows of each site of a graph, as far as they were kept."""
         self._refuse_new_edges(graph)
         rows: dict[Hashable, Rows] = {}
+        n_columns = next(iter(self.outcomes.values())).feature_map.n_columns
+        weighted = self.weights is not None or any(part.weighted for part in new.values())
         for label in graph:
+            if label in self.n_rows and label not in self.outcomes:
+                rows[label] = RowsElsewhere(n_columns, weighted=weighted)
+                continue
             parts = [every[label] for every in (self.rows or {}, new) if label in every]
             if self.rows is None and label in self.n_rows:
-                n_new, n_columns = sum(part.n_rows for part in parts), self.outcomes[label].feature_map.n_columns
+                n_new = sum(part.n_rows for part in parts)
                 weights = None if self.weights is None else self.weights[label]
                 if weights is not None or any(part.weighted for part in parts):
                     weights = weights or Weighed(float(self.n_rows[label]), float(self.n_rows[label]))
@@ -147,6 +154,7 @@ def go_on(
     connect : Connect or None
     """
     labels = list(rows)
+    refuse_other_sites(connect, standing.n_rows, labels)
     sites = network.sites_of(rows, graph, seed=standing.seed, names=names_with(standing.names, labels))
 
     def procedure(label: Hashable, site: Any) -> Any:

@@ -4,19 +4,23 @@ A procedure (`dekrr.protocols.site`) is a generator. It yields an outbox, a mapp
 an inbox, a mapping of neighbour to the message from that neighbour. A network guarantees six things to procedures:
 
 1. It advances all procedures in lockstep. All outboxes of an exchange are delivered before any procedure goes on.
-2. Every message is encoded (`dekrr.messages.encode`) and decoded on arrival, so that no site reaches into the memory
-   of another, and every message passes the checks on arrival.
+2. Every message is encoded (`dekrr.messages.encode`) and decoded on arrival, or handed over (`hand_over`), so that no
+   site can change what another has, and every message passes the checks on arrival.
 3. A message to a site that is not a neighbour is a `MessageError`. Nothing of it is delivered.
-4. An inbox has an entry for every neighbour that sent something, and for no other site.
+4. An inbox has an entry for every neighbour that sent something, and for no other site. Its entries are in the order
+   of all sites, because sums of floating-point numbers depend on the order.
 5. All procedures end after the same exchange. Otherwise the run ends with a `MessageError`.
 6. An error in one procedure ends the run and reaches the caller. All procedures are closed.
 
 `LocalNetwork` is the reference implementation. A further network is one file with one class, which has `run` and
-`traffic`.
+`traffic`, and one line in tests/test_conformance.py, whose tests every network passes.
+
+A network may drive some of the sites in this process and the others elsewhere (`dekrr.networks.mpi`). Such a network is
+a `PartialNetwork`.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..messages import AnyMessage
 from ..protocols.site import Procedure, Result
@@ -60,6 +64,20 @@ class Network(Protocol):
 
     def run(self, procedures: Mapping[str, Procedure[Result]]) -> dict[str, Result]:
         """Drive one procedure per site to its end, and return the result of each site."""
+
+
+@runtime_checkable
+class PartialNetwork(Network, Protocol):
+    """A network that drives some of the sites in this process. `run` takes and returns what belongs to these sites."""
+
+    here: frozenset[str]
+    """The sites that are driven in this process."""
+
+    gathers: bool
+    """Whether results are to be known in all processes."""
+
+    def share(self, data: bytes) -> list[bytes]:
+        """Return the data of all processes, in each of them; all processes must come here together."""
 
 
 Connect = Callable[[Neighbors], Network]

