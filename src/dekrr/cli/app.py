@@ -52,6 +52,9 @@ COMMANDS = {
     "docs": ("docs:docs", "Read the documentation in the terminal."),
     "data": ("data:data", "List and download the data sets of the paper."),
     "reproduce": ("reproduce:reproduce", "Redo the paper's tables and figures."),
+    "study": ("study:study_app", "Propose, approve and follow studies of standing sites."),
+    "audit": ("study:audit_app", "Check and read this site's audit trail."),
+    "relay": ("study:relay", "Relay frames between sites that accept no connection."),
     "network": ("network:network_app", "Describe a network of sites and make its keys."),
     "keys": ("network:keys_app", "Make this site's private key, or a token for callers."),
 }

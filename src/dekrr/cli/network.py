@@ -98,6 +98,7 @@ def sign(
     request: Annotated[Path, typer.Argument(help="The request that dekrr keys new made.", exists=True)],
     authority: Annotated[Path | None, typer.Option(help="The authority's folder; `sites` beside the file.")] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificate is valid.")] = 365,
+    out: Annotated[Path | None, typer.Option(help="The file to write, for instance for a renewal.")] = None,
 ) -> None:
     """Sign a site's request: its name must be a site of the network, and its host the one that neighbours dial."""
     from ..deploy import keys as certificates
@@ -112,9 +113,31 @@ def sign(
     if host != hosts[name]:
         raise KeysError(f"{request} is for host {host!r}, but {network} has {name!r} at {hosts[name]!r}")
     signed = certificates.Authority.load(folder).sign(asked, days)
-    path = folder / name / certificates.CERTIFICATE
+    path = out or folder / name / certificates.CERTIFICATE
     certificates.write_new(path, signed)
     _say(f"{path} is the certificate of {name}, valid for {days} days; send it back with {folder / name}")
+
+
+@network_app.command()
+def revoke(
+    network: NetworkArgument,
+    certificate: Annotated[Path, typer.Argument(help="The certificate that counts no more.", exists=True)],
+    authority: Annotated[Path | None, typer.Option(help="The authority's folder; `sites` beside the file.")] = None,
+) -> None:
+    """Add a certificate to the authority's list of revoked ones; dekrr study revoke passes the list on to all sites."""
+    from cryptography import x509
+
+    from ..deploy import keys as certificates
+    from ..deploy.identity import REVOKED, revocation_list
+    from ..disk import replacing
+
+    folder = authority or network.parent / SITES
+    path = folder / REVOKED
+    before = x509.load_pem_x509_crl(path.read_bytes()) if path.exists() else None
+    revoked = certificates.read_certificate(certificate)
+    with replacing(path, private=False, durable=True) as temporary:
+        temporary.write_bytes(revocation_list(certificates.Authority.load(folder), [revoked], before))
+    _say(f"{path} has the certificate of {certificates.site_of(revoked)}. Next, at a site: dekrr study revoke {path}")
 
 
 @keys_app.command("new")

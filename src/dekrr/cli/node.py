@@ -49,16 +49,34 @@ def node(
     ] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
 ) -> None:
-    """Take part in a run as one site: connect to the neighbours, train, and write model.safetensors.
+    """Take part in a run as one site, and write model.safetensors; or stand, and train the studies that are approved.
 
-    Started again after a crash or Ctrl-C it resumes from its checkpoint. Exit codes: 3 somebody is missing,
-    4 declared gone by the others, 5 cut off, 6 no agreement, 130 and 143 stopped with a checkpoint.
+    A file with data sources is that of a standing site; it stays until a signal comes. Otherwise the file describes one
+    run. Started again after a crash or Ctrl-C, a run resumes from its checkpoint. Exit codes: 3 somebody is missing, 4
+    declared gone by the others, 5 cut off, 6 no agreement, 130 and 143 stopped with a checkpoint.
     """
     from ..deploy.standard_error import steady
+    from ..deploy.standing_file import is_standing
 
     with steady():
+        if is_standing(site):
+            _stand(site, log_json=log_json)
+            return
         ports = metrics, page
         _take_part(site, insecure=insecure, fresh=fresh, force=force, ports=ports, log_json=log_json)
+
+
+def _stand(site: Path, *, log_json: bool) -> None:
+    """Be a standing site until a signal comes."""
+    from ..deploy.record import log_to
+    from ..deploy.standing import StandingSite
+    from ..deploy.standing_file import read_standing
+
+    standing = StandingSite(read_standing(site), site.parent)
+    log_to(as_json=log_json)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: standing.stop())
+    standing.run()
 
 
 def _take_part(

@@ -136,6 +136,11 @@ def read_request(path: Path) -> x509.CertificateSigningRequest:
     return request
 
 
+def read_certificate(path: Path) -> x509.Certificate:
+    """Read a certificate."""
+    return _read(path, x509.load_pem_x509_certificate)
+
+
 def site_of(named: x509.CertificateSigningRequest | x509.Certificate) -> str:
     """Return the site that a request or a certificate names."""
     names = named.subject.get_attributes_for_oid(NameOID.COMMON_NAME)

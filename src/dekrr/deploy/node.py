@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 
 from ..disk import replacing, synchronise
-from ..errors import DataError, SettingsError
+from ..errors import DataError, NetworkError, SettingsError
 from ..messages import Offer
 from ..model import Header, SiteModel, members_of
-from ..networks.mesh import Keys, Link, MeshNetwork
-from ..networks.session import Plan, Session
+from ..networks.mesh import Carrier, Keys, Link, MeshNetwork
+from ..networks.session import Phase, Plan, Session
 from ..networks.session.events import Event, Listener
 from ..networks.session.journal import Ended as EndedRecord
 from ..networks.session.journal import FileJournal, Opening
@@ -91,6 +91,11 @@ class Node:
         Ignore an existing checkpoint.
     force : bool, default=False
         Replace an existing model.
+    keep : Path, optional
+        The folder of what is kept from run to run: the secret, which rows were in sums, which may be. By default
+        `folder`.
+    carrier : Carrier, optional
+        Carries frames for several runs of this process; by default the run has links of its own.
 
     Attributes
     ----------
@@ -106,23 +111,27 @@ class Node:
         insecure: bool = False,
         fresh: bool = False,
         force: bool = False,
+        keep: Path | None = None,
+        carrier: Carrier | None = None,
     ) -> None:
         self.config = config
         self.folder = folder
         self.listeners: list[Listener] = []
-        self._link = link_of(config, folder, insecure=insecure)
+        self._kept_in = keep or folder
+        self._stop = ""
+        link = carrier or link_of(config, folder, insecure=insecure)
         self._rows = open_rows(config, folder)
         there = (folder / MODEL).exists()
         self.is_over = there and not fresh and _has_ended(config, folder / CHECKPOINT)
         if there and not force and not self.is_over:
             raise DataError(f"{folder / MODEL} is already there; --force replaces it")
         self._ledger = Ledger()
-        secret = kept_secret(folder / SECRET)
+        secret = kept_secret(self._kept_in / SECRET)
         self._nonce = folder / f"{config.run}.nonce"  # neighbours cannot compare the rows of two runs
         self._vault = Vault(folder / f"{config.run}.release", secret)
         named = hashlib.sha256(json.dumps(config.data.columns).encode()).hexdigest()[:12]  # this choice of columns
         self._admission = self._admits(named)
-        self._history = History(folder / f"history-{named}", secret)
+        self._history = History(self._kept_in / f"history-{named}", secret)
         self._note_rows = self._judge_rows(repeats=there and force)
         terms = config.terms(version("dekrr"))
         digest = _digest(terms, tuple(sorted(config.neighbors)), self._rows.digest)
@@ -141,14 +150,14 @@ class Node:
         self.is_over &= not force
         self._events: deque[Event] = deque()
         self.session = Session(plan, self._procedure, MessageReader(), self._journal, self._events.append)
-        self.network = MeshNetwork(self._link, self.status)
+        self.network = MeshNetwork(link, self.status)
         self._seconds_waiting = 0.0
         self._strangers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def _admits(self, named: str) -> admission.Admission | None:
         """Return the rule by which this site's rows are in sums: that of its first run with these columns."""
         limit = self.config.method_settings().max_leverage
-        path = self.folder / f"admission-{named}.safetensors"
+        path = self._kept_in / f"admission-{named}.safetensors"
         if limit >= 1 and path.exists():
             raise DataError(f"{path} keeps rows out of sums since an earlier run; max_leverage=1 would give them away")
         if limit >= 1:
@@ -172,6 +181,23 @@ class Node:
             hashes, fewest=max(settings.min_rows, math.ceil(settings.rows_per_feature * n_features))
         )
         return partial(self._history.note, run, hashes)
+
+    @property
+    def n_rows(self) -> int:
+        """The number of this site's rows."""
+        return self._rows.n_rows
+
+    def note_rows(self) -> None:
+        """Note, on the disk, that this run's rows are in sums; `run` does so, too."""
+        self._note_rows()
+
+    def close(self) -> None:
+        """Close the checkpoint of a run that does not take place."""
+        self._journal.close()
+
+    def stop(self, reason: str) -> None:
+        """Let the run end soon, with an error; another thread may call this."""
+        self._stop = reason
 
     def run(self) -> SiteModel:
         """Take part in the run to its end; the model is written as soon as it stands."""
@@ -261,6 +287,8 @@ class Node:
         while not self._strangers.empty():  # no other thread takes from this queue
             self.session.refuse(_STRANGER, self._strangers.get_nowait())
         self._tell_events()
+        if self._stop and self.session.phase is not Phase.FINISHED:
+            raise NetworkError(self._stop)
 
     def _tell(self, event: Event) -> None:
         """Pass an event to all listeners, after the session's events that still wait."""

@@ -12,10 +12,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -31,10 +31,11 @@ from .session.interpreter import Result
 
 _TICK = 0.25
 _LAST_WORDS = 0.3  # seconds to wait until the last frames have left
+_LOOK_EVERY = 2.0  # seconds
 _QUEUE = 4096  # frames in the input queue; a full queue blocks the links
 _HANDSHAKE_MS, _MOST_HANDSHAKES = 3000, 1000
 _FULL_LINK_US = 600_000_000
-_ALIVE, _STATUS, _TICKER = RESERVED
+ALIVE, _STATUS, TICKER = RESERVED
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ class Link:
     ----------
     name : str
     listen : str
-        host:port.
+        host:port; empty for a site that accepts no connection and dials all its neighbours.
     neighbors : mapping of neighbour to host:port
+        Empty for a neighbour that accepts no connection.
     keys : Keys or None
         None means plain TCP, which is allowed on loopback only.
     """
@@ -67,7 +69,7 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.keys is None:
-            remote = sorted({e for e in (self.listen, *self.neighbors.values()) if not is_loopback(e)})
+            remote = sorted({e for e in (self.listen, *self.neighbors.values()) if e and not is_loopback(e)})
             if remote:
                 raise SettingsError(f"without keys a site may only talk over loopback, not with {', '.join(remote)}")
 
@@ -90,14 +92,16 @@ def is_loopback(endpoint: str) -> bool:
 def zenoh_config(link: Link, run: str) -> dict[str, Any]:
     """Return Zenoh's configuration of one site.
 
-    Of the two ends of an edge, the site whose name sorts last connects to the other.
+    Of the two ends of an edge, the site whose name sorts last connects to the other, unless only one end can be
+    connected to.
     """
     protocol = "tls" if link.keys else "tcp"
+    dialled = [endpoint for p, endpoint in link.neighbors.items() if endpoint and (p < link.name or not link.listen)]
     config: dict[str, Any] = {
         "mode": "peer",
-        "listen": {"endpoints": [f"{protocol}/{link.listen}"], "exit_on_failure": True},
+        "listen": {"endpoints": [f"{protocol}/{link.listen}"] if link.listen else [], "exit_on_failure": True},
         "connect": {
-            "endpoints": [f"{protocol}/{endpoint}" for p, endpoint in link.neighbors.items() if p < link.name],
+            "endpoints": [f"{protocol}/{endpoint}" for endpoint in dialled],
             "timeout_ms": -1,
             "exit_on_failure": False,
             "retry": {"period_init_ms": 100, "period_max_ms": 1000, "period_increase_factor": 1.5},
@@ -124,12 +128,13 @@ def zenoh_config(link: Link, run: str) -> dict[str, Any]:
         },
     }
     if link.keys:
-        config["transport"]["link"]["tls"] = _tls(link.keys)
-        config["access_control"] = _access_control(link, run)
+        config["transport"]["link"]["tls"] = tls_config(link.keys)
+        config["access_control"] = access_control(link, run)
     return config
 
 
-def _tls(keys: Keys) -> dict[str, Any]:
+def tls_config(keys: Keys) -> dict[str, Any]:
+    """Return Zenoh's configuration of mutual TLS."""
     return {
         "root_ca_certificate": str(keys.authority),
         "enable_mtls": True,
@@ -142,10 +147,10 @@ def _tls(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _access_control(link: Link, run: str) -> dict[str, Any]:
-    """Return the access rules: a neighbour may act in its own name, the site itself may ask for its status.
+def access_control(link: Link, run: str) -> dict[str, Any]:
+    """Return the access rules, of one run or, for "*", of all.
 
-    Everything else is denied.
+    A neighbour may act in its own name. The site itself may ask for its status. Everything else is denied.
     """
     me, base = link.name, f"dekrr/{run}"
     rules: list[dict[str, Any]] = []
@@ -166,10 +171,10 @@ def _access_control(link: Link, run: str) -> dict[str, Any]:
             speak=("egress", f"{base}/{me}/{p}", ["put"]),
             they_listen=("ingress", f"{base}/*/{p}", ["declare_subscriber"]),
             i_listen=("egress", f"{base}/*/{me}", ["declare_subscriber"]),
-            they_live=("ingress", f"{base}/{_ALIVE}/{p}", ["liveliness_token"]),
-            i_live=("egress", f"{base}/{_ALIVE}/{me}", ["liveliness_token"]),
-            they_watch=("ingress", f"{base}/{_ALIVE}/{me}", listens),
-            i_watch=("egress", f"{base}/{_ALIVE}/{p}", listens),
+            they_live=("ingress", f"{base}/{ALIVE}/{p}", ["liveliness_token"]),
+            i_live=("egress", f"{base}/{ALIVE}/{me}", ["liveliness_token"]),
+            they_watch=("ingress", f"{base}/{ALIVE}/{me}", listens),
+            i_watch=("egress", f"{base}/{ALIVE}/{p}", listens),
         )
     status = f"{base}/{_STATUS}/{me}"
     allow(
@@ -186,12 +191,23 @@ def _access_control(link: Link, run: str) -> dict[str, Any]:
     }
 
 
+Opened = AbstractContextManager[tuple[Any, Mapping[str, Any]]]
+
+
+class Carrier(Protocol):
+    """Carries the frames of a run for a process that takes part in several; see `MeshNetwork.open`."""
+
+    def open(self, run: str, seen: Callable[[str, bool], None]) -> Opened:
+        """Return a context that gives arrivals and a publisher per neighbour; `seen` hears who is up or down."""
+
+
 class MeshNetwork:
     """Carries one session's frames over Zenoh.
 
     Parameters
     ----------
-    link : Link
+    link : Link or Carrier
+        The addresses for links of this run's own, or what carries frames for several runs.
     status : callable, optional
         Returns the data for `dekrr status`, in types that msgspec can encode as JSON.
 
@@ -201,9 +217,11 @@ class MeshNetwork:
         The bytes of all frames handed to Zenoh: messages, framing, hellos and retransmissions.
     """
 
-    def __init__(self, link: Link, status: Callable[[], Any] | None = None) -> None:
+    def __init__(self, link: Link | Carrier, status: Callable[[], Any] | None = None) -> None:
         self.link = link
+        self._renewed = _watch_for_change(link.keys.certificate) if isinstance(link, Link) and link.keys else None
         self.wire_bytes = 0
+        self._kept = False
         self._status = status
         self._seen: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
 
@@ -223,14 +241,17 @@ class MeshNetwork:
         after : callable, optional
             Called after every batch of frames with the seconds spent waiting for it.
         """
-        with self.open(session.plan.run) as (arrivals, speak):
-            try:
-                self._drive(session, arrivals, speak, keep, after)
-            except Exception:
-                self._flush(session, speak)
-                time.sleep(_LAST_WORDS)
-                raise
-            time.sleep(_LAST_WORDS)
+        session.start(time.monotonic())
+        over = False
+        while not over:
+            with self.open(session.plan.run) as (arrivals, speak):
+                try:
+                    over = self._drive(session, arrivals, speak, keep, after)
+                except Exception:
+                    self._flush(session, speak)
+                    time.sleep(_LAST_WORDS)
+                    raise
+                time.sleep(_LAST_WORDS if over else 0.0)
         assert session.result is not None
         return session.result
 
@@ -241,19 +262,18 @@ class MeshNetwork:
         speak: Mapping[str, Any],
         keep: Callable[[Result], None] | None,
         after: Callable[[float], None] | None,
-    ) -> None:
-        next_tick, kept = 0.0, keep is None
+    ) -> bool:
+        """Drive the session to its end and return True, or to the renewal of the certificate and return False."""
+        next_tick = 0.0
 
         def send() -> None:
-            nonlocal kept
-            if not kept and session.phase is Phase.FINISHED:
-                assert keep is not None
+            if not self._kept and session.phase is Phase.FINISHED:
                 assert session.result is not None
-                kept = True
-                keep(session.result)
+                self._kept = True
+                if keep is not None:
+                    keep(session.result)
             self._flush(session, speak)
 
-        session.start(time.monotonic())
         send()
         while not session.done(now := time.monotonic()):
             frames = _take(arrivals, _n_awaited(session))
@@ -268,6 +288,9 @@ class MeshNetwork:
                 next_tick = now + _TICK
             if after is not None:
                 after(waited)
+            if self._renewed is not None and self._renewed():
+                return False  # links are opened again with the new certificate; the session goes on
+        return True
 
     def _take_seen(self, session: Session[Any], now: float) -> None:
         with suppress(queue.Empty):
@@ -282,8 +305,12 @@ class MeshNetwork:
         session.out.clear()
 
     @contextmanager
-    def open(self, run: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    def open(self, run: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:
         """Open the Zenoh session; give the subscriber for arriving frames, and a publisher per neighbour."""
+        if not isinstance(self.link, Link):
+            with self.link.open(run, lambda name, up: self._seen.put((name, up))) as opened:
+                yield opened
+            return
         me, base = self.link.name, f"dekrr/{run}"
         zenoh.init_log_from_env_or("error")
         try:
@@ -293,12 +320,12 @@ class MeshNetwork:
                 f"site {me!r} cannot listen on {self.link.listen}, or its keys cannot be used: {error}"
             ) from None
         over = threading.Event()
-        ticker = threading.Thread(target=_tick, args=(peer, f"{base}/{_TICKER}/{me}", over), daemon=True)
+        ticker = threading.Thread(target=_tick, args=(peer, f"{base}/{TICKER}/{me}", over), daemon=True)
         try:
             arrivals = peer.declare_subscriber(f"{base}/*/{me}", zenoh.handlers.FifoChannel(_QUEUE))
             for p in self.link.neighbors:
-                peer.liveliness().declare_subscriber(f"{base}/{_ALIVE}/{p}", self._watch, history=True)
-            token = peer.liveliness().declare_token(f"{base}/{_ALIVE}/{me}")
+                peer.liveliness().declare_subscriber(f"{base}/{ALIVE}/{p}", self._watch, history=True)
+            token = peer.liveliness().declare_token(f"{base}/{ALIVE}/{me}")
             if self._status is not None:
                 peer.declare_queryable(f"{base}/{_STATUS}/{me}", self._answer)
             ticker.start()
@@ -329,6 +356,22 @@ class MeshNetwork:
         query.reply(query.key_expr, msgspec.json.encode(self._status()))
 
 
+def _watch_for_change(path: Path) -> Callable[[], bool]:
+    """Return a function that tells whether a file was replaced since it last told so; it looks every few seconds."""
+    known, looked = path.stat().st_mtime_ns, time.monotonic()
+
+    def has_changed() -> bool:
+        nonlocal known, looked
+        if time.monotonic() - looked < _LOOK_EVERY:
+            return False
+        looked, before = time.monotonic(), known
+        with suppress(OSError):
+            known = path.stat().st_mtime_ns
+        return known != before
+
+    return has_changed
+
+
 def _n_awaited(session: Session[Any]) -> int:
     """Return the number of frames to wait for: in a run all frames that are missing, otherwise one."""
     return len(session.course.missing) if session.phase is Phase.RUNNING else 1
@@ -343,7 +386,7 @@ def _take(arrivals: Any, count: int) -> list[tuple[str, bytes]]:
     sample = arrivals.recv()
     while sample is not None:
         sender = str(sample.key_expr).split("/")[-2]
-        if sender == _TICKER:
+        if sender == TICKER:
             count = 0
         else:
             frames.append((sender, sample.payload.to_bytes()))
@@ -374,7 +417,7 @@ def ask_status(link: Link, run: str, timeout: float = 3.0) -> dict[str, Any] | N
         "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
     }
     if link.keys:
-        config["transport"] = {"link": {"protocols": [protocol], "tls": _tls(link.keys)}}
+        config["transport"] = {"link": {"protocols": [protocol], "tls": tls_config(link.keys)}}
     zenoh.init_log_from_env_or("off")
     try:
         client = zenoh.open(zenoh.Config.from_json5(json.dumps(config)))

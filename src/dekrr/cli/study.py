@@ -1,0 +1,270 @@
+"""`dekrr study`, `dekrr audit`, `dekrr relay`: what people at a standing site do."""
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import SettingsError
+
+study_app = typer.Typer(help="Propose, approve and follow studies of standing sites.", no_args_is_help=True)
+audit_app = typer.Typer(help="Check and read this site's audit trail.", no_args_is_help=True)
+SiteOption = Annotated[Path, typer.Option("--site", help="The standing site's file.", exists=True, dir_okay=False)]
+SITE = Path("site.toml")
+Named = Annotated[str, typer.Argument(help="The study's name, or the beginning of its digest.")]
+
+
+def _opened(site: Path) -> tuple[Any, Any, Any]:
+    """Return the site's file, the book of its studies, and its policy."""
+    from ..deploy import policy
+    from ..deploy.standing_file import read_standing
+    from ..deploy.studies.book import Book
+
+    config = read_standing(site)
+    book = Book(site.parent, config.identity(site.parent))
+    return config, book, policy.read_policy(site.parent / policy.POLICY)
+
+
+@study_app.command()
+def propose(
+    file: Annotated[Path, typer.Argument(help="The study's file.", exists=True, dir_okay=False)],
+    site: SiteOption = SITE,
+) -> None:
+    """Sign a study in this site's name, and let it pass to all sites; this site must approve it, too."""
+    from ..deploy.studies.items import Proposal
+    from ..deploy.studies.study import digest_of, parse_study
+
+    text = file.read_text(encoding="utf-8")
+    study = parse_study(text, str(file))
+    config, book, _ = _opened(site)
+    digest = digest_of(text)
+    if digest in book.studies:
+        raise SettingsError(f"{file} is already proposed, as {book.studies[digest].label}")
+    if config.site not in study.sites:
+        raise SettingsError(f"{file} is for {', '.join(study.sites)}, and not for this site, {config.site}")
+    book.say(Proposal(text=text, time=time.time()))
+    _say(f"proposed {study.name}, digest {digest}. Next: dekrr study preview {study.name}, then approve")
+
+
+@study_app.command()
+def show(name: Named, site: SiteOption = SITE) -> None:
+    """Print a study, who has decided what, and which rules of this site's policy it breaks."""
+    from ..deploy.policy import refusals
+
+    config, book, policy = _opened(site)
+    state = book.find(name)
+    _say(state.text)
+    _say(f"digest {state.digest}, proposed by {state.proposer}: {state.state}")
+    for who in state.study.sites:
+        decision = state.decisions.get(who)
+        _say(f"  {who}: " + (f"{decision.says}, {decision.by}: {decision.reason}" if decision else "not decided"))
+    for broken in refusals(policy, state.study, state.proposer, config.sources):
+        _say(f"  this site's policy refuses it: {broken}")
+
+
+@study_app.command("list")
+def list_studies(site: SiteOption = SITE) -> None:
+    """List all studies that this site knows, with the runs and the version in use."""
+    from ..deploy.standing import STUDIES
+    from ..deploy.studies.versions import Versions
+
+    config, book, _ = _opened(site)
+    table = Table()
+    for heading in ("study", "digest", "proposer", "state", "this site", "runs", "current"):
+        table.add_column(heading)
+    for state in book.studies.values():
+        versions = Versions(site.parent / STUDIES / state.label)
+        runs = ", ".join(f"{one.number} {one.state}" for one in versions.states)
+        decision = state.decisions.get(config.site)
+        here = decision.says if decision else "not decided" if config.site in state.study.sites else "no part"
+        row = [state.label, state.digest[:12], state.proposer, state.state, here, runs, str(versions.current or "")]
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _person() -> str:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "a person"
+
+
+@study_app.command()
+def approve(
+    name: Named,
+    digest: Annotated[str, typer.Option(help="The digest that was reviewed, or its first 8 digits.")],
+    reason: Annotated[str, typer.Option(help="For the audit trail.")] = "",
+    site: SiteOption = SITE,
+) -> None:
+    """Approve a study for this site: its runs then train on this site's rows. A rule of the policy cannot be waived."""
+    from ..deploy.policy import refusals
+
+    config, book, policy = _opened(site)
+    state = book.find(name)
+    if len(digest) < 8 or not state.digest.startswith(digest):
+        raise SettingsError(f"the digest of {state.label} is {state.digest}, not {digest}: was another text reviewed?")
+    if config.site not in state.study.sites:
+        raise SettingsError(f"{state.label} is not for this site, {config.site}")
+    broken = refusals(policy, state.study, state.proposer, config.sources)
+    if broken:
+        raise SettingsError(f"this site's policy refuses {state.label}: {'; '.join(broken)}")
+    book.decide(state.digest, "approve", reason, _person())
+    _say(f"{config.site} approves {state.label}: {state.state}")
+
+
+@study_app.command()
+def refuse(
+    name: Named,
+    reason: Annotated[str, typer.Option(help="Why; all sites can read it.")],
+    site: SiteOption = SITE,
+) -> None:
+    """Refuse a study for this site; no site can then run it."""
+    config, book, _ = _opened(site)
+    state = book.find(name)
+    book.decide(state.digest, "refuse", reason, _person())
+    _say(f"{config.site} refuses {state.label}")
+
+
+@study_app.command()
+def stop(name: Named, reason: Annotated[str, typer.Option(help="Why.")] = "", site: SiteOption = SITE) -> None:
+    """Stop a study at all sites: a run under way ends, and no other begins."""
+    config, book, _ = _opened(site)
+    state = book.find(name)
+    book.decide(state.digest, "stop", reason, _person())
+    _say(f"{config.site} stops {state.label}")
+
+
+@study_app.command("run")
+def run_again(name: Named, reason: Annotated[str, typer.Option(help="Why.")] = "", site: SiteOption = SITE) -> None:
+    """Call for another run of an approved study, over the rows that the sites have now."""
+    from ..deploy.studies.items import Call
+
+    config, book, _ = _opened(site)
+    state = book.find(name)
+    if not state.may_run:
+        raise SettingsError(f"{state.label} cannot run: it is {state.state}")
+    number = state.number + 1
+    book.say(Call(study=state.digest, number=number, reason=reason or f"asked by {_person()}", time=time.time()))
+    _say(f"{config.site} calls for run {number} of {state.label}")
+
+
+@study_app.command()
+def use(
+    name: Named, version: Annotated[int, typer.Argument(help="The number of a run.")], site: SiteOption = SITE
+) -> None:
+    """Let `current` point to another version of a study's model, for instance the one before."""
+    from ..deploy.standing import STUDIES
+    from ..deploy.studies.versions import Versions
+
+    _, book, _ = _opened(site)
+    state = book.find(name)
+    versions = Versions(site.parent / STUDIES / state.label)
+    versions.use(version)
+    _say(f"{versions.folder / 'current'} is version {version}")
+
+
+@study_app.command()
+def preview(
+    study: Annotated[str, typer.Argument(help="A study's file, or the name of one that is proposed.")],
+    site: SiteOption = SITE,
+) -> None:
+    """Run a study at this site alone, with made-up neighbours, and list what would leave. Nothing leaves."""
+    from ..deploy.policy import refusals
+    from ..deploy.studies.preview import preview as previewed
+    from ..deploy.studies.study import parse_study
+
+    config, book, policy = _opened(site)
+    path = Path(study)
+    found = parse_study(path.read_text(encoding="utf-8"), study) if path.is_file() else book.find(study).study
+    for broken in refusals(policy, found, config.site, config.sources):
+        _say(f"this site's policy refuses it: {broken}")
+    table = Table()
+    for heading in ("to", "message", "times", "bytes", "what it reveals"):
+        table.add_column(heading, justify="right" if heading in ("times", "bytes") else "left")
+    result = previewed(found, config, site.parent)
+    for line in result.lines:
+        table.add_row(line.to, line.message, str(line.times), str(line.size), line.reveals)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    _say(f"{result.n_rows} rows here; made-up rows at {', '.join(result.neighbors)}. Nothing has left this site.")
+
+
+@study_app.command()
+def revoke(
+    revoked: Annotated[Path, typer.Argument(help="The list that dekrr network revoke wrote.", exists=True)],
+    site: SiteOption = SITE,
+) -> None:
+    """Pass the authority's list of revoked certificates on to all sites."""
+    from ..deploy.studies.items import Revocations
+
+    _, book, _ = _opened(site)
+    book.say(Revocations(pem=revoked.read_text(), time=time.time()))
+    _say(f"{len(book.identity.trust.revocations or [])} certificates are revoked; all sites will hear of it")
+
+
+@audit_app.command()
+def verify(
+    site: SiteOption = SITE,
+) -> None:
+    """Check that the audit trail is whole: its chain, its signatures, and the lines that reports of runs name."""
+    entries, unsigned, config, _ = _entries(site)
+    note = f"; the last {unsigned} are not signed yet" if unsigned else ""
+    _say(f"the audit trail of {config.site} is whole: {len(entries)} lines{note}")
+
+
+@audit_app.command()
+def report(
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("audit.html"), site: SiteOption = SITE
+) -> None:
+    """Write a page for a data protection officer: which studies, who decided, what left, to whom, how much."""
+    from ..deploy.audit_page import audit_page
+
+    entries, unsigned, config, book = _entries(site)
+    out.write_text(audit_page(config.site, entries, unsigned, book), encoding="utf-8")
+    _say(f"{out} is the report on {len(entries)} lines of the audit trail")
+
+
+def _entries(site: Path) -> tuple[list[dict[str, Any]], int, Any, Any]:
+    from ..deploy.audit_trail import TRAIL
+    from ..deploy.audit_trail import verify as verified
+
+    config, book, _ = _opened(site)
+    heads = [
+        (said.audit_line, said.audit_hash)
+        for state in book.studies.values()
+        for (who, _), said in state.reports.items()
+        if who == config.site
+    ]
+    entries, unsigned = verified(site.parent / TRAIL, book.identity.trust, config.site, heads)
+    return entries, unsigned, config, book
+
+
+def relay(
+    file: Annotated[Path, typer.Argument(help="The relay's file.", exists=True, dir_okay=False)],
+) -> None:
+    """Relay frames between sites that accept no connection. The relay sees names and sizes; frames are sealed."""
+    from ..deploy import keys as certificates
+    from ..deploy.carrier import relay as relaying
+    from ..deploy.standing_file import read_relay
+    from ..networks.mesh import Keys
+
+    config, folder = read_relay(file), file.parent
+    keys = Keys(folder / config.keys.authority, folder / config.keys.certificate, folder / config.keys.key)
+    certificates.check(keys.authority, keys.certificate, keys.key, config.name)
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    signal.signal(signal.SIGINT, lambda *_: over.set())
+    with relaying(config.listen, config.sites, keys):
+        print(f"relaying at {config.listen} for {', '.join(config.sites)}", file=sys.stderr, flush=True)
+        over.wait()
+
+
+def _say(text: str) -> None:
+    Console(highlight=False, soft_wrap=True).print(text, markup=False)

@@ -1,0 +1,180 @@
+"""A site's audit trail: every decision and everything that left the site, in lines that are chained and signed.
+
+Each line has the SHA-256 of the line before it. Lines are signed in groups: a line `seal` has a signature, by the
+site's key, of the chain up to it. A line that is changed, left out, added or moved breaks the chain. The end of the
+file could be cut off unseen; therefore the reports of runs, which other sites keep, name the line that was last.
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..disk import LockedFile
+from ..errors import DataError, KeysError
+from .identity import Identity, Trust, is_signed
+
+TRAIL = "audit.jsonl"
+_SECONDS = 2.0
+
+
+class AuditTrail:
+    """Appends to a site's audit trail.
+
+    Parameters
+    ----------
+    path : Path
+    identity : Identity
+        Signs.
+
+    Attributes
+    ----------
+    n_lines : int
+    head : str
+        The hash of the last line.
+    statements : set of str
+        The ids of the statements that are in the trail.
+
+    Raises
+    ------
+    DataError
+        When the lines that are there are not a chain.
+    """
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        self.identity = identity
+        self._lock = threading.RLock()
+        self._file = _opened(path)
+        self._waiting: list[bytes] = []
+        self._sealed = time.monotonic()
+        data = self._file.read(self._file.size, at=0)
+        self._end = data.rfind(b"\n") + 1
+        self._file.truncate(self._end)  # a line that a crash has cut short
+        self.n_lines, self._n_sealed, self.head = 0, 0, ""
+        self.statements: set[str] = set()
+        for line in _lines(data[: self._end], path):
+            self.n_lines, self.head = self.n_lines + 1, line.hash
+            if line.entry["kind"] == "statement":
+                self.statements.add(line.entry["id"])
+        if self.n_lines:
+            self.add("opened", site=identity.site)
+        else:
+            self.add("begun", site=identity.site, certificate=identity.pem)
+        self.seal()
+
+    def add(self, kind: str, **details: Any) -> None:
+        """Add a line, which `write` writes; it is signed with those that follow within two seconds."""
+        with self._lock:
+            self._append({"line": self.n_lines + 1, "time": time.time(), "kind": kind, **details})
+            if time.monotonic() - self._sealed > _SECONDS:
+                self.seal()
+
+    def write(self) -> None:
+        """Write the lines that were added, so that they outlive the process."""
+        with self._lock:
+            data = b"".join(self._waiting)
+            self._file.write(data, at=self._end)
+            self._end += len(data)
+            self._waiting.clear()
+
+    def decide(self, kind: str, **details: Any) -> None:
+        """Add a line, signed and on the disk when this returns."""
+        with self._lock:
+            self.add(kind, **details)
+            self.seal()
+
+    def seal(self) -> None:
+        """Sign the chain up to here, and write it to the disk."""
+        with self._lock:
+            self._sealed = time.monotonic()
+            if self.n_lines == self._n_sealed:
+                return
+            signature = self.identity.sign(self.head.encode())
+            seal = {"line": self.n_lines + 1, "time": time.time(), "kind": "seal", "signature": signature}
+            self._append({**seal, "certificate": self.identity.pem})
+            self._n_sealed = self.n_lines
+            self.write()
+            self._file.synchronise()
+
+    def close(self) -> None:
+        """Sign and close the file."""
+        with self._lock:
+            self.seal()
+            self._file.close()
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        text = json.dumps({**entry, "before": self.head}, sort_keys=True).encode()
+        self._waiting.append(text + b"\n")
+        self.n_lines, self.head = self.n_lines + 1, hashlib.sha256(text).hexdigest()
+
+
+class Line:
+    """One line of an audit trail: its contents, and the hash of its text."""
+
+    def __init__(self, entry: dict[str, Any], text: bytes) -> None:
+        self.entry = entry
+        self.hash = hashlib.sha256(text).hexdigest()
+
+
+def verify(
+    path: Path, trust: Trust, site: str, heads: Iterable[tuple[int, str]] = ()
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the entries of an audit trail if it is whole; otherwise raise `DataError`, which names the line.
+
+    The number of lines at the end that are not signed is returned, too. A site that runs signs every two seconds. One
+    that was killed signs when it starts again.
+
+    Parameters
+    ----------
+    path : Path
+    trust : Trust
+        Checks the certificates.
+    site : str
+        Whose trail it is.
+    heads : iterable of (line, hash)
+        What this site's reports of runs said; other sites have these, too.
+    """
+    entries, hashes, unsigned = [], {0: ""}, 0
+    for line in _lines(path.read_bytes(), path):
+        entry = line.entry
+        if entry["kind"] == "seal":
+            try:
+                certificate = trust.check(str(entry.get("certificate")), site, float(entry["time"]))
+            except KeysError as error:
+                raise DataError(f"{path}, line {entry['line']}: {error}") from None
+            if not is_signed(certificate, str(entry["before"]).encode(), str(entry.get("signature"))):
+                raise DataError(f"{path}, line {entry['line']}: the signature is not that of {site!r}")
+            unsigned = 0
+        else:
+            unsigned += 1
+        hashes[entry["line"]] = line.hash
+        entries.append(entry)
+    for number, head in heads:
+        if hashes.get(number) != head:
+            raise DataError(f"{path}: a report of this site names line {number}, which is not there or is another")
+    return entries, unsigned
+
+
+def _opened(path: Path) -> LockedFile:
+    try:
+        return LockedFile(path)
+    except BlockingIOError:
+        raise DataError(f"{path} is in use: is this site running already?") from None
+
+
+def _lines(data: bytes, path: Path) -> Iterator[Line]:
+    before = ""
+    for number, text in enumerate(data.splitlines(), 1):
+        try:
+            entry = json.loads(text)
+            fits = entry["before"] == before and entry["line"] == number and isinstance(entry["kind"], str)
+        except (ValueError, KeyError, TypeError):
+            fits = False
+        if not fits:
+            raise DataError(f"{path}, line {number} does not follow from the line before it: the trail was changed")
+        line = Line(entry, text)
+        before = line.hash
+        yield line

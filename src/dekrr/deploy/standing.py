@@ -1,0 +1,409 @@
+"""A standing site: it keeps links to its neighbours, passes statements about studies on, and trains what was approved.
+
+Nothing is computed for a study before all its sites have approved its digest, this one by a person or by its policy.
+Each run is a `Node` in a thread of its own; all runs share the site's links. What leaves is in the audit trail before
+it leaves.
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..disk import replacing
+from ..errors import DataError, DekrrError, GoneError, one_line
+from ..networks.session import Phase
+from . import policy as policies
+from .audit_trail import TRAIL, AuditTrail
+from .carrier import StandingCarrier
+from .leaving import describe
+from .node import MODEL, Node, open_rows
+from .record import RECORD, Log, Record
+from .standing_file import StandingFile
+from .studies.book import Book, StudyState
+from .studies.gossip import CHANNEL, Gossip, told
+from .studies.items import Call, Item, Report
+from .studies.versions import Versions
+
+logger = logging.getLogger("dekrr")
+STUDIES, KEPT, STATE = "studies", "kept", "state.json"
+WARN_DAYS = 30.0
+_TELL_EVERY, _LOOK_EVERY, _STATE_EVERY, _WARN_EVERY = 5.0, 2.0, 1.0, 86400.0
+_NEW_ROWS_EVERY = 10.0
+
+
+class StandingSite:
+    """One site that stays.
+
+    Parameters
+    ----------
+    config : StandingFile
+    folder : Path
+        The site's folder.
+
+    Attributes
+    ----------
+    book : Book
+    """
+
+    def __init__(self, config: StandingFile, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self._identity = config.identity(folder)
+        self.trail = AuditTrail(folder / TRAIL, self._identity)
+        self.book = Book(folder, self._identity)
+        self.policy = policies.read_policy(folder / policies.POLICY)
+        self._policy_seen = _changed_at(folder / policies.POLICY)
+        self._certificate_seen = _changed_at(config.key_files(folder).certificate)
+        self._gossip = Gossip(self.book, self._refuse)
+        self._carrier = StandingCarrier(config.ways(folder), self._identity, self._leaves, self._refuse)
+        self._runs: dict[tuple[str, int], _Run] = {}
+        self._up: dict[str, bool] = dict.fromkeys(config.neighbors, False)
+        self._told: set[tuple[str, str]] = set()
+        self._rows_lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._due: dict[str, float] = {}
+        for item in self.book.get(self.book.ids):
+            self._audit_once(item)
+
+    def stop(self) -> None:
+        """Let `run` end; runs under way keep their checkpoints."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Stay until `stop` is called."""
+        with ExitStack() as stack:
+            stack.callback(self.trail.close)
+            stack.callback(self._carrier.close)
+            stack.callback(self._end_runs)
+            opened = self._carrier.open(CHANNEL, self._see)
+            arrivals, speak = stack.enter_context(opened)
+            logger.info("%s stands; neighbours: %s", self.config.site, ", ".join(sorted(self.config.neighbors)))
+            while not self._stopping.is_set():
+                self._hear(arrivals, speak)
+                self._look(speak)
+                self._act()
+                self._write_state()
+
+    def _see(self, neighbor: str, up: bool) -> None:
+        self._up[neighbor] = up
+        if up:
+            self._due["tell"] = 0.0
+
+    def _hear(self, arrivals: Any, speak: Any) -> None:
+        """Take in what neighbours say about studies; wait for a quarter of a second if they say nothing."""
+        arrival = arrivals.recv()
+        while arrival is not None:
+            sender = arrival.key_expr.split("/")[-2]
+            if sender in speak:
+                answers, news = self._gossip.take(sender, arrival.payload.to_bytes())
+                for answer in answers:
+                    speak[sender].put(answer)
+                for item in news:
+                    self._audit_once(item)
+                if news:
+                    self._due["tell"] = 0.0
+            arrival = arrivals.try_recv()
+
+    def _look(self, speak: Any) -> None:
+        """Look for statements of this site's people, a new policy and a new certificate, and tell the neighbours."""
+        if self._is_due("look", _LOOK_EVERY / 4):
+            for item in self.book.refresh():
+                self._audit_once(item)
+                self._due["tell"] = 0.0
+        if self._is_due("files", _LOOK_EVERY):
+            self._reload_policy()
+            self._renew()
+        if self._is_due("warn", _WARN_EVERY) and self._carrier.identity.days_left < WARN_DAYS:
+            days = self._carrier.identity.days_left
+            logger.warning("%s: the certificate ends in %.1f days; renew it", self.config.site, days)
+            self.trail.decide("certificate ends", days=round(days, 1))
+        if self._is_due("tell", _TELL_EVERY):
+            told(speak, self._gossip.tell())
+        if self._is_due("seal", 1.0):
+            self.trail.seal()
+
+    def _is_due(self, what: str, every: float) -> bool:
+        now = time.monotonic()
+        if now < self._due.get(what, 0.0):
+            return False
+        self._due[what] = now + every
+        return True
+
+    def _reload_policy(self) -> None:
+        path = self.folder / policies.POLICY
+        if (seen := _changed_at(path)) != self._policy_seen:
+            self._policy_seen = seen
+            try:
+                self.policy = policies.read_policy(path)
+                self.trail.decide("policy", digest=_digest(path))
+            except DekrrError as error:
+                logger.warning("%s: %s; the policy of before holds", self.config.site, error)
+
+    def _renew(self) -> None:
+        path = self.config.key_files(self.folder).certificate
+        if (seen := _changed_at(path)) != self._certificate_seen:
+            self._certificate_seen = seen
+            try:
+                identity = self.config.identity(self.folder)
+            except (DekrrError, OSError, ValueError) as error:
+                logger.warning("%s: the new certificate is not used: %s", self.config.site, error)
+                return
+            self._carrier.renew(identity)
+            self.book.identity = self.trail.identity = identity
+            self.trail.decide("certificate renewed", days=round(identity.days_left, 1))
+
+    def _act(self) -> None:
+        """Decide by policy where it can, begin runs that are due, and end those that were stopped."""
+        for state in list(self.book.studies.values()):
+            if self.config.site not in state.study.sites:
+                continue
+            if self.config.site not in state.decisions:
+                self._decide(state)
+            running = [run for (digest, _), run in self._runs.items() if digest == state.digest and run.is_alive()]
+            for run in running:
+                self._end_if_stopped(state, run)
+            if state.may_run and not running:
+                self._begin_if_due(state)
+
+    def _decide(self, state: StudyState) -> None:
+        broken = policies.refusals(self.policy, state.study, state.proposer, self.config.sources)
+        if broken:
+            self._audit_once(self.book.decide(state.digest, "refuse", "; ".join(broken), "policy"))
+        elif self.policy.approval == "policy":
+            self._audit_once(self.book.decide(state.digest, "approve", "no rule is broken", "policy"))
+        else:
+            return
+        self._due["tell"] = 0.0
+
+    def _begin_if_due(self, state: StudyState) -> None:
+        versions = Versions(self.folder / STUDIES / state.label)
+        known = {one.number: one for one in versions.states}
+        number = state.number
+        here = known.get(number)
+        if here is None and any(n == number and report.outcome == "model" for (_, n), report in state.reports.items()):
+            versions.note(number, "missed", "the other sites have ended it without this one")
+        elif here is None or here.state == "running":
+            if policies.refusals(self.policy, state.study, state.proposer, self.config.sources):
+                return  # the policy has changed since
+            run = _Run(self, state, number, versions)
+            self._runs[state.digest, number] = run
+            run.start()
+        elif here.state in ("done", "missed", "failed"):
+            self._call_if_due(state, number, here.time)
+
+    def _call_if_due(self, state: StudyState, number: int, ended: float) -> None:
+        """Call for the next run if the schedule or new rows ask for one."""
+        study = state.study
+        if study.every_hours and time.time() - ended > 3600 * study.every_hours:
+            self._call(state, number + 1, f"{study.every_hours:g} hours after run {number}")
+        elif study.new_rows and self._is_due(f"rows of {state.digest}", _NEW_ROWS_EVERY):
+            before = [run.n_rows for (digest, n), run in self._runs.items() if digest == state.digest and run.n_rows]
+            path = self.folder / self.config.sources[study.source]
+            if before and self._n_rows(path, study) >= before[-1] + study.new_rows:
+                self._call(state, number + 1, f"at least {study.new_rows} new rows")
+
+    def _n_rows(self, path: Path, study: Any) -> int:
+        with suppress(DekrrError, OSError):
+            config = study.site_file("count", self.config.site, dict(self.config.neighbors), str(path))
+            return open_rows(config, self.folder).n_rows
+        return 0
+
+    def _call(self, state: StudyState, number: int, reason: str) -> None:
+        self._audit_once(self.book.say(Call(study=state.digest, number=number, reason=reason, time=time.time())))
+        self._due["tell"] = 0.0
+
+    def _end_if_stopped(self, state: StudyState, run: "_Run") -> None:
+        if not state.may_run and not state.is_expired:
+            run.stop(f"the study is {state.state}")
+        elif run.phase in (None, Phase.GREETING):
+            for (who, number), report in state.reports.items():
+                if number == run.number and report.outcome == "failed":
+                    run.stop(f"run {number} has failed at {who}: {report.reason}")
+
+    def _end_runs(self) -> None:
+        for run in self._runs.values():
+            run.stop("", quietly=True)
+        for run in self._runs.values():
+            run.join(10.0)
+
+    def report(self, state: StudyState, number: int, outcome: str, reason: str) -> None:
+        """Tell all sites how a run has ended here."""
+        self.trail.decide("run ended", study=state.digest, run=number, outcome=outcome, reason=reason)
+        line, head = self.trail.n_lines, self.trail.head
+        said = Report(state.digest, number, outcome, reason, line, head, time.time())  # type: ignore[arg-type]
+        self.book.say(said)
+        self._due["tell"] = 0.0
+
+    def node_of(self, state: StudyState, number: int, place: Path) -> Node:
+        """Return the node of a run; rows are judged and noted by one run at a time."""
+        study = state.study
+        file = str((self.folder / self.config.sources[study.source]).absolute())
+        config = study.site_file(state.run_id(number), self.config.site, dict(self.config.neighbors), file)
+        keep = self.folder / KEPT / study.source
+        keep.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._rows_lock:
+            node = Node(config, place, keep=keep, carrier=self._carrier)
+            times = [t for t, run in _begun(keep) if run != config.run]
+            broken = policies.refusals_of_run(self.policy, study, node.n_rows, times, time.time())
+            if broken:
+                node.close()
+                raise DataError(f"the policy of {self.config.site} refuses the run: {'; '.join(broken)}")
+            node.note_rows()
+            _note_begun(keep, config.run)
+        return node
+
+    def _leaves(self, channel: str, receiver: str, frame: bytes) -> None:
+        """Write to the audit trail what is about to leave."""
+        if channel == CHANNEL:
+            about = {"message": "statements", "bytes": len(frame), "digest": hashlib.sha256(frame).hexdigest()}
+        else:
+            about = describe(frame)
+        self.trail.add("left", to=receiver, run=channel, **about)
+        self.trail.write()
+
+    def _refuse(self, neighbor: str, reason: str) -> None:
+        reason = one_line(reason)
+        if (neighbor, reason) not in self._told and len(self._told) < 1000:
+            self._told.add((neighbor, reason))
+            logger.warning("%s refused something of %s: %s", self.config.site, neighbor, reason)
+            self.trail.add("refused", sender=neighbor, reason=reason)
+
+    def _audit_once(self, item: Item) -> None:
+        """Write a statement to the audit trail when it is first heard of."""
+        if item.id not in self.trail.statements:
+            self.trail.statements.add(item.id)
+            self.trail.decide("statement", site=item.site, said=item.said, id=item.id)
+
+    def status(self) -> dict[str, Any]:
+        """Return the state of the site, its studies and its runs, as `state.json` has it."""
+        studies = []
+        for state in self.book.studies.values():
+            versions = Versions(self.folder / STUDIES / state.label)
+            studies.append(
+                {
+                    "study": state.label,
+                    "digest": state.digest,
+                    "proposer": state.proposer,
+                    "state": state.state,
+                    "here": _decision_of(state, self.config.site),
+                    "sites": list(state.study.sites),
+                    "versions": [msgspec.to_builtins(one) for one in versions.states],
+                    "current": versions.current,
+                }
+            )
+        runs = [run.status() for run in list(self._runs.values()) if run.is_alive()]
+        return {
+            "site": self.config.site,
+            "time": time.time(),
+            "neighbors": {name: "up" if up else "away" for name, up in self._up.items()},
+            "certificate days left": round(self._carrier.identity.days_left, 2),
+            "studies": studies,
+            "runs": [run for run in runs if run is not None],
+            "audit lines": self.trail.n_lines,
+        }
+
+    def _write_state(self) -> None:
+        if self._is_due("state", _STATE_EVERY):
+            with suppress(OSError), replacing(self.folder / STATE) as temporary:
+                temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.status())))
+
+
+class _Run(threading.Thread):
+    """One run of a study, in a thread of its own."""
+
+    def __init__(self, site: StandingSite, state: StudyState, number: int, versions: Versions) -> None:
+        super().__init__(daemon=True, name=f"{state.label} {number}")
+        self.number = number
+        self.n_rows = 0
+        self._site = site
+        self._state = state
+        self._versions = versions
+        self._node: Node | None = None
+        self._stop_reason: str | None = None
+        self._quietly = False
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase of the run; None before it has read its rows."""
+        return None if self._node is None else self._node.session.phase
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the status of the run."""
+        return None if self._node is None else msgspec.to_builtins(self._node.status())
+
+    def stop(self, reason: str, *, quietly: bool = False) -> None:
+        """Let the run end soon; quietly: it will be resumed."""
+        self._quietly |= quietly
+        if self._stop_reason is None:
+            self._stop_reason = reason
+        if self._node is not None:
+            self._node.stop(reason or "the site is stopped")
+
+    def run(self) -> None:
+        """Take part in the run to its end, and report it."""
+        site, versions, number = self._site, self._versions, self.number
+        place = versions.place(number)
+        versions.note(number, "running")
+        site.trail.decide("run begun", study=self._state.digest, run=number)
+        try:
+            if not (place / MODEL).exists():  # a model is written when it is final
+                self._take_part(place)
+        except GoneError as error:
+            self._fail("missed", str(error))
+        except Exception as error:
+            self._fail("failed", one_line(f"{error}" or type(error).__name__))
+            if not isinstance(error, DekrrError | OSError):
+                logger.exception("%s: run %s of %s failed", site.config.site, number, self._state.label)
+        else:
+            versions.use(number)
+            versions.note(number, "done")
+            digest = _digest(place / MODEL)
+            site.trail.decide("model", study=self._state.digest, run=number, digest=digest)
+            site.report(self._state, number, "model", "")
+
+    def _take_part(self, place: Path) -> None:
+        node = self._site.node_of(self._state, self.number, place)
+        self._node, self.n_rows = node, node.n_rows
+        if self._stop_reason is not None:
+            node.stop(self._stop_reason or "the site is stopped")
+        node.listeners += [Log(self._site.config.site), Record(place / RECORD)]
+        node.run()
+
+    def _fail(self, state: str, reason: str) -> None:
+        if self._quietly:
+            return
+        self._versions.note(self.number, state, reason)
+        self._site.report(self._state, self.number, "failed", reason)
+
+
+def _begun(keep: Path) -> list[tuple[float, str]]:
+    path = keep / "begun.json"
+    if not path.exists():
+        return []
+    return msgspec.json.decode(path.read_bytes(), type=list[tuple[float, str]])
+
+
+def _note_begun(keep: Path, run: str) -> None:
+    begun = _begun(keep)
+    if run not in {name for _, name in begun}:
+        with replacing(keep / "begun.json", durable=True) as temporary:
+            temporary.write_bytes(msgspec.json.encode([*begun, (time.time(), run)]))
+
+
+def _decision_of(state: StudyState, site: str) -> str:
+    decision = state.decisions.get(site)
+    return "" if decision is None else f"{decision.says} ({decision.by}): {decision.reason}"
+
+
+def _changed_at(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""

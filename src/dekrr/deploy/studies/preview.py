@@ -1,0 +1,90 @@
+"""What a study would send, found out at the site alone: its own rows, and neighbours that are made up."""
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ...networks.base import Delivery
+from ...networks.local import LocalNetwork
+from ...privacy.admission import learn
+from ...protocols.site import Site
+from ...rows import ArrayRows, Rows
+from ...selection import CHOOSERS
+from ..leaving import REVEALS
+from ..node import open_rows
+from ..standing_file import StandingFile
+from ..tables import METHODS
+from .study import StudyFile
+
+_MOST_MADE_UP = 2000
+
+
+class Leaving(NamedTuple):
+    """The messages of one kind to one neighbour: how many, their bytes, and what they reveal."""
+
+    to: str
+    message: str
+    times: int
+    size: int
+    reveals: str
+
+
+class Preview(NamedTuple):
+    """What a study would send to each neighbour, from so many rows."""
+
+    lines: list[Leaving]
+    n_rows: int
+    neighbors: list[str]
+
+
+def preview(study: StudyFile, config: StandingFile, folder: Path) -> Preview:
+    """Return what would leave a site in a run of a study.
+
+    The other sites' rows are made up: each column has this site's values, in another order. So sizes and kinds of
+    messages are those of a run; the number of rounds may differ.
+    """
+    me = config.site
+    others = sorted(site for site in study.sites if site != me)
+    neighbors = sorted(p for p in config.neighbors if p in study.sites) or others
+    file = str((folder / config.sources[study.source]).absolute())
+    run = study.site_file("preview", me, dict.fromkeys(neighbors, ""), file)
+    own = open_rows(run, folder)
+    graph = {me: neighbors} | {p: sorted({me, *others} - {p}) if p in neighbors else [] for p in others}
+    for p in others:  # sites that are no neighbours hang on the first neighbour
+        if p not in neighbors:
+            graph[p] = [neighbors[0]]
+    graph = {p: [q for q in them if p in graph[q]] for p, them in graph.items()}
+    features, settings, tuning = run.features(), run.method_settings(), run.tuning()
+    chooser = CHOOSERS[features.features](
+        features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
+    )
+    admits = learn(own.sample, settings.max_leverage) if settings.max_leverage < 1 else None
+    counts: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
+
+    def count(delivery: Delivery) -> None:
+        if delivery.sender == me:
+            key = delivery.receiver, type(delivery.message).__name__
+            counts[key] += 1
+            sizes[key] += delivery.n_bytes
+
+    procedures = {}
+    for number, (name, them) in enumerate(sorted(graph.items())):
+        rows: Rows = own if name == me else _made_up(own, number)
+        site = Site(name, tuple(sorted(them)), rows, seed=features.seed, admission=admits)
+        procedures[name] = METHODS[study.method][0](site, chooser, settings, *([tuning] if tuning else []))
+    LocalNetwork(graph, observers=[count]).run(procedures)
+    lines = [Leaving(*key, counts[key], sizes[key], REVEALS.get(key[1], "")) for key in sorted(counts)]
+    return Preview(lines, own.n_rows, neighbors)
+
+
+def _made_up(own: Rows, seed: int) -> ArrayRows:
+    """Return rows whose columns have the values of a site's own rows, each in an order of its own."""
+    rng = np.random.default_rng(seed)
+    sample = own.sample
+    X, y = np.array(sample.X), np.array(sample.y)
+    n_rows = min(len(y), _MOST_MADE_UP)
+    columns = [rng.permutation(X[:, j])[:n_rows] for j in range(X.shape[1])]
+    return ArrayRows(np.column_stack(columns), rng.permutation(y)[:n_rows])

@@ -1,0 +1,98 @@
+"""What a study says: which model to train, from which columns, by which sites, when, and until when."""
+
+import datetime
+import hashlib
+import tomllib
+from typing import Any, Literal
+
+import msgspec
+
+from ...errors import SettingsError
+from ..checks import check_site, convert
+from ..tables import DataTable, Seconds, SiteFile
+
+
+class StudyFile(msgspec.Struct, frozen=True, kw_only=True):
+    """All of study.toml.
+
+    Parameters
+    ----------
+    name : str
+    about : str
+        What the study is for, for the person who approves it.
+    sites : tuple of str
+        All sites that take part; all must approve.
+    source : str
+        The name of the data source at each site.
+    data : DataTable
+        The target and the columns.
+    method : {"dekrr", "dkla", "allreduce"}
+    settings : dict
+    every_hours : float
+        Train again after so many hours; 0 for a single run.
+    new_rows : int
+        Train again when a site has so many new rows; 0 for never.
+    expires : date
+        The last day on which a run may start.
+    patience, start_patience : float
+        As in network.toml.
+    """
+
+    name: str
+    sites: tuple[str, ...]
+    source: str
+    data: DataTable
+    expires: datetime.date
+    about: str = ""
+    method: Literal["dekrr", "dkla", "allreduce"] = "dekrr"
+    settings: dict[str, Any] = {}
+    every_hours: float = 0.0
+    new_rows: int = 0
+    patience: Seconds = 60.0
+    start_patience: Seconds = 600.0
+
+    def site_file(self, run: str, site: str, neighbors: dict[str, str], file: str) -> SiteFile:
+        """Return what a site needs for one run."""
+        return SiteFile(
+            run=run,
+            site=site,
+            method=self.method,
+            listen="127.0.0.1:1",
+            sites=self.sites,
+            neighbors={p: endpoint for p, endpoint in neighbors.items() if p in self.sites},
+            data=msgspec.structs.replace(self.data, file=file),
+            settings=self.settings,
+            patience=self.patience,
+            start_patience=self.start_patience,
+        )
+
+
+def digest_of(text: str) -> str:
+    """Return the digest by which a study is approved: the SHA-256 of its text.
+
+    Examples
+    --------
+    >>> digest_of("name = 'air'")[:8]
+    '46c1e8c4'
+    """
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse_study(text: str, where: str = "the study") -> StudyFile:
+    """Return a study from its text; all mistakes are reported together."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{where} is not TOML: {error}") from None
+    mistakes: list[str] = []
+    study = convert(table, StudyFile, "", mistakes)
+    if study is not None:
+        if len(study.sites) < 2:
+            mistakes.append("sites: a study has at least two sites")
+        if study.every_hours < 0 or study.new_rows < 0:
+            mistakes.append("every_hours and new_rows cannot be negative")
+        check_site(study.site_file(study.name, (*study.sites, "x")[0], {}, "rows"), mistakes)
+    if mistakes or study is None:
+        listed = "\n".join(f"  - {mistake}" for mistake in mistakes)
+        raise SettingsError(f"{where} has {len(mistakes)} mistake{'s' * (len(mistakes) != 1)}:\n{listed}")
+    return study

@@ -1,0 +1,538 @@
+"""Standing sites: studies, policies, statements, sealed frames and the audit trail."""
+
+import json
+import shutil
+import time
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+from cryptography import x509
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from consortium import Consortium, Standing, wait_until
+from dekrr.cli.app import app
+from dekrr.deploy.audit_trail import TRAIL, AuditTrail, verify
+from dekrr.deploy.files import to_toml
+from dekrr.deploy.identity import REVOKED, revocation_list
+from dekrr.deploy.leaving import REVEALS, describe
+from dekrr.deploy.policy import Policy, SourcePolicy, read_policy, refusals, refusals_of_run
+from dekrr.deploy.sealing import Seal
+from dekrr.deploy.standing_file import read_standing
+from dekrr.deploy.studies.book import ITEMS, Book
+from dekrr.deploy.studies.gossip import Gossip
+from dekrr.deploy.studies.items import Decision, Item, Proposal, Revocations, sign
+from dekrr.deploy.studies.preview import preview
+from dekrr.deploy.studies.study import digest_of, parse_study
+from dekrr.deploy.tables import METHODS
+from dekrr.errors import DataError, KeysError, SettingsError
+from dekrr.messages import Degree, encode
+from dekrr.networks.local import LocalNetwork
+from dekrr.privacy.admission import kept
+from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
+from dekrr.selection import CHOOSERS
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    return Consortium(tmp_path_factory.mktemp("three"), ["a", "b", "c"])
+
+
+@pytest.fixture
+def consortium(tmp_path, three):
+    """A fresh copy of three sites with their keys."""
+    copy = object.__new__(Consortium)
+    copy.__dict__.update(three.__dict__)
+    copy.folder = tmp_path / "sites"
+    shutil.copytree(three.folder, copy.folder)
+    return copy
+
+
+def identity(consortium, name):
+    return read_standing(consortium.home(name) / "site.toml").identity(consortium.home(name))
+
+
+def book(consortium, name):
+    return Book(consortium.home(name), identity(consortium, name))
+
+
+def propose(consortium, *, by="a", **options):
+    text = consortium.study(**options).read_text()
+    book(consortium, by).say(Proposal(text=text, time=time.time()))
+    return digest_of(text)
+
+
+def approve(consortium, digest, names=None):
+    for name in names or consortium.names:
+        book(consortium, name).decide(digest, "approve", "", "test")
+
+
+def expected(consortium, study, names):
+    """The models of the same study on the local network."""
+    graph = {n: sorted({b if a == n else a for a, b in consortium.edges if n in (a, b)} & set(names)) for n in names}
+    procedures = {}
+    for name in names:
+        config = study.site_file("x", name, dict.fromkeys(graph[name], ""), "")
+        features = config.features()
+        chooser = CHOOSERS[features.features](
+            features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
+        )
+        table = pd.read_parquet(consortium.home(name) / "rows.parquet")
+        rows = ArrayRows(table[["u", "v"]].to_numpy(), table["y"].to_numpy())
+        (rule,) = (consortium.home(name) / "kept" / "rows").glob("admission-*")  # of the first run, for all runs
+        site = Site(name, tuple(graph[name]), rows, seed=features.seed, admission=kept(rule, None, 2))
+        procedures[name] = METHODS["dekrr"][0](site, chooser, config.method_settings())
+    return LocalNetwork(graph).run(procedures)
+
+
+def check_models(consortium, name="air", names=None):
+    study = parse_study((consortium.folder / f"{name}.toml").read_text())
+    for site, outcome in expected(consortium, study, names or consortium.names).items():
+        np.testing.assert_allclose(consortium.model(site, name).coefficients, outcome.coefficients, rtol=0, atol=1e-9)
+
+
+def test_a_study_from_proposal_to_retraining_and_back(consortium):
+    digest = propose(consortium)
+    with Standing(consortium) as sites:
+        wait_until(lambda: all(digest in site.book.studies for site in sites.values()))
+        approve(consortium, digest, ["a", "b"])
+        wait_until(lambda: sites["c"].book.studies[digest].state == "waits for c")
+        time.sleep(1.0)
+        for name in consortium.names:
+            assert not (consortium.home(name) / "studies").exists(), "a run began before all had approved"
+            assert not (consortium.home(name) / "kept").exists()
+        approve(consortium, digest, ["c"])
+        wait_until(consortium.done(1))
+        check_models(consortium)
+        first = consortium.model("a").coefficients
+        for name in consortium.names:
+            path = consortium.home(name) / "rows.parquet"
+            table = pd.read_parquet(path)
+            pd.concat([table, table.sample(60, random_state=1) * 0.9]).to_parquet(path)
+        assert "calls for run 2" in consortium.command("b", "run", "air")
+        wait_until(consortium.done(2))
+        check_models(consortium)
+        assert np.abs(consortium.model("a").coefficients - first).max() > 1e-6
+        wait_until(lambda: len(sites["c"].book.studies[digest].reports) == 6)
+    assert "current is version 1" in consortium.command("a", "use", "air", "1")
+    np.testing.assert_array_equal(consortium.model("a").coefficients, first)
+    assert "1 done, 2 done" in consortium.command("a", "list")
+    for name in consortium.names:
+        assert "is whole" in consortium.command(name, "audit", "verify")
+        trail, _ = verify(consortium.home(name) / TRAIL, identity(consortium, name).trust, name)
+        left = [entry for entry in trail if entry["kind"] == "left"]
+        assert {entry["to"] for entry in left} == set(consortium.names) - {name}
+        assert {"Sums", "Coefficients", "hello", "statements"} <= {entry["message"] for entry in left}
+        assert {entry["message"] for entry in left} <= set(REVEALS)
+        record = consortium.versions(name).place(2) / "run.jsonl"
+        finished = next(json.loads(line) for line in record.read_text().splitlines() if '"finished"' in line)
+        run = sum(e["bytes"] for e in left if e["run"].endswith("-2") and e["message"] not in ("hello", "nothing"))
+        assert run >= finished["message bytes sent"]
+    page = consortium.folder / "page.html"
+    consortium.command("c", "audit", "report", "--out", page)
+    assert "What left this site" in page.read_text()
+
+
+def test_two_studies_at_once_and_one_that_is_stopped(consortium):
+    long = propose(consortium, name="long", by="b", more="about = 'x'")
+    text = (consortium.folder / "long.toml").read_text() + "tol = 0.0\nmax_rounds = 100000\n"
+    book(consortium, "b").say(Proposal(text=text, time=time.time()))
+    long, air = digest_of(text), propose(consortium)
+    with Standing(consortium) as sites:
+        wait_until(lambda: all({long, air} <= set(site.book.studies) for site in sites.values()))
+        approve(consortium, long)
+        wait_until(lambda: any(run["round"] > 5 for site in sites.values() for run in site.status()["runs"]))
+        approve(consortium, air)
+        wait_until(consortium.done(1))
+        assert any(run["round"] > 5 for run in sites["a"].status()["runs"])
+        label = sites["c"].book.studies[long].label
+        consortium.command("c", "stop", label, "--reason", "enough")
+        wait_until(lambda: not any(site.status()["runs"] for site in sites.values()))
+        assert sites["a"].book.studies[long].state == "stopped by c"
+        state = json.loads((consortium.home("a") / "studies" / label / "versions" / "1" / "state.json").read_text())
+        assert state["state"] == "failed"
+        assert "stopped by c" in state["reason"]
+    check_models(consortium)
+
+
+def test_new_rows_call_for_a_run_and_too_few_are_refused(consortium):
+    digest = propose(consortium, more="new_rows = 5", start_patience=20.0)
+    approve(consortium, digest)
+    with Standing(consortium) as sites:
+        wait_until(consortium.done(1))
+        path = consortium.home("b") / "rows.parquet"
+        table = pd.read_parquet(path)
+        pd.concat([table, table.head(6) + 0.01]).to_parquet(path)
+        wait_until(lambda: sites["a"].book.studies[digest].number == 2, 40)
+        wait_until(lambda: [s.state for s in consortium.versions("a").states] == ["done", "failed"])
+        wait_until(lambda: "differ from those of run" in consortium.versions("a").states[1].reason)
+        assert consortium.versions("a").current == 1
+
+
+def test_a_policy_decides_and_a_refusal_names_its_rule(consortium):
+    for name in "ab":
+        (consortium.home(name) / "policy.toml").write_text('approval = "policy"\n')
+    (consortium.home("c") / "policy.toml").write_text('approval = "policy"\n[sources.rows]\nnever = ["v"]\n')
+    digest = propose(consortium)
+    with Standing(consortium) as sites:
+        wait_until(lambda: len(sites["a"].book.studies[digest].decisions) == 3)
+        state = sites["a"].book.studies[digest]
+        assert state.state == "refused by c"
+        assert state.decisions["c"].reason == "sources.rows.never: v"
+        assert state.decisions["a"].by == "policy"
+    said = consortium.command("c", "approve", "air", "--digest", digest[:8], code=1)
+    assert "sources.rows.never: v" in said
+    assert "not 00000000" in consortium.command("a", "approve", "air", "--digest", "00000000", code=1)
+
+
+def test_a_rule_about_rows_refuses_the_run_and_all_sites_hear_why(consortium):
+    for name in "abc":
+        (consortium.home(name) / "policy.toml").write_text('approval = "policy"\n')
+    (consortium.home("b") / "policy.toml").write_text('approval = "policy"\n[sources.rows]\nleast_rows = 1000\n')
+    digest = propose(consortium)
+    with Standing(consortium) as sites:
+        wait_until(lambda: len(sites["a"].book.studies[digest].reports) == 3)
+        reports = sites["a"].book.studies[digest].reports
+        assert all("sources.rows.least_rows: 80 is less than 1000" in report.reason for report in reports.values())
+        trail, _ = verify(consortium.home("b") / TRAIL, identity(consortium, "b").trust, "b")
+    assert not [entry for entry in trail if entry["kind"] == "left" and entry["message"] != "statements"]
+
+
+STUDY = parse_study(
+    """name = "air"
+sites = ["a", "b"]
+source = "rows"
+expires = 2031-01-01
+data = { target = "y", columns = ["u", "v"] }
+settings = { n_features = 20, privacy = { epsilon = 2.0 }, features = "plain", bounds = [[0, 0, 0], [1, 1, 1]],
+  sigma = 1.0, alpha = 0.1, consensus = 1.0 }
+""".replace("\n  sigma", " sigma")
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        (Policy(proposers=("b",)), "proposers: a is not among b"),
+        (Policy(methods=("dkla",)), "methods: dekrr is not among dkla"),
+        (Policy(most_features=19), "most_features: 20 is more than 19"),
+        (Policy(masks=True), "masks: the study must set masks = true"),
+        (Policy(most_epsilon=1.0), "most_epsilon: 2.0, and at most 1"),
+        (Policy(least_rows_per_feature=2.0), "least_rows_per_feature: 1.5 is less than 2"),
+        (Policy(longest_days=30), "longest_days: it expires in"),
+        (Policy(sources={"rows": SourcePolicy(never=("y",))}), "sources.rows.never: y"),
+        (Policy(sources={"rows": SourcePolicy(columns=("u", "y"))}), "sources.rows.columns: v not among u, y"),
+    ],
+)
+def test_every_rule_refuses_what_breaks_it_and_nothing_else(policy, rule):
+    (broken,) = refusals(policy, STUDY, "a", ["rows"])
+    assert broken.startswith(rule)
+    assert not refusals(Policy(), STUDY, "a", ["rows"])
+    assert refusals(Policy(), STUDY, "a", ["other"]) == ["this site has no data source 'rows'"]
+
+
+def test_rules_about_a_run():
+    policy = Policy(sources={"rows": SourcePolicy(least_rows=10, runs_per_month=2)})
+    day = 86400.0
+    assert not refusals_of_run(policy, STUDY, 10, [0.0, 60 * day], 60 * day)
+    broken = refusals_of_run(policy, STUDY, 9, [50 * day, 55 * day], 60 * day)
+    assert [text.split(":")[0] for text in broken] == ["sources.rows.least_rows", "sources.rows.runs_per_month"]
+
+
+def test_mistakes_in_a_policy_and_in_a_study_are_all_named(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text('aproval = "policy"\nmost_features = "x"\n[sources.rows]\nnevr = []\n')
+    with pytest.raises(SettingsError, match=r"(?s)aproval.*most_features.*nevr"):
+        read_policy(path)
+    with pytest.raises(SettingsError, match=r"(?s)sites: a study has at least two.*settings.sigm"):
+        parse_study(
+            'name="s"\nsites=["a"]\nsource="r"\nexpires=2030-01-01\n[data]\ntarget="y"\ncolumns=["u"]\n[settings]\nsigm=1'
+        )
+
+
+def test_a_statement_counts_under_its_own_valid_certificate_alone(consortium, tmp_path):
+    a, b = identity(consortium, "a"), identity(consortium, "b")
+    item = sign(Decision("d" * 64, "approve", "", "x", time.time()), a)
+    assert item.check(b.trust).says == "approve"
+    for bad in (
+        msgspec.structs.replace(item, site="b"),
+        msgspec.structs.replace(item, said=item.said.replace("approve", "refuse")),
+        msgspec.structs.replace(item, certificate=b.pem),
+        sign(Decision("d" * 64, "approve", "", "x", time.time() + 10**7), a),
+        sign(Decision("d" * 64, "approve", "", "x", time.time() - 10**9), a),
+        msgspec.structs.replace(item, said='{"type":"decision"}'),
+    ):
+        with pytest.raises(KeysError):
+            bad.check(b.trust)
+    (tmp_path / "other").mkdir()
+    stranger = Consortium(tmp_path / "other", ["a", "b"])
+    with pytest.raises(KeysError, match="authority has not signed"):
+        sign(Decision("d" * 64, "approve", "", "x", time.time()), identity(stranger, "a")).check(b.trust)
+
+
+def test_a_revoked_certificate_counts_no_more_and_sites_pass_the_list_on(consortium):
+    digest = propose(consortium)
+    approve(consortium, digest)
+    ours = book(consortium, "a")
+    for name in "bc":
+        for item in book(consortium, name).get(book(consortium, name).ids):
+            ours.add(item)
+    assert ours.studies[digest].state == "approved"
+    revoked = revocation_list(consortium.authority, [identity(consortium, "b").certificate], None)
+    news = sign(Revocations(revoked.decode(), time.time()), identity(consortium, "c"))
+    assert ours.add(news)
+    assert ours.studies[digest].state == "waits for b"
+    with pytest.raises(KeysError, match="is revoked"):
+        ours.add(sign(Decision(digest, "approve", "", "x", time.time()), identity(consortium, "b")))
+    assert Book(consortium.home("a"), identity(consortium, "a")).studies[digest].state == "waits for b"
+    with pytest.raises(KeysError, match="not signed"):
+        ours.identity.trust.learn(revoked.decode().replace("M", "N", 3))
+    (consortium.home("a") / REVOKED).write_bytes(revoked)
+    assert identity(consortium, "a").trust.has_revoked(identity(consortium, "b").certificate)
+    older = x509.load_pem_x509_crl(revoked)
+    newer = revocation_list(consortium.authority, [identity(consortium, "c").certificate], older)
+    assert len(x509.load_pem_x509_crl(newer)) == 2
+    trust = identity(consortium, "a").trust
+    assert trust.learn(newer.decode())
+    assert not trust.learn(revoked.decode())
+
+
+def test_statements_pass_over_a_path_whatever_the_order(consortium):
+    digest = propose(consortium)
+    approve(consortium, digest)
+    books = {name: book(consortium, name) for name in "abc"}
+    gossips = {name: Gossip(one, lambda *_: None) for name, one in books.items()}
+    for _ in range(4):
+        for one, other in (("a", "b"), ("c", "b"), ("b", "a"), ("b", "c")):
+            waiting = [(one, other, gossips[one].tell())]
+            while waiting:
+                sender, receiver, frame = waiting.pop()
+                answers, _ = gossips[receiver].take(sender, frame)
+                waiting += [(receiver, sender, answer) for answer in answers]
+    assert books["a"].ids == books["b"].ids == books["c"].ids
+    assert len(books["a"].ids) == 4
+    assert {one.studies[digest].state for one in books.values()} == {"approved"}
+
+
+@settings(max_examples=50, deadline=None)
+@given(noise=st.binary(max_size=60))
+def test_gossip_takes_any_bytes(noise, three):
+    refused = []
+    gossip = Gossip(book(three, "a"), lambda *what: refused.append(what))
+    gossip.take("b", noise)
+    assert gossip.take("b", b"\x92\xa5items\x90") == ([], [])
+
+
+def sealed_pair(consortium):
+    wires = {"a": [], "b": []}
+    a = Seal(lambda: identity(consortium, "a"), "b", "run", wires["a"].append)
+    b = Seal(lambda: identity(consortium, "b"), "a", "run", wires["b"].append)
+    return a, b, wires
+
+
+def deliver(a, b, wires):
+    got = []
+    while wires["a"] or wires["b"]:
+        for name, seal in (("a", b), ("b", a)):
+            while wires[name]:
+                frame = seal.take(wires[name].pop(0))
+                got += [] if frame is None else [frame]
+    return got
+
+
+def test_frames_are_sealed_between_neighbours(consortium):
+    a, b, wires = sealed_pair(consortium)
+    a.send(b"one")
+    a.send(b"two")
+    assert deliver(a, b, wires) == [b"one", b"two"]
+    b.send(b"three" * 100)
+    (sealed,) = wires["b"]
+    assert b"three" not in sealed
+    assert a.take(sealed) == b"three" * 100
+    with pytest.raises(KeysError, match="came twice"):
+        a.take(sealed)
+    a.send(b"four")
+    changed = bytearray(wires["a"].pop())
+    changed[-1] ^= 1
+    with pytest.raises(KeysError, match="not sealed by it"):
+        b.take(bytes(changed))
+    with pytest.raises(KeysError, match="no sealed frame"):
+        b.take(b"")
+
+
+def test_a_neighbour_that_starts_again_gets_new_keys_and_no_stranger_does(consortium):
+    a, b, wires = sealed_pair(consortium)
+    a.send(b"one")
+    assert deliver(a, b, wires) == [b"one"]
+    again = Seal(lambda: identity(consortium, "b"), "a", "run", wires["b"].append)
+    a.send(b"lost")
+    time.sleep(0.15)
+    assert deliver(a, again, wires) == []
+    a.send(b"two")
+    assert deliver(a, again, wires) == [b"two"]
+    stranger = Seal(lambda: identity(consortium, "c"), "a", "run", wires["b"].append)
+    stranger.greet()
+    with pytest.raises(KeysError, match="certificate of 'c' in the name of 'b'"):
+        a.take(wires["b"].pop())
+    elsewhere = Seal(lambda: identity(consortium, "b"), "a", "other run", wires["b"].append)
+    elsewhere.greet()
+    with pytest.raises(KeysError, match="wrong signature"):
+        a.take(wires["b"].pop())
+
+
+def lines_of(path):
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def test_an_audit_trail_that_was_changed_is_found_out(consortium, tmp_path):
+    a = identity(consortium, "a")
+    path = tmp_path / TRAIL
+    for _ in range(2):
+        trail = AuditTrail(path, a)
+        for number in range(5):
+            trail.add("left", to="b", message="Sums", bytes=number)
+        trail.close()
+    entries, unsigned = verify(path, a.trust, "a", [(trail.n_lines, trail.head)])
+    assert unsigned == 0
+    assert [entry["bytes"] for entry in entries if entry["kind"] == "left"] == [0, 1, 2, 3, 4] * 2
+    lines = lines_of(path)
+    for place in range(len(lines) - 1):
+        for changed in (
+            [*lines[:place], *lines[place + 1 :]],
+            [
+                *lines[:place],
+                lines[place].replace(b'"to": "b"', b'"to": "c"').replace(b"seal", b"left"),
+                *lines[place + 1 :],
+            ],
+            [*lines[:place], lines[place + 1], lines[place], *lines[place + 2 :]],
+            [*lines[: place + 1], lines[place], *lines[place + 1 :]],
+        ):
+            if changed != lines:
+                path.write_bytes(b"".join(changed))
+                with pytest.raises(DataError, match="line"):
+                    verify(path, a.trust, "a", [(trail.n_lines, trail.head)])
+    path.write_bytes(b"".join(lines[:7]))
+    with pytest.raises(DataError, match="a report of this site names line"):
+        verify(path, a.trust, "a", [(trail.n_lines, trail.head)])
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(DataError, match="in the name of 'b'"):
+        verify(path, a.trust, "b")
+
+
+def test_a_trail_that_was_cut_short_by_a_crash_goes_on(consortium, tmp_path):
+    a = identity(consortium, "a")
+    path = tmp_path / TRAIL
+    AuditTrail(path, a).close()
+    trail = AuditTrail(path, a)
+    trail.add("left", to="b")
+    trail.write()
+    trail._file.close()
+    assert verify(path, a.trust, "a")[1] == 1
+    with path.open("ab") as file:
+        file.write(b'{"half')
+    AuditTrail(path, a).close()
+    entries, unsigned = verify(path, a.trust, "a")
+    assert (unsigned, [entry["kind"] for entry in entries].count("left")) == (0, 1)
+    path.write_bytes(path.read_bytes().replace(b'"left"', b'"lift"'))
+    with pytest.raises(DataError, match="was changed"):
+        AuditTrail(path, a)
+
+
+def test_a_preview_lists_what_a_run_sends(consortium):
+    digest = propose(consortium)
+    study = parse_study((consortium.folder / "air.toml").read_text())
+    config = read_standing(consortium.home("a") / "site.toml")
+    shown = preview(study, config, consortium.home("a"))
+    assert {line.to for line in shown.lines} == {"b", "c"}
+    assert not (consortium.home("a") / "kept").exists()
+    approve(consortium, digest)
+    with Standing(consortium):
+        wait_until(consortium.done(1))
+    trail, _ = verify(consortium.home("a") / TRAIL, identity(consortium, "a").trust, "a")
+    left = {(entry["to"], entry["message"]) for entry in trail if entry["kind"] == "left"}
+    messages = {(to, kind) for to, kind in left if kind not in ("hello", "nothing", "statements")}
+    assert messages == {(line.to, line.message) for line in shown.lines}
+    assert "Sums" in consortium.command("a", "preview", "air")
+
+
+def test_a_frame_is_described_as_it_is():
+    frame = msgspec.msgpack.encode(["data", "run", "a", [], 7, msgspec.Raw(encode(Degree(2)))])
+    assert describe(frame)["message"] == "Degree"
+    assert describe(frame)["exchange"] == 7
+    assert describe(msgspec.msgpack.encode(["data", "run", "a", [], 7, None]))["message"] == "nothing"
+    assert describe(msgspec.msgpack.encode(["hello", "run"]))["message"] == "hello"
+
+
+def test_what_is_written_into_the_folder_of_statements_must_prove_itself(consortium):
+    digest = propose(consortium)
+    folder = consortium.home("a") / ITEMS
+    forged = Item("b", msgspec.json.encode(Decision(digest, "approve", "", "x", time.time())).decode(), "no", "no")
+    (folder / f"{forged.id}.json").write_bytes(msgspec.json.encode(forged))
+    (folder / "rubbish.json").write_bytes(b"{")
+    assert book(consortium, "a").studies[digest].decisions == {}
+
+
+def test_a_certificate_is_renewed_while_a_run_is_under_way(consortium):
+    text = consortium.study().read_text() + "tol = 0.0\nmax_rounds = 4000\n"
+    (consortium.folder / "air.toml").write_text(text)
+    book(consortium, "a").say(Proposal(text=text, time=time.time()))
+    approve(consortium, digest_of(text))
+    consortium.give_keys("b", consortium.hosts["b"], days=3)
+    with Standing(consortium) as sites:
+        assert sites["b"].status()["certificate days left"] < 4
+        wait_until(lambda: any(run["round"] > 20 for run in sites["b"].status()["runs"]))
+        consortium.give_keys("b", consortium.hosts["b"], days=300)
+        wait_until(lambda: sites["b"].status()["certificate days left"] > 200)
+        wait_until(consortium.done(1), 100)
+    check_models(consortium)
+    trail, _ = verify(consortium.home("b") / TRAIL, identity(consortium, "b").trust, "b")
+    kinds = [entry["kind"] for entry in trail]
+    assert "certificate ends" in kinds
+    assert "certificate renewed" in kinds
+
+
+def test_a_standing_site_that_was_killed_goes_on_with_its_runs(consortium):
+    text = consortium.study(patience=30.0).read_text() + "tol = 0.0\nmax_rounds = 3000\n"
+    (consortium.folder / "air.toml").write_text(text)
+    book(consortium, "a").say(Proposal(text=text, time=time.time()))
+    approve(consortium, digest_of(text))
+    processes = [consortium.process("b")]
+    try:
+        with Standing(consortium, ["a", "c"]) as sites:
+            wait_until(lambda: any(run["round"] > 20 for run in sites["a"].status()["runs"]))
+            processes[0].kill()
+            processes[0].wait()
+            processes.append(consortium.process("b"))
+            wait_until(consortium.done(1), 100)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    check_models(consortium)
+    assert "is whole" in consortium.command("b", "audit", "verify")
+
+
+def test_a_certificate_is_revoked_and_renewed_by_commands(consortium, tmp_path):
+    network = tmp_path / "network.toml"
+    entries = [{"name": name, "endpoint": host, "data": "rows"} for name, host in consortium.hosts.items()]
+    network.write_text(
+        to_toml({"run": "r", "method": "dekrr", "data": {"target": "y", "columns": ["u"]}, "site": entries})
+    )
+    runner = CliRunner()
+    certificate = consortium.home("b") / "certificate.pem"
+    words = ["network", "revoke", network, certificate, "--authority", consortium.folder]
+    done = runner.invoke(app, list(map(str, words)))
+    assert done.exit_code == 0, done.output
+    consortium.command("a", "revoke", consortium.folder / REVOKED)
+    ours = book(consortium, "a")
+    assert ours.identity.trust.has_revoked(identity(consortium, "b").certificate)
+    request = consortium.home("b") / "request.pem"
+    words = ["network", "sign", network, request, "--authority", consortium.folder, "--out", tmp_path / "new.pem"]
+    done = runner.invoke(app, list(map(str, words)))
+    assert done.exit_code == 0, done.output
+    (tmp_path / "new.pem").rename(certificate)
+    assert not ours.identity.trust.has_revoked(identity(consortium, "b").certificate)
