@@ -169,7 +169,7 @@ def test_new_rows_call_for_a_run_and_too_few_are_refused(consortium):
         pd.concat([table, table.head(6) + 0.01]).to_parquet(path)
         wait_until(lambda: sites["a"].book.studies[digest].number == 2, 40)
         wait_until(lambda: [s.state for s in consortium.versions("a").states] == ["done", "failed"])
-        wait_until(lambda: "differ from those of run" in consortium.versions("a").states[1].reason)
+        wait_until(lambda: "would give them away" in consortium.versions("a").states[1].reason)
         assert consortium.versions("a").current == 1
 
 
