@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from browsers import STICKING_OUT, WIDTHS, is_bright, launched, new_tab
 from dekrr.deploy.events import Finished
 from dekrr.deploy.files import read_site
 from dekrr.deploy.page import Page, SiteView
+from dekrr.deploy.standing_page import StandingView
 from dekrr.deploy.status import NeighborStatus, Status
 from dekrr.errors import NetworkError
 from dekrr.networks.session.events import Exchanged, Gone, Refused
@@ -30,8 +32,16 @@ STUDIES = [
         "state": "approved",
         "waits for": [],
         "versions": [
-            {"number": 2, "time": 1.79e9, "validation error": 0.01234, "current": True},
-            {"number": 1, "time": 1.78e9, "validation error": 0.0145, "current": False},
+            {
+                "number": 3,
+                "time": 1.8e9,
+                "validation error": None,
+                "current": False,
+                "state": "failed",
+                "reason": "cut off",
+            },
+            {"number": 2, "time": 1.79e9, "validation error": 0.01234, "current": True, "state": "done", "reason": ""},
+            {"number": 1, "time": 1.78e9, "validation error": 0.0145, "current": False, "state": "done", "reason": ""},
         ],
     },
     {
@@ -151,6 +161,7 @@ def test_the_page_of_a_network(network_page, browser, width, scheme):
     assert "station-00" in tab.locator("#approval tbody").inner_text()
     assert tab.locator("#studies").get_by_text("current").is_visible()
     assert "0.0123" in tab.locator("#studies").inner_text()
+    assert "failed cut off" in tab.locator("#studies").inner_text()
     assert "air-2025" in tab.locator("#runs").inner_text()
     assert tab.get_by_text("<img src=x").first.is_visible()
     tab.close()
@@ -165,6 +176,69 @@ def test_the_page_of_a_node(node_page, browser, width):
     assert not tab.locator("#approval").is_visible()
     assert not tab.locator("#studies").is_visible()
     tab.close()
+
+
+def standing_status(n_runs):
+    """Return the status of a standing site, as `StandingSite.status`."""
+    digest = "0123456789abcdef" + "0" * 48
+    versions = [
+        {"number": 1, "state": "done", "reason": "", "time": 1.79e9},
+        {"number": 2, "state": "running", "reason": "", "time": 1.8e9},
+    ]
+    run = status_of("a", ["b", "c"], run="0123456789abcdef-2")
+    runs = [run, {**run, "run": "ffff-1", "round": 3, "residual": None}][:n_runs]
+    return {
+        "site": "a",
+        "time": time.time(),
+        "neighbors": {"b": "up", "c": "away"},
+        "certificate days left": 12.3,
+        "studies": [
+            {"study": "air-01234567", "digest": digest, "proposer": "b", "state": "approved", "here": "approve",
+             "sites": ["a", "b", "c"], "versions": versions, "current": 1},
+            {"study": "ozone-89abcdef", "digest": "8" * 64, "proposer": "c", "state": "waits for a, b", "here": "",
+             "sites": ["a", "b", "c"], "versions": [], "current": None},
+        ],
+        "runs": runs,
+        "audit lines": 7,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("n_runs", [0, 1, 2])
+def test_the_page_of_a_standing_site(tmp_path, browser, n_runs):
+    for number, line in ((1, '{"time":1,"event":"finished","run":"x","rounds":9,"held-out error":0.125}'), (2, CURVE)):
+        place = tmp_path / "air-01234567" / "versions" / str(number)
+        place.mkdir(parents=True)
+        (place / "run.jsonl").write_text(f"{line}\n")
+    view = StandingView(lambda: standing_status(n_runs), tmp_path)
+    logging.getLogger("dekrr.test").addHandler(view)
+    logging.getLogger("dekrr.test").warning("a refused something of c")
+    page = Page(0, "a", view.sites, view.studies)
+    try:
+        tab = look_at(browser, page.url, "desktop" if n_runs else "phone")
+        assert "1 of 2" in tab.locator("#facts").inner_text()
+        phase = {0: "standing", 1: "training", 2: "2 runs"}[n_runs]
+        assert phase in tab.locator("#facts").inner_text()
+        assert tab.locator("#under-way").is_visible() == (n_runs > 0)
+        assert tab.locator("#under-way tbody tr").count() == n_runs
+        assert tab.locator("#curve polyline").count() == min(n_runs, 1)
+        if n_runs:
+            assert "air-01234567, run 2" in tab.locator("#under-way").inner_text()
+            points = tab.locator("#curve polyline").first.get_attribute("points").split()
+            assert len(points) == 4
+        assert "a, b" in tab.locator("#approval").inner_text()
+        assert "0.125" in tab.locator("#studies").inner_text()
+        assert "in 12 days" in tab.locator("#sites").inner_text()
+        assert tab.get_by_text("a refused something of c").is_visible()
+        tab.close()
+    finally:
+        page.close()
+        logging.getLogger("dekrr.test").removeHandler(view)
+
+
+CURVE = "\n".join(
+    json.dumps({"time": k, "event": "exchange", "exchange": k, "round": k, "residual": residual}, separators=(",", ":"))
+    for k, residual in enumerate([None, 0.5, 0.25, 0.125])
+)
 
 
 def test_the_keyboard_opens_what_stays_open(network_page, browser):

@@ -28,7 +28,7 @@ from .tables import SiteFile
 
 HOST = "127.0.0.1"
 _LOCAL = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", flags=re.I)
-_MOST_EVENTS = 60
+MOST_EVENTS = 60
 _MOST_POINTS = 400
 _MOST_RUNS = 20
 _TAIL = 1 << 21  # bytes at the end of a record that are looked through for earlier runs
@@ -53,8 +53,8 @@ class SiteView:
         self._lock = threading.Lock()
         self._status: dict[str, Any] = {}
         self._curve: list[tuple[int, float]] = []
-        self._events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
-        self._runs = deque(_finished_runs(folder), maxlen=_MOST_RUNS)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._runs = deque(finished_runs(folder), maxlen=_MOST_RUNS)
         self._ending: dict[str, Any] = {}
 
     def __call__(self, event: Event) -> None:
@@ -106,8 +106,24 @@ class SiteView:
             self._curve[-1] = (round_, residual)
         else:
             self._curve.append((round_, residual))
-        if len(self._curve) > 2 * _MOST_POINTS:
-            del self._curve[1:-1:2]
+        self._curve = thinned(self._curve)
+
+
+def thinned(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return a curve of not too many points: every other is left out where there are.
+
+    Examples
+    --------
+    >>> len(thinned([(k, 1.0) for k in range(801)]))
+    401
+    """
+    return curve if len(curve) <= 2 * _MOST_POINTS else [*curve[:-1:2], curve[-1]]
+
+
+def shown_event(event: Event, when: float) -> dict[str, Any]:
+    """Return an event as the page shows it."""
+    about = msgspec.to_builtins(event)
+    return {"time": when, "event": about["event"], "text": _text(about)}
 
 
 def _text(event: Mapping[str, Any]) -> str:
@@ -127,7 +143,7 @@ def _run(event: Mapping[str, Any], when: float) -> dict[str, Any]:
     return {"time": when, **{name: event[name] for name in kept if name in event}}
 
 
-def _finished_runs(folder: Path) -> list[dict[str, Any]]:
+def finished_runs(folder: Path) -> list[dict[str, Any]]:
     """Return the runs that the site's record says have ended with a model."""
     from .record import RECORD
 
