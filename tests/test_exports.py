@@ -20,7 +20,7 @@ from dekrr.serving.onnx_graph import onnx_graph, write_onnx
 onnxruntime = pytest.importorskip("onnxruntime", reason="running a graph needs onnxruntime")
 
 
-def make_model(seed=0, n_columns=3, n_members=3, outputs=(), scaled=True, n_features=40):
+def make_model(seed=0, n_columns=3, n_members=3, outputs=(), scaled=True, n_features=40, clipped=False):
     rng = np.random.default_rng(seed)
     members = tuple(
         Member(
@@ -41,6 +41,8 @@ def make_model(seed=0, n_columns=3, n_members=3, outputs=(), scaled=True, n_feat
     )  # fmt: skip
     lower = rng.normal(scale=100, size=n_columns + int(np.prod(outputs)))
     scaling = Scaling(lower, lower + rng.uniform(0, 50, size=len(lower))) if scaled else UNSCALED
+    if clipped and scaled:
+        scaling = Scaling.clipping(scaling.lower, scaling.upper, n_columns, room=0.25)
     return SiteModel(header, members, scaling)
 
 
@@ -49,13 +51,20 @@ def run(path, rows):
     return session.run(["prediction"], {"rows": rows})[0]
 
 
-@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4), st.sampled_from([(), (1,), (3,)]), st.booleans())
-@settings(max_examples=15)
-def test_onnxruntime_predicts_what_the_model_predicts(seed, n_columns, n_members, outputs, scaled):
-    model = make_model(seed, n_columns, n_members, outputs, scaled)
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.sampled_from([(), (1,), (3,)]),
+    st.sampled_from(["", "scaled", "clipped"]),
+)
+@settings(max_examples=20)
+def test_onnxruntime_predicts_what_the_model_predicts(seed, n_columns, n_members, outputs, scaling):
+    model = make_model(seed, n_columns, n_members, outputs, bool(scaling), clipped=scaling == "clipped")
     rng = np.random.default_rng(seed)
     bounds = model.scaling.tensors or {"lower": np.zeros(9), "upper": np.ones(9)}
-    rows = rng.uniform(bounds["lower"][:n_columns], bounds["upper"][:n_columns], size=(50, n_columns))
+    lower, upper = bounds["lower"][:n_columns], bounds["upper"][:n_columns]
+    rows = lower + (upper - lower) * rng.uniform(-1, 2, size=(50, n_columns))
     found, wanted = run(onnx_graph(model).SerializeToString(), rows), model.predict(rows)
     assert found.shape == wanted.shape
     assert np.abs(found - wanted).max() <= 1e-6 * max(1.0, np.abs(wanted).max())

@@ -3,6 +3,7 @@
 import http.client
 import json
 import logging
+import re
 import socket
 import subprocess
 import sys
@@ -13,13 +14,19 @@ import numpy as np
 import pytest
 
 from browsers import STICKING_OUT, WIDTHS, is_bright, launched, new_tab
+from consortium import Consortium, wait_until
 from dekrr.deploy.events import Finished
 from dekrr.deploy.files import read_site
 from dekrr.deploy.page import Page, SiteView
+from dekrr.deploy.standing_file import read_standing
 from dekrr.deploy.standing_page import StandingView
 from dekrr.deploy.status import NeighborStatus, Status
+from dekrr.deploy.studies.book import Book
+from dekrr.deploy.studies.items import Proposal
+from dekrr.deploy.studies.study import digest_of
 from dekrr.errors import NetworkError
 from dekrr.networks.session.events import Exchanged, Gone, Refused
+from dekrr.serving.current import CurrentModel
 from dekrr.serving.guards import Limits, new_token
 from meshes import Mesh
 from test_serving import make_model, running
@@ -358,6 +365,58 @@ def test_what_a_view_collects(tmp_path):
     view.end(0, "")
     (run,) = view.state()["runs"]
     assert (run["run"], run["rounds"], run["held-out error"]) == ("test", 7, 0.25)
+
+
+def test_a_study_on_the_page_and_behind_the_service(tmp_path):
+    """Two standing sites: the page shows what waits for approval, then the version; the service follows `current`."""
+    two = Consortium(tmp_path, ["a", "b"])
+    path = two.home("a") / "site.toml"
+    path.write_text(f"{path.read_text()}\n[page]\nport = 0\n")
+    text = two.study().read_text()
+    Book(two.home("b"), identity(two, "b")).say(Proposal(text=text, time=time.time()))
+    digest = digest_of(text)
+    Book(two.home("b"), identity(two, "b")).decide(digest, "approve", "", "person")
+    process = two.process("a")
+    other = two.process("b")
+    try:
+        log = two.home("a") / "log"
+        wait_until(lambda: log.exists() and "the page of a: http" in log.read_text())
+        url = f"{re.search(r'the page of a: (.*)', log.read_text())[1]}state.json"
+        state = following(url, lambda state: state["studies"])
+        assert state["studies"][0]["waits for"] == ["a"]
+        Book(two.home("a"), identity(two, "a")).decide(digest, "approve", "", "person")
+        state = following(url, lambda state: [v for v in state["studies"][0]["versions"] if v["state"] == "done"])
+        assert state["studies"][0]["state"] == "approved"
+        assert [v["current"] for v in state["studies"][0]["versions"]] == [True]
+        assert state["sites"][0]["status"]["neighbors"]["b"]["state"] == "up"
+        served = CurrentModel(two.versions("a").folder, 10)
+        np.testing.assert_array_equal(served.version.model.coefficients, two.model("a").coefficients)
+        again = two.versions("a").folder / "versions" / "2"
+        again.mkdir()
+        make_model().save(again / "model.safetensors")
+        two.versions("a").use(2)
+        assert served.refresh()
+        assert served.version.path.parent.name == "2"
+    finally:
+        for one in (process, other):
+            one.terminate()
+        for one in (process, other):
+            one.wait(60)
+
+
+def identity(consortium, name):
+    return read_standing(consortium.home(name) / "site.toml").identity(consortium.home(name))
+
+
+def following(url, wanted, seconds=100):
+    """Return the first state for which something is found."""
+    until = time.monotonic() + seconds
+    while True:
+        state = httpx.get(url).json()
+        if wanted(state):
+            return state
+        assert time.monotonic() < until, state
+        time.sleep(0.2)
 
 
 def test_a_node_and_a_network_serve_their_pages(tmp_path):

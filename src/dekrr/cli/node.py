@@ -60,20 +60,31 @@ def node(
 
     with steady():
         if is_standing(site):
-            _stand(site, log_json=log_json)
+            _stand(site, page=page, log_json=log_json)
             return
         ports = metrics, page
         _take_part(site, insecure=insecure, fresh=fresh, force=force, ports=ports, log_json=log_json)
 
 
-def _stand(site: Path, *, log_json: bool) -> None:
+def _stand(site: Path, *, page: int | None, log_json: bool) -> None:
     """Be a standing site until a signal comes."""
     from ..deploy.record import log_to
-    from ..deploy.standing import StandingSite
+    from ..deploy.standing import STUDIES, StandingSite
     from ..deploy.standing_file import read_standing
 
-    standing = StandingSite(read_standing(site), site.parent)
+    config = read_standing(site)
+    standing = StandingSite(config, site.parent)
     log_to(as_json=log_json)
+    page = config.page.port if page is None and config.page is not None else page
+    if page is not None:
+        from ..deploy.page import Page
+        from ..deploy.record import logger
+        from ..deploy.standing_page import StandingView
+
+        view = StandingView(standing.status, site.parent / STUDIES)
+        logger.addHandler(view)
+        served = Page(page, config.site, view.sites, view.studies)
+        print(f"the page of {config.site}: {served.url}", file=sys.stderr, flush=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: standing.stop())
     standing.run()

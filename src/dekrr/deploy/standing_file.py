@@ -12,7 +12,7 @@ from .carrier import Ways
 from .checks import convert
 from .identity import Identity
 from .keys import check
-from .tables import NAME, KeysTable
+from .tables import NAME, KeysTable, PageTable
 
 BY_RELAY = "relay"
 Found = TypeVar("Found")
@@ -33,6 +33,7 @@ class StandingFile(msgspec.Struct, frozen=True, kw_only=True):
         host:port; empty for a site that accepts no connection.
     relay : str
         The relay's host:port.
+    page : PageTable or None
     """
 
     site: str
@@ -41,6 +42,7 @@ class StandingFile(msgspec.Struct, frozen=True, kw_only=True):
     keys: KeysTable
     listen: str = ""
     relay: str = ""
+    page: PageTable | None = None
 
     def identity(self, folder: Path) -> Identity:
         """Return the site's identity, after a check of its files."""

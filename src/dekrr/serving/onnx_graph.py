@@ -27,7 +27,8 @@ _TOLERANCE = 1e-9
 _ROWS_TO_CHECK = 64
 _PARTS = {"header", "members", "scaling"}
 _HEADER_WITHOUT_EFFECT = {"site", "method", "kernel", "sigma", "columns", "n_columns", "n_members", "scaled"}
-_HEADER_WITHOUT_EFFECT |= {"privacy", "format", "version"}
+_HEADER_WITHOUT_EFFECT |= {"privacy", "format", "version", "parts", "column_scales"}
+_BOUNDS = {"lower", "upper", "lowest", "highest"}
 _IN_WORDS = {"encoding": "columns of words, dates or missing values (encoding)"}
 
 
@@ -126,12 +127,16 @@ def _member(nodes: _Nodes, member: Member, rows: str) -> str:
 
 
 def _scaled(nodes: _Nodes, scaling: AnyScaling, rows: str, n_columns: int) -> str:
-    """Add the scaling of rows. It is linear in each column, so two rows tell what it does."""
-    if not scaling.tensors:
+    """Add the scaling of rows: columns are moved to their limits, where there are such, and then scaled."""
+    bounds = {name: np.asarray(values)[:n_columns] for name, values in scaling.tensors.items()}
+    if not bounds:
         return rows
-    lower = np.asarray(scaling.tensors["lower"])[:n_columns]
-    spans = 1 / (scaling.rows(np.ones((1, n_columns)) + lower) - scaling.rows(lower[None]))[0]
-    return nodes.add("Div", nodes.add("Sub", rows, nodes.constant(lower)), nodes.constant(spans))
+    if "lowest" in bounds:
+        above = nodes.add("Max", rows, nodes.constant(bounds["lowest"]))
+        rows = nodes.add("Min", above, nodes.constant(bounds["highest"]))
+    spans = bounds["upper"] - bounds["lower"]
+    centred = nodes.add("Sub", rows, nodes.constant(bounds["lower"]))
+    return nodes.add("Div", centred, nodes.constant(np.where(spans > 0, spans, 1.0)))
 
 
 def _undone(nodes: _Nodes, scaling: AnyScaling, prediction: str, outputs: Sequence[int]) -> str:
@@ -150,6 +155,7 @@ def _refuse_unknown_parts(model: SiteModel) -> None:
     given += [(field.name, getattr(header, field.name), field.default) for field in msgspec.structs.fields(header)]
     known = _PARTS | _HEADER_WITHOUT_EFFECT
     unknown = [name for name, value, default in given if name not in known and not _is_nothing(value, default)]
+    unknown += [f"a scaling by {name}" for name in model.scaling.tensors if name not in _BOUNDS]
     if unknown:
         named = ", ".join(_IN_WORDS.get(name, name) for name in unknown)
         raise ModelFileError(f"the model has {named}, which cannot be exported to ONNX; serve it instead")
@@ -168,7 +174,9 @@ def _compare(model: SiteModel, made: Any) -> None:
     columns = columns_of(model)
     lower = np.array([0.0 if column.lower is None else column.lower for column in columns])
     upper = np.array([1.0 if column.upper is None else column.upper for column in columns])
-    rows = np.random.default_rng(0).uniform(lower, np.maximum(lower, upper), size=(_ROWS_TO_CHECK, len(columns)))
+    places = np.random.default_rng(0).uniform(size=(_ROWS_TO_CHECK, len(columns)))
+    places[::2] = 5 * places[::2] - 2  # every other row may lie outside the bounds
+    rows = lower + (upper - lower) * places
     (found,) = ReferenceEvaluator(made).run(None, {ROWS: rows})
     wanted = model.predict(rows)
     if np.shape(found) != wanted.shape or not np.allclose(found, wanted, rtol=_TOLERANCE, atol=_TOLERANCE):
