@@ -439,7 +439,9 @@ def test_intervals_where_the_model_has_them(path, monkeypatch):
     def predict_interval(self, X, coverage):
         return self.predict(X)[:, None] + [-coverage, coverage]
 
-    monkeypatch.setattr(SiteModel, "predict_interval", predict_interval, raising=False)
+    monkeypatch.setattr(SiteModel, "predict_interval", predict_interval)
+    for module in ("openapi", "predicting"):
+        monkeypatch.setattr(f"dekrr.serving.{module}.has_intervals", lambda current: True)
     service = service_of(path)
     answer = post(service, NAMED, url="/predict?coverage=0.5").json()
     np.testing.assert_allclose(np.subtract(answer["upper"], answer["lower"]), 1.0)

@@ -16,10 +16,12 @@ from safetensors.numpy import save as bytes_of
 from safetensors.numpy import save_file
 
 from .disk import replacing
-from .errors import DataError, ModelFileError
+from .errors import DataError, ModelFileError, SettingsError
 from .features import FeatureMap
 from .frames import Columns, is_frame
+from .intervals import Calibration
 from .kernels import Kernel
+from .metrics import rse
 from .privacy.mechanism import Spent
 from .protocols.outcome import Outcome
 from .rows.batches import AnyColumns, inputs_of
@@ -162,9 +164,11 @@ def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
     return neighborhood(own, around, outcome.own_weight)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SiteModel:
     """A site's model. Its prediction is the weighted sum of its members' predictions, in the units of the response.
+
+    It is a fitted regressor to scikit-learn: permutation importance, partial dependence and scorers take it.
 
     Parameters
     ----------
@@ -172,11 +176,24 @@ class SiteModel:
     members : tuple of Member
         First the site's own model; then its neighbours' models, if it predicts with its neighbourhood.
     scaling : Scaling or Unscaled
+    calibration : Calibration, optional
+        What intervals are made of.
     """
 
     header: Header
     members: tuple[Member, ...]
     scaling: AnyScaling = UNSCALED
+    calibration: Calibration | None = None
+
+    def __repr__(self) -> str:
+        header = self.header
+        known = f", {len(self.members)} models" if len(self.members) > 1 else ""
+        outputs = f", {self.n_outputs} outputs" if self.n_outputs > 1 else ""
+        intervals = ", intervals" if self.calibration is not None else ""
+        columns = len(header.columns) if header.columns is not None else header.n_columns
+        features = self.feature_map.n_features
+        sizes = f"{columns} columns, {features} features{known}{outputs}{intervals}"
+        return f"<{header.method} of site {header.site!r}: {sizes}>"
 
     @property
     def feature_map(self) -> FeatureMap:
@@ -212,6 +229,75 @@ class SiteModel:
             return np.concatenate([no_rows, *(self.predict_encoded(inputs_of(batch, columns)) for batch in batches)])
         return self.predict_encoded(as_rows(X, self.header))
 
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> Array:
+        """Return intervals that cover the response of the site's own rows with a chance of `coverage`.
+
+        Nothing is promised for rows that are unlike the site's own.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns), or frame
+        coverage : float, default=0.9
+
+        Returns
+        -------
+        ndarray of shape (n_rows, 2) or (n_rows, 2, n_outputs)
+            The lower and the upper end.
+        """
+        return self.interval_encoded(as_rows(X, self.header), coverage)
+
+    def interval_encoded(self, rows: Array, coverage: float = 0.9) -> Array:
+        """Return `predict_interval` of rows whose columns are numbers already, shape (n_rows, header.n_columns)."""
+        if self.calibration is None:
+            raise SettingsError(
+                f"the model of site {self.header.site!r} has no intervals: it was fitted without them, or the site has "
+                "too few rows. Fit with intervals=True"
+            )
+        rows = self.scaling.rows(rows)
+        middle = self._joined.predict(rows)
+        radius = self.calibration.radius(self.feature_map(rows), coverage).reshape(middle.shape)
+        return np.stack([self.scaling.undo(middle - radius), self.scaling.undo(middle + radius)], axis=1)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the coefficient of determination R^2 of `predict(X)`, the mean over outputs.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns), frame or source
+        y : array-like of shape (n_rows,) or (n_rows, n_outputs)
+        sample_weight : array-like of shape (n_rows,), optional
+        """
+        return 1 - rse(y, self.predict(X), sample_weight)
+
+    def fit(self, X: Any, y: Any = None) -> "SiteModel":
+        """Raise `SettingsError`: a site's model comes of a training that all sites take part in."""
+        raise SettingsError("a site's model is not fitted alone: fit DeKRRRegressor, or LocalRegressor for one site")
+
+    @property
+    def n_features_in_(self) -> int:
+        """The number of columns that `predict` takes."""
+        return len(self.header.columns) if self.header.columns is not None else self.header.n_columns
+
+    @property
+    def feature_names_in_(self) -> np.ndarray:
+        """The names of the columns that `predict` takes, where they have names."""
+        if self.header.columns is None:
+            raise AttributeError("the columns have no names")
+        return np.array(self.header.columns, dtype=object)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import InputTags, RegressorTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="regressor",
+            target_tags=TargetTags(required=True, multi_output=True),
+            regressor_tags=RegressorTags(),
+            input_tags=InputTags(allow_nan=self.header.encoding is not None),
+        )
+
     def predict_encoded(self, rows: Array) -> Array:
         """Predict the response of rows whose columns are numbers already, shape (n_rows, header.n_columns)."""
         rows = self.scaling.rows(rows)
@@ -244,6 +330,8 @@ class SiteModel:
             tensors[f"amplitudes_{i}"] = member.feature_map.amplitudes
             tensors[f"coefficients_{i}"] = member.coefficients
         tensors |= self.scaling.tensors
+        if self.calibration is not None:
+            tensors |= self.calibration.tensors
         header = self.header
         if isinstance(self.scaling, Scaling) and self.scaling.limits is not None:
             header = msgspec.structs.replace(header, version=max(header.version, 2))
@@ -334,7 +422,14 @@ def _from_tensors(path: Any, header: Header, tensors: dict[str, Array]) -> SiteM
         raise ModelFileError(f"{path} lacks the tensor {error}") from None
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
         raise ModelFileError(f"{path} has NaN or infinite values")
-    return SiteModel(header, tuple(members), scaling)
+    calibration = None
+    if "interval_own" in tensors:
+        try:
+            own = members[0]
+            calibration = Calibration.of(tensors, own.feature_map.n_features, math.prod(own.coefficients.shape[1:]))
+        except (KeyError, ValueError) as error:
+            raise ModelFileError(f"{path}: what intervals are made of is damaged: {error}") from None
+    return SiteModel(header, tuple(members), scaling, calibration)
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,6 +450,11 @@ class KernelModel:
     rows: Array
     dual_coefficients: Array
     scaling: AnyScaling = UNSCALED
+    calibration: None = None
+
+    def interval_encoded(self, rows: Array, coverage: float = 0.9) -> Array:
+        """Raise `SettingsError`: there are no intervals."""
+        raise SettingsError("an exact kernel model has no intervals: fit DeKRRRegressor")
 
     def predict(self, X: Any) -> Array:
         """Predict the response of rows `X`, shape (n_rows,) or (n_rows, n_outputs)."""

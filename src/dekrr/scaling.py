@@ -1,7 +1,7 @@
 """Scaling of columns to [0, 1] and of responses to [-1, 1], by bounds that the sites agree on; or no scaling."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -110,7 +110,7 @@ class Scaling:
         lower, upper = self.lower.copy(), self.upper.copy()
         centres, half_spans = (lower[outputs] + upper[outputs]) / 2, self._spans[outputs] / 2 * factors
         lower[outputs], upper[outputs] = centres - half_spans, centres + half_spans
-        return Scaling(lower, upper)
+        return replace(self, lower=lower, upper=upper)
 
     @property
     def tensors(self) -> Mapping[str, Array]:

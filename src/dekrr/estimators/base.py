@@ -28,6 +28,7 @@ from ..rows.sources import is_mapping
 from ..settings import EstimatorSettings, FeatureSettings, GuardSettings
 from ..types import Array, Block
 from . import arrays, frames, parameters, streams
+from .intervals import intervals_of
 from .network import seed_of
 from .parameters import estimator, setting
 from .ranks import Here, only_here
@@ -261,6 +262,43 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 )
             return _mean_of(self._different_models(), X)
         labels, index = factorise(sites, len(X))
+        self._refuse_unknown(labels)
+        everyone, prediction = partial(_mean_of, self._different_models()), None
+        for label, own in zip(labels, places_of(index, len(labels)), strict=True):
+            known = label in self.models_
+            part = self.models_[label].predict_encoded(X[own]) if known else everyone(X[own])
+            prediction = np.empty((len(X), *part.shape[1:])) if prediction is None else prediction
+            prediction[own] = part
+        return np.empty(0) if prediction is None else prediction
+
+    def predict_interval(self, X: Any, sites: Any = None, coverage: float = 0.9) -> Array:
+        """Return intervals that cover the response of each row with a chance of `coverage`, by its own site's model.
+
+        The promise is about new rows that are drawn as the site's own rows were. For a row of no known site (`sites`
+        is None, or ``unknown_sites="mean"``) the interval reaches from the lowest lower end of all sites' intervals to
+        the highest upper end: it holds for rows like those of any one site.
+
+        Parameters
+        ----------
+        X : frame or array-like of shape (n_rows, n_columns)
+        sites : array-like of shape (n_rows,), or str, optional
+            The site of every row, or the name of the column that has it.
+        coverage : float, default=0.9
+
+        Returns
+        -------
+        ndarray of shape (n_rows, 2) or (n_rows, 2, n_outputs)
+            The lower and the upper end.
+        """
+        check_is_fitted(self)
+        if is_frame(X) and isinstance(sites, str):
+            X, _, sites, _ = frames.named(X, None, sites, names_of(self._reading))
+        X = self._checked(X)
+        if sites is not None:
+            self._refuse_unknown(factorise(sites, len(X))[0])
+        return intervals_of(self.models_, X, sites, coverage)
+
+    def _refuse_unknown(self, labels: Sequence[Hashable]) -> None:
         unknown = [label for label in labels if label not in self.models_]
         if unknown and self.unknown_sites == "error":
             raise DataError(
@@ -269,13 +307,6 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 'unknown_sites="mean" predicts their rows by the mean of all models, and models_[site].predict(X) '
                 "applies any site's model to any rows"
             )
-        everyone, prediction = partial(_mean_of, self._different_models()), None
-        for label, own in zip(labels, places_of(index, len(labels)), strict=True):
-            known = label in self.models_
-            part = self.models_[label].predict_encoded(X[own]) if known else everyone(X[own])
-            prediction = np.empty((len(X), *part.shape[1:])) if prediction is None else prediction
-            prediction[own] = part
-        return np.empty(0) if prediction is None else prediction
 
     def _different_models(self) -> list[SiteModel | KernelModel]:
         """Return the models, each once: some methods end with one model for all sites."""

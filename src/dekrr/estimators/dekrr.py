@@ -30,7 +30,7 @@ from .choosing import Choosing
 from .features import NetworkRegressor
 from .network import Run, are_weighted
 from .parameters import estimator, setting, settings_of
-from .procedures import train_dekrr, tuning_of
+from .procedures import train_dekrr, tuning_of, with_intervals
 from .ranks import RowsElsewhere
 from .updates import Standing, go_on
 
@@ -120,6 +120,7 @@ class DeKRRRegressor(NetworkRegressor):
     masks: bool = setting(DeKRRSettings, "masks")
     bounds: Any = setting(DeKRRSettings, "bounds")
     privacy: Any = setting(DeKRRSettings, "privacy")
+    intervals: Any = setting(EstimatorSettings, "intervals")
     store_rows: bool = setting(EstimatorSettings, "store_rows")
 
     def run_settings(self, **changes: Any) -> DeKRRSettings:
@@ -168,11 +169,24 @@ class DeKRRRegressor(NetworkRegressor):
             settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
         trainings = 1 if tuning is None else 1 + len(tuning.sigmas) * tuning.folds
         graph = self._graph(rows, seed)
-        run = self._train(rows, graph, seed, train_dekrr(settings, tuning), choosing, self.network, trainings)
+        training = train_dekrr(settings, tuning)
+        if self._finds_intervals(tuned=bool(tuned)):
+            training, trainings = with_intervals(training, settings, self.prediction), trainings + 1
+        run = self._train(rows, graph, seed, training, choosing, self.network, trainings)
         if self.privacy is not None:
             _tell_spent(rows, self.privacy.epsilon)
         self._keep_tuned(run, {name: grid[0] for name, grid in grids.items()})
         self._keep_run(run, choosing, seed, with_rows=self.store_rows)
+
+    def _finds_intervals(self, *, tuned: bool) -> bool:
+        """Return whether a fit trains a second time, for intervals."""
+        if self.intervals == "auto":
+            return tuned and self.privacy is None and not self.rows_per_feature
+        if self.intervals and self.privacy is not None:
+            raise SettingsError(
+                "intervals take a second training, which the privacy budget does not pay for: give intervals=False"
+            )
+        return bool(self.intervals)
 
     def _keep_tuned(self, run: Run, first: Mapping[str, float]) -> None:
         """Set the values that were used: those that all sites chose, or else the `first` of each grid."""

@@ -56,7 +56,7 @@ class FeatureRegressor(SiteRegressor):
             members = members_of(outcome, prediction)
             header = self._header(run.sites[label].name, kernel, sigma)
             header = msgspec.structs.replace(header, n_members=len(members), privacy=outcome.privacy)
-            models[label] = SiteModel(header, members, outcome.scaling)
+            models[label] = SiteModel(header, members, outcome.scaling, outcome.calibration)
         self.n_rounds_ = max(outcome.rounds for outcome in run.outcomes.values())
         objective = np.sum([outcome.objective_shares for outcome in run.outcomes.values()], axis=0)
         self.models_, objective = gathered(run.network, run.names, models, objective)

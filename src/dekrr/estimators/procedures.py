@@ -3,9 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import msgspec
+import numpy as np
+
+from ..model import members_of
 from ..networks.local import LocalNetwork
 from ..protocols import dekrr
 from ..protocols.baselines import allreduce, dkla
+from ..protocols.calibration import PARTS, calibrate
 from ..protocols.online import go_on
 from ..protocols.outcome import Outcome
 from ..protocols.preparation import preparation_of
@@ -16,6 +21,7 @@ from ..rows import Rows
 from ..scaling import AnyScaling
 from ..selection import Chooser
 from ..settings import AllReduceSettings, DeKRRSettings, DKLASettings, GuardSettings
+from ..types import Array
 
 Training = Callable[[Site, Chooser], Procedure[Outcome]]
 """What a site does, given how it chooses its features."""
@@ -24,6 +30,45 @@ Training = Callable[[Site, Chooser], Procedure[Outcome]]
 def train_dekrr(settings: DeKRRSettings, tuning: Tuning | None = None, *, keep_path: bool = False) -> Training:
     """Return the training of DeKRR; `keep_path` keeps the coefficients of every round in the outcome."""
     return partial(dekrr.train, settings=settings, tuning=tuning, keep_path=keep_path)
+
+
+def with_intervals(training: Training, settings: DeKRRSettings, prediction: str) -> Training:
+    """Return a training of DeKRR that also finds what intervals are made of.
+
+    Parameters
+    ----------
+    training : Training
+    settings : DeKRRSettings
+    prediction : {"own", "neighborhood"}
+        How sites predict.
+    """
+
+    def predict(outcome: Outcome, X: Array) -> Array:
+        return np.asarray(sum(member.weight * member.predict(X) for member in members_of(outcome, prediction)))
+
+    def both(site: Site, chooser: Chooser) -> Procedure[Outcome]:
+        outcome = yield from training(site, chooser)
+        fixed, found = settings, chooser
+        if outcome.tuned is not None:
+            tuned = outcome.tuned
+            fixed = msgspec.structs.replace(
+                fixed, alpha=tuned.alpha, consensus=tuned.consensus, own_weight=tuned.own_weight
+            )
+            found = chooser.replace(sigma=tuned.sigma)
+        # A fifth of the rows is what sums over all rows differ by from those over the others.
+        fixed = msgspec.structs.replace(fixed, rows_per_feature=fixed.rows_per_feature * (PARTS - 1))
+        outcome.calibration = yield from calibrate(
+            site,
+            outcome,
+            lambda other: train_dekrr(fixed)(other, found),
+            predict,
+            min_rows=settings.min_rows,
+            masked=settings.masks,
+            lone_neighbor=settings.lone_neighbor,
+        )
+        return outcome
+
+    return both
 
 
 def train_dkla(settings: DKLASettings, *, keep_path: bool = False) -> Training:

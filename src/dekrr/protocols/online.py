@@ -95,7 +95,9 @@ def go_on(
     ready = yield from _exchange_sums(start, own_map, offers, update, run)
     system = assemble(ready, run)
     coefficients = before.coefficients if before is not None else np.zeros_like(system.row.right_side)
-    return (yield from rounds(start, ready, system, run, coefficients))
+    outcome = yield from rounds(start, ready, system, run, coefficients)
+    outcome.calibration = before.calibration if before is not None else None
+    return outcome
 
 
 def _reasons(run: Run, before: Outcome | None) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ..features import FeatureMap
+from ..intervals import Calibration
 from ..privacy.admission import Admission
 from ..privacy.mechanism import Spent
 from ..scaling import AnyScaling
@@ -46,6 +47,8 @@ class Outcome:
         The privacy budget that the site spent.
     admission : Admission or None
         The rule by which rows were in sums, for later sums.
+    calibration : Calibration or None
+        What intervals are made of, where the run found it.
     """
 
     roster: Roster
@@ -65,3 +68,4 @@ class Outcome:
     ready: SetUp | None = None
     privacy: Spent | None = None
     admission: Admission | None = None
+    calibration: Calibration | None = None

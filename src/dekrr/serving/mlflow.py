@@ -30,7 +30,7 @@ class Loaded:
         coverage = (params or {}).get("coverage")
         if coverage is None:
             return self.model.predict(model_input)
-        interval: Array = self.model.predict_interval(model_input, coverage=coverage)  # type: ignore[attr-defined]
+        interval: Array = self.model.predict_interval(model_input, coverage=coverage)
         return interval
 
 

@@ -60,7 +60,7 @@ def outputs_of(current: Version) -> int:
 
 def has_intervals(current: Version) -> bool:
     """Return whether the model can give an interval around its prediction."""
-    return callable(getattr(current.model, "predict_interval", None))
+    return current.model.calibration is not None
 
 
 def openapi(current: Version, *, tokens: bool) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def _coverage(query: bytes) -> float:
 def _interval(version: Version, rows: Any, coverage: float) -> Any:
     if not has_intervals(version):
         raise Refusal(422, "this model has no intervals; ask without coverage")
-    return version.model.predict_interval(rows, coverage=coverage)  # type: ignore[attr-defined]
+    return version.model.predict_interval(rows, coverage=coverage)
 
 
 def problem(refusal: Refusal) -> tuple[bytes, dict[str, str]]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 
 from .. import rules
-from ..rules import FLAG, one_of, whole_number
+from ..rules import FLAG, Rule, one_of, whole_number
 from .table import Setting
 
 _COUNT = whole_number(1)
@@ -70,6 +70,15 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             agreed=False,
         ),
     ] = None
+    intervals: Annotated[
+        Any,
+        Setting(
+            'Train a second time without a fifth of the rows, for predict_interval. With "auto" this is done where '
+            "a setting is left to be tuned, too, and neither privacy nor rows_per_feature is set.",
+            Rule('True, False or "auto"', lambda value: isinstance(value, bool) or value == "auto"),
+            agreed=False,
+        ),
+    ] = "auto"
     network: Annotated[
         Any,
         Setting(

@@ -254,6 +254,13 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     wire: Annotated[Wire, Setting("How coefficients travel.")] = Wire()
     masks: Annotated[bool, _MASKS] = False
     lone_neighbor: Annotated[str, _LONE] = "warn"
+    intervals: Annotated[
+        bool,
+        Setting(
+            "Train a second time without a fifth of the rows, for predict_interval.",
+            FLAG,
+        ),
+    ] = False
     max_maps: Annotated[int, Setting("The most feature maps that a neighbour may ask sums for in a run.", _COUNT)] = 64
     max_features: Annotated[
         int, Setting("The most features that a neighbour may choose; 0 is no limit.", whole_number(0))

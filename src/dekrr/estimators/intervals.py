@@ -1,0 +1,47 @@
+"""Intervals of a fitted regressor's sites, and the prediction sets of a classifier's."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import SettingsError
+from ..labels import factorise, places_of
+from ..types import Array
+
+
+def intervals_of(models: Mapping[Hashable, Any], X: Array, sites: Any, coverage: float) -> Array:
+    """Return the interval of each row by its own site's model, shape (n_rows, 2) or (n_rows, 2, n_outputs).
+
+    Parameters
+    ----------
+    models : mapping of site to SiteModel
+    X : ndarray of shape (n_rows, n_columns)
+    sites : array-like of shape (n_rows,), or None
+        A row of None, or of a site without a model, gets the hull of all sites' intervals.
+    coverage : float
+    """
+    different = {id(model): model for model in models.values() if model.calibration is not None}
+    if not different:
+        raise SettingsError(
+            "there are no intervals in these models: fit DeKRRRegressor with intervals=True. By default they are found "
+            "where a setting is tuned; a run with a privacy budget has none"
+        )
+    if sites is None:
+        return _hull(list(different.values()), X, coverage)
+    labels, index = factorise(sites, len(X))
+    ends = None
+    for label, own in zip(labels, places_of(index, len(labels)), strict=True):
+        if label in models:
+            part = models[label].interval_encoded(X[own], coverage)
+        else:
+            part = _hull(list(different.values()), X[own], coverage)
+        ends = np.empty((len(X), *part.shape[1:])) if ends is None else ends
+        ends[own] = part
+    return np.empty((0, 2)) if ends is None else ends
+
+
+def _hull(models: Sequence[Any], X: Array, coverage: float) -> Array:
+    """Return from the lowest lower end to the highest upper end of several models' intervals."""
+    ends = np.array([model.interval_encoded(X, coverage) for model in models])
+    return np.stack([ends[:, :, 0].min(axis=0), ends[:, :, 1].max(axis=0)], axis=1)

@@ -1,0 +1,239 @@
+"""Intervals with a guarantee, and a site's model among scikit-learn's tools."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+from sklearn.base import is_regressor
+from sklearn.inspection import partial_dependence, permutation_importance
+from sklearn.metrics import get_scorer, r2_score
+
+import dekrr
+from dekrr import CentralizedKRR, DataError, DeKRRRegressor, DifferentialPrivacy, LocalRegressor, SettingsError
+from dekrr.intervals import ENOUGH, N_BINS, Calibration, Scale, histogram, scores_of
+
+COUNT = 6
+
+
+def rows_of(seed, n_rows=2400):
+    """Return rows whose noise grows with the first column; site 5 has a tenth of the rows of the others."""
+    rng = np.random.default_rng(seed)
+    X = rng.random((n_rows, 3))
+    sites = rng.choice(COUNT, n_rows, p=[0.196] * 5 + [0.02])
+    noise = 0.05 + 0.6 * X[:, 0] ** 2
+    return X, np.sin(4 * X[:, 1]) + X[:, 2] * sites / COUNT + noise * rng.normal(size=n_rows), sites, noise
+
+
+X, y, SITES, _ = rows_of(0)
+X_NEW, Y_NEW, SITES_NEW, _ = rows_of(1, 6000)
+FIXED = {"n_features": 30, "sigma": 1.0, "alpha": 1e-5, "consensus": 0.5, "random_state": 0}
+
+
+def regressor(**changes):
+    return DeKRRRegressor(**{**FIXED, "intervals": True, **changes})
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return regressor().fit(X, y, sites=SITES)
+
+
+def covered(ends, truth):
+    return (ends[:, 0] <= truth) & (truth <= ends[:, 1])
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9, 0.95])
+def test_intervals_cover_new_rows_at_every_site(fitted, coverage):
+    ends = fitted.predict_interval(X_NEW, sites=SITES_NEW, coverage=coverage)
+    assert ends.shape == (len(X_NEW), 2)
+    hit = covered(ends, Y_NEW)
+    assert hit.mean() == pytest.approx(coverage, abs=0.05)
+    for site in range(COUNT):
+        assert hit[site == SITES_NEW].mean() > coverage - 0.1
+    np.testing.assert_allclose(ends.mean(axis=1), fitted.predict(X_NEW, sites=SITES_NEW))
+
+
+def test_intervals_are_wide_where_errors_are_large(fitted):
+    ends = fitted.predict_interval(X_NEW, sites=SITES_NEW)
+    width = ends[:, 1] - ends[:, 0]
+    noisy, quiet = X_NEW[:, 0] > 0.8, X_NEW[:, 0] < 0.3
+    assert width[noisy].mean() > 2 * width[quiet].mean()
+    hit = covered(ends, Y_NEW)
+    assert hit[noisy].mean() > 0.8
+    equal = np.quantile(np.abs(fitted.predict(X_NEW, sites=SITES_NEW) - Y_NEW), 0.9)
+    assert width.mean() < 2 * equal
+
+
+def test_a_row_of_no_known_site_gets_the_hull(fitted):
+    ends = fitted.predict_interval(X_NEW)
+    each = np.array([model.predict_interval(X_NEW) for model in fitted.models_.values()])
+    np.testing.assert_array_equal(ends, np.column_stack([each[:, :, 0].min(axis=0), each[:, :, 1].max(axis=0)]))
+    assert covered(ends, Y_NEW).mean() > 0.9
+    with pytest.raises(DataError, match="unknown sites"):
+        fitted.predict_interval(X_NEW[:2], sites=[0, "elsewhere"])
+    open_to_all = regressor(unknown_sites="mean").fit(X, y, sites=SITES)
+    mixed = open_to_all.predict_interval(X_NEW[:2], sites=[0, 77])
+    np.testing.assert_allclose(mixed[1], ends[1])
+    np.testing.assert_allclose(mixed[0], open_to_all.models_[0].predict_interval(X_NEW[:1])[0])
+
+
+def test_the_guarantee_whatever_the_scale():
+    """Scores of held-out rows against fresh ones, with a scale that is made up: an independent check of the ranks."""
+    rng = np.random.default_rng(0)
+    hits = []
+    for _ in range(400):
+        scale = Scale(np.zeros(1), rng.normal(size=(2, 1)), np.zeros(2))
+        Z, fresh = rng.random((40, 2)), rng.random((20, 2))
+        scores, levels = scores_of(Z, rng.standard_cauchy((40, 1)), scale)
+        calibration = Calibration(scale, levels, histogram(scores), np.zeros((N_BINS, 1)))
+        hits.append(np.abs(rng.standard_cauchy((20, 1))) <= calibration.radius(fresh, 0.8))
+    assert 0.8 <= np.mean(hits) < 0.84  # P(covered) is in [0.8, 0.8 + 1/41], and bins of 2 %
+
+
+@given(st.lists(st.floats(1e-2, 50), min_size=12, max_size=60), st.floats(0.05, 0.9))
+@limits(max_examples=80, deadline=None)
+def test_quantiles_of_a_histogram_are_those_of_the_scores(scores, coverage):
+    scale = Scale(np.zeros(1), np.zeros((1, 1)), np.zeros(1))
+    counts = histogram(np.array(scores)[:, None])
+    found = Calibration(scale, np.ones(1), counts, np.zeros((N_BINS, 1))).quantiles(coverage)[0]
+    exact = np.sort(scores)[int(np.ceil((len(scores) + 1) * coverage - 1e-9)) - 1]
+    assert exact * (1 - 1e-12) <= found <= exact * 1.021
+
+
+def test_few_held_out_rows_borrow_from_all_sites():
+    scale = Scale(np.zeros(1), np.zeros((1, 1)), np.zeros(1))
+    own, pooled = histogram(np.full((10, 1), 1.0)), histogram(np.full((5000, 1), 5.0))
+    lonely = Calibration(scale, np.ones(1), own, np.zeros_like(pooled))
+    assert Calibration(scale, np.ones(1), own, pooled).quantiles(0.9)[0] == pytest.approx(5, rel=0.03)
+    assert lonely.quantiles(0.9)[0] == pytest.approx(1, rel=0.03)
+    with pytest.raises(DataError, match=r"10 held-out rows are too few for a coverage of 0\.95: that takes 19"):
+        lonely.quantiles(0.95)
+    many = Calibration(scale, np.ones(1), histogram(np.full((ENOUGH, 1), 1.0)), pooled)
+    assert many.quantiles(0.9)[0] == pytest.approx(1, rel=0.03)
+
+
+def test_the_scale_is_a_ridge_regression_of_logarithms():
+    rng = np.random.default_rng(0)
+    Z = rng.normal(size=(3000, 4))
+    truth = np.exp(0.3 * Z[:, 0])
+    scale = Scale.fit(Z, (truth * rng.normal(size=3000))[:, None])
+    ratio = scale(Z)[:, 0] / truth
+    assert np.std(np.log(ratio)) < 0.1
+    nothing = Scale.fit(Z[:50], rng.normal(size=(50, 1)))
+    assert np.std(np.log(nothing(Z))) < 0.5
+    weights = np.repeat([1.0, 0.0], 1500)
+    half = Scale.fit(Z, (truth * rng.normal(size=3000))[:, None], np.maximum(weights, 1e-12))
+    assert np.corrcoef(np.log(half(Z))[:, 0], Z[:, 0])[0, 1] > 0.9
+
+
+def test_several_outputs_have_intervals_each():
+    both = np.column_stack([y, 100 * np.cos(3 * X[:, 0])])
+    ends = regressor().fit(X, both, sites=SITES).predict_interval(X_NEW, sites=SITES_NEW)
+    assert ends.shape == (len(X_NEW), 2, 2)
+    assert covered(ends[:, :, 0], Y_NEW).mean() == pytest.approx(0.9, abs=0.04)
+    assert covered(ends[:, :, 1], 100 * np.cos(3 * X_NEW[:, 0])).mean() > 0.85
+
+
+def test_intervals_are_saved_with_the_model(fitted, tmp_path):
+    model = fitted.models_[2]
+    model.save(tmp_path / "model.safetensors")
+    loaded = dekrr.load(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(loaded.predict_interval(X_NEW, 0.8), model.predict_interval(X_NEW, 0.8))
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(fitted)).predict_interval(X_NEW), fitted.predict_interval(X_NEW)
+    )
+    stored = model.calibration.tensors
+    with pytest.raises(ValueError, match="interval_own has the shape"):
+        Calibration.of({**stored, "interval_own": np.zeros((3, 1))}, 30, 1)
+
+
+def test_when_a_fit_finds_intervals():
+    quick = {"n_features": 10, "sigma": 1.0, "folds": 2, "random_state": 0}
+    tuned = DeKRRRegressor(alpha=(1e-6, 1e-4), consensus=1.0, **quick).fit(X, y, sites=SITES)
+    assert covered(tuned.predict_interval(X_NEW, sites=SITES_NEW), Y_NEW).mean() == pytest.approx(0.9, abs=0.04)
+    given = DeKRRRegressor(alpha=1e-6, consensus=1.0, **quick).fit(X, y, sites=SITES)
+    with pytest.raises(SettingsError, match="fit DeKRRRegressor with intervals=True"):
+        given.predict_interval(X_NEW, sites=SITES_NEW)
+    with pytest.raises(SettingsError, match="has no intervals: it was fitted without them"):
+        given.models_[0].predict_interval(X_NEW)
+    with pytest.raises(SettingsError, match="which the privacy budget does not pay for"):
+        regressor(privacy=DifferentialPrivacy(1.0), features="plain", scale=None).fit(X, y, sites=SITES)
+    for baseline in (LocalRegressor(n_features=10), CentralizedKRR()):
+        with pytest.raises(SettingsError, match="intervals"):
+            baseline.fit(X[:200], y[:200], sites=SITES[:200]).predict_interval(X_NEW, sites=SITES_NEW)
+    with pytest.raises(SettingsError, match="a number between 0 and 1; got 90"):
+        tuned.predict_interval(X_NEW, sites=SITES_NEW, coverage=90)
+    with pytest.raises(SettingsError, match="'intervals' parameter"):
+        DeKRRRegressor(intervals="always").fit(X, y, sites=SITES)
+
+
+def test_a_site_with_too_few_rows_has_none():
+    few = np.concatenate([np.flatnonzero(SITES != 5)[:600], np.flatnonzero(SITES == 5)[:11]])
+    fit = regressor(min_rows=10).fit(X[few], y[few], sites=SITES[few])
+    with pytest.raises(SettingsError, match="model of site '5' has no intervals"):
+        fit.models_[5].predict_interval(X_NEW)
+    assert fit.models_[0].predict_interval(X_NEW).shape == (len(X_NEW), 2)
+    assert fit.models_[0].calibration.pooled.sum() == pytest.approx(
+        sum(fit.models_[site].calibration.own.sum() for site in range(5))
+    )
+
+
+def test_intervals_under_masks_and_after_updates():
+    plain, masked = (regressor(masks=masks).fit(X, y, sites=SITES) for masks in (False, True))
+    np.testing.assert_allclose(plain.predict_interval(X_NEW), masked.predict_interval(X_NEW), atol=1e-6)
+    before = plain.predict_interval(X_NEW, sites=SITES_NEW)
+    plain.partial_fit(X_NEW[:600], Y_NEW[:600], sites=SITES_NEW[:600])
+    after = plain.predict_interval(X_NEW, sites=SITES_NEW)
+    np.testing.assert_allclose(np.diff(after), np.diff(before))
+    assert covered(after, Y_NEW).mean() == pytest.approx(0.9, abs=0.04)
+
+
+# A site's model among scikit-learn's tools
+
+
+def test_a_model_is_a_regressor_to_scikit_learn(fitted, tmp_path):
+    model = fitted.models_[1]
+    own = SITES_NEW == 1
+    assert is_regressor(model)
+    assert model.score(X_NEW[own], Y_NEW[own]) == pytest.approx(r2_score(Y_NEW[own], model.predict(X_NEW[own])))
+    assert get_scorer("r2")(model, X_NEW[own], Y_NEW[own]) == pytest.approx(model.score(X_NEW[own], Y_NEW[own]))
+    found = permutation_importance(model, X_NEW[own], Y_NEW[own], n_repeats=2, random_state=0)
+    assert np.argmax(found.importances_mean) == 1
+    dependence = partial_dependence(model, X_NEW[own], [1], kind="average", grid_resolution=20)
+    grid = dependence["grid_values"][0]
+    assert np.corrcoef(dependence["average"][0], np.sin(4 * grid))[0, 1] > 0.9
+    assert repr(model) == "<DeKRRRegressor of site '1': 3 columns, 30 features, 5 models, intervals>"
+    assert model.n_features_in_ == 3
+    assert not hasattr(model, "feature_names_in_")
+    with pytest.raises(SettingsError, match="not fitted alone"):
+        model.fit(X, y)
+
+
+def test_a_loaded_model_of_a_raw_frame_is_one_too(tmp_path):
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(kind=np.where(X[:, 1] > 0.5, "high", "low"), site=SITES)
+    fitted = regressor().fit(frame, y, sites="site")
+    fitted.models_[1].save(tmp_path / "model.safetensors")
+    model = dekrr.load(tmp_path / "model.safetensors")
+    own = frame[frame.site == 1].drop(columns="site")
+    assert model.feature_names_in_.tolist() == ["a", "b", "c", "kind"]
+    assert permutation_importance(model, own, y[SITES == 1], n_repeats=2, random_state=0).importances_mean.shape == (4,)
+    ends = fitted.predict_interval(frame, sites="site")
+    np.testing.assert_allclose(ends[SITES == 1], model.predict_interval(own))
+
+
+def test_a_model_file_is_read_without_scikit_learn(fitted, tmp_path):
+    fitted.models_[0].save(tmp_path / "model.safetensors")
+    code = (
+        "import sys, numpy, dekrr.model; m = dekrr.model.load(sys.argv[1]); m.predict_interval(numpy.zeros((1, 3))); "
+        "assert 'sklearn' not in sys.modules; print(m)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "model.safetensors"], capture_output=True, text=True, check=True
+    )
+    assert "intervals>" in run.stdout
