@@ -151,7 +151,7 @@ def _check_data(data: DataTable, mistakes: list[str]) -> None:
 
 
 # Of the choices that the estimators have, a deployment has only these.
-_DEPLOYED = {"exchange": ("sums",), "allocation": ("equal", "sqrt")}
+DEPLOYED = {"exchange": ("sums",), "allocation": ("equal", "sqrt")}
 
 
 def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:
@@ -167,7 +167,7 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
         settings = _check_grids(settings, mistakes)
     convert(part_of(settings, FeatureSettings), FeatureSettings, "settings.", mistakes)
     convert(part_of(settings, own), own, "settings.", mistakes)
-    for key, choices in _DEPLOYED.items():
+    for key, choices in DEPLOYED.items():
         if key in settings and settings[key] not in choices:
             mistakes.append(f"settings.{key} is {settings[key]!r}; between organisations it is {' or '.join(choices)}")
 

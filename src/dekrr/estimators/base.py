@@ -96,6 +96,10 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.n_rows_ = {label: own_rows.n_rows for label, own_rows in rows.items()}
         if hasattr(self, "columns_") and hasattr(self, "traffic_"):
             self.traffic_: Traffic = self._traffic_of_columns.plus(self.traffic_)
+        scales = getattr(self, "column_scales_", None)
+        if hasattr(self, "columns_") and scales is not None and len(scales) == self.columns_.n_out:
+            of_columns = self.columns_.per_column(scales)
+            self.column_scales_: Array = of_columns / (of_columns.max() or 1.0)
 
     @abstractmethod
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:

@@ -27,8 +27,9 @@ from ..types import Array
 from . import parameters
 from .base import unchanged_by_failure
 from .choosing import Choosing
+from .deployment import Verdict, deployed, judge
 from .features import NetworkRegressor
-from .network import Run, are_weighted
+from .network import Run, are_weighted, sites_of
 from .parameters import estimator, setting, settings_of
 from .procedures import train_dekrr, tuning_of, with_intervals
 from .ranks import RowsElsewhere
@@ -73,6 +74,8 @@ class DeKRRRegressor(NetworkRegressor):
         "round" and "objective", before the first round and after each.
     traffic_ : Traffic
         Bytes and messages over every directed edge.
+    deployment_ : dict of site to Verdict
+        With ``deployment=True``: each site's rows, and how many of them would be withheld.
     rows_ : dict of site to Rows
         The training rows, or where to read them, with ``store_rows=True`` only.
     n_features_in_ : int
@@ -122,6 +125,7 @@ class DeKRRRegressor(NetworkRegressor):
     privacy: Any = setting(DeKRRSettings, "privacy")
     intervals: Any = setting(EstimatorSettings, "intervals")
     store_rows: bool = setting(EstimatorSettings, "store_rows")
+    deployment: bool = setting(EstimatorSettings, "deployment")
 
     def run_settings(self, **changes: Any) -> DeKRRSettings:
         """Return the settings of a run; those that are tuned are the first of their grids.
@@ -141,6 +145,8 @@ class DeKRRRegressor(NetworkRegressor):
             max_leverage=leverage.default if self.rows_per_feature else leverage.in_process,
             bounds=_as_bounds(self.bounds),
         )
+        if self.deployment:
+            settings = deployed(settings, self.n_features)
         return msgspec.structs.replace(settings, **changes)
 
     def _choosing(self) -> Choosing:
@@ -169,6 +175,10 @@ class DeKRRRegressor(NetworkRegressor):
             settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
         trainings = 1 if tuning is None else 1 + len(tuning.sigmas) * tuning.folds
         graph = self._graph(rows, seed)
+        if self.deployment:
+            folds = self.folds if tuning is not None else 0
+            sites = sites_of(rows, graph, seed=seed)
+            self.deployment_: dict[Hashable, Verdict] = judge(sites, choosing.choosers(list(rows)), settings, folds)
         training = train_dekrr(settings, tuning)
         if self._finds_intervals(tuned=bool(tuned)):
             training, trainings = with_intervals(training, settings, self.prediction), trainings + 1

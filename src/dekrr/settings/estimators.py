@@ -54,6 +54,15 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             agreed=False,
         ),
     ] = False
+    deployment: Annotated[
+        bool,
+        Setting(
+            "Fit under a deployment's guards and its defaults, where a setting has the estimators', and tell which "
+            "sites a deployment would refuse, and why.",
+            FLAG,
+            agreed=False,
+        ),
+    ] = False
     verbose: Annotated[
         int,
         Setting(
