@@ -22,11 +22,19 @@ def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
     >>> labels, index.tolist()
     (['east', 'north'], [1, 0, 1])
     """
+    if isinstance(sites, str):
+        raise DataError(
+            f"sites={sites!r} is one word: give the site of every row, or rows in a frame or a file that has the sites "
+            "in a column of this name"
+        )
     values = sites.to_numpy() if hasattr(sites, "to_numpy") else sites
     if len(values) != n_rows:
         raise DataError(f"{len(values)} site labels for {n_rows} rows; give one label per row")
     if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise DataError(f"site labels must be a vector, got an array of shape {values.shape}")
+        raise DataError(
+            f"site labels must be a vector, got an array of shape {values.shape}; give one column, such as "
+            'sites=table["station"]'
+        )
     if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
         # Python's own dates and times have microseconds at best
         original, values = values, values.astype(f"{values.dtype.kind}8[us]")

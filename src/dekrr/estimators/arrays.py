@@ -1,6 +1,7 @@
 """Rows in arrays: what cannot be used, told by row and column, and each site's part."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,33 @@ def refuse_bad_rows(
     )
 
 
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+@contextmanager
+def telling_of_words(X: Any) -> Iterator[None]:
+    """Say where the first word of an array is, where words cannot be made numbers."""
+    try:
+        yield
+    except ValueError as error:
+        values = np.asarray(X)
+        if "could not convert string to float" not in str(error) or values.ndim != 2:
+            raise
+        places = ((row, column) for row, own in enumerate(values.tolist()) for column, _ in enumerate(own))
+        row, column = next(
+            place for place in places if isinstance(values[place], str) and not _is_number(values[place])
+        )
+        raise DataError(
+            f"row {row}, column {column} of the array is {values[row, column]!r}, not a number: give the rows as a "
+            "frame of pandas or Polars, whose words become categories, or encode the column"
+        ) from None
+
+
 def refuse_missing_responses(y: Any) -> None:
     """Refuse responses that are None, NaN or infinite, and say where the first one is."""
     values = np.asarray(y)
@@ -115,6 +143,13 @@ def refuse_missing_responses(y: Any) -> None:
         missing = [row for row, value in enumerate(values) if value is None]
         if missing:
             raise DataError(f"Input y contains NaN or infinity: row {missing[0]} is None; drop such rows")
+    if values.dtype.kind in "OUST" and values.ndim == 1:
+        words = [row for row, value in enumerate(values) if isinstance(value, str) and not _is_number(value)]
+        if words:
+            raise DataError(
+                f"the response of row {words[0]} is {values[words[0]]!r}: a regressor predicts numbers; "
+                "DeKRRClassifier predicts classes"
+            )
     if values.dtype.kind != "f" or values.ndim not in (1, 2) or np.isfinite(values).all():
         return
     row, *column = np.argwhere(~np.isfinite(values))[0]

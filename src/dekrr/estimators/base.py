@@ -93,6 +93,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _fit_rows(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
         self.sites_: list[Hashable] = list(rows)
         self._fit(rows, seed)
+        self.models_: Any = Models(vars(self)["models_"])
         self.n_rows_ = {label: own_rows.n_rows for label, own_rows in rows.items()}
         if hasattr(self, "columns_") and hasattr(self, "traffic_"):
             self.traffic_: Traffic = self._traffic_of_columns.plus(self.traffic_)
@@ -127,6 +128,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if first and hasattr(self, "columns_"):
             del self.columns_
         if is_frame(X):
+            frames.refuse_empty(X, y)
             given, (X, y, sites, sample_weight) = X, frames.named(X, y, sites, columns, sample_weight)
             if X is not given:  # columns have been picked by their names, which may be numbers
                 X = frames.with_words_as_names(X)
@@ -146,9 +148,10 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise SettingsError("columns are names, of a frame or of a source of rows; pick an array's columns before")
         if y is not None:
             arrays.refuse_missing_responses(y)
-        X, y = validate_data(
-            self, X, y, dtype=np.float64, reset=first, ensure_all_finite=False, y_numeric=True, multi_output=True
-        )
+        with arrays.telling_of_words(X):
+            X, y = validate_data(
+                self, X, y, dtype=np.float64, reset=first, ensure_all_finite=False, y_numeric=True, multi_output=True
+            )
         block = Block(X, y.astype(np.float64), arrays.weights_of(sample_weight, len(y)))
         if sites is None and np.isfinite(X).all():
             block = arrays.merged(counted(block))
@@ -253,7 +256,8 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         if hasattr(self, "columns_"):
             return self.columns_.encode(X, "the rows")
-        X = validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite=False)
+        with arrays.telling_of_words(X):
+            X = validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite=False)
         arrays.refuse_bad_rows(X, self._columns)
         return np.asarray(X)
 
@@ -392,6 +396,13 @@ def _set_columns(regressor: Any, columns: streams.Columns) -> None:
         del regressor.feature_names_in_
     if not isinstance(columns, int):
         regressor.feature_names_in_ = np.array(columns, dtype=object)
+
+
+class Models(dict[Hashable, Any]):
+    """The models of all sites, which says which sites there are where one is asked for that is none."""
+
+    def __missing__(self, site: Hashable) -> Any:
+        raise KeyError(f"{site!r} is not a site; the sites are {listed(list(self))}")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import numpy as np
 from .. import topology as topologies
 from ..errors import DataError, SettingsError
 from ..frames import Columns, Facts, RawTable, is_plain, read_raw
+from ..frames.raw import is_missing
 from ..frames.tables import array_of, column_names, require_columns, select
 from ..labels import factorise, places_of
 from ..networks.base import Connect
@@ -16,6 +17,7 @@ from ..protocols.columns import agree_on_columns
 from ..rows.batches import labels_of
 from ..rows.sources import Source
 from .network import Graph, run, sites_of
+from .streams import is_names
 from .updates import ForgottenRows
 
 
@@ -61,7 +63,9 @@ def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None, weight: Any
     if outputs:
         y = array_of(X, y) if isinstance(y, str) else np.column_stack([array_of(X, name) for name in y])
     if isinstance(sites, str):
-        sites = array_of(X, sites)
+        sites = _labels(X, sites)
+    elif isinstance(sites, list) and len(sites) == 1 and len(X) > 1 and sites[0] in column_names(X):
+        raise DataError(f"sites={sites!r} is a list; for the column of this name give sites={sites[0]!r}")
     if isinstance(weight, str):
         weight = array_of(X, weight)
     if columns is None:
@@ -73,15 +77,29 @@ def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None, weight: Any
     return Named(X if unchanged else select(X, columns), y, sites, weight)
 
 
+def _labels(X: Any, name: str) -> np.ndarray:
+    """Return the column of sites; refuse rows without one."""
+    labels = array_of(X, name)
+    for row, label in enumerate(labels.tolist()):
+        if is_missing(label):
+            raise DataError(f"column {name!r}: row {row} has no site label; drop such rows, or fill it in")
+    return labels
+
+
 def with_words_as_names(X: Any) -> Any:
     """Return a frame with the names of its columns as words: those of a frame of pandas may be numbers."""
     names = column_names(X)
     return X if list(getattr(X, "columns", names)) == names or not hasattr(X, "set_axis") else X.set_axis(names, axis=1)
 
 
-def is_names(value: Any) -> bool:
-    """Return whether a value is a list of names of columns."""
-    return isinstance(value, list) and bool(value) and all(isinstance(name, str) for name in value)
+def refuse_empty(X: Any, y: Any) -> None:
+    """Refuse a frame without rows, or that comes without a response."""
+    if not len(X):
+        raise DataError("the frame has no rows (0 samples)")
+    if y is None:
+        raise DataError(
+            "fit requires y to be passed, but the target y is None: give an array, or the name of the column to predict"
+        )
 
 
 def needs_encoding(X: Any) -> bool:

@@ -69,6 +69,13 @@ def open_sources(X: Any, y: Any, sites: Any) -> dict[Hashable, Source]:
         raise DataError(f"for sources, y is the name of the response's column; got {type(y).__name__}")
     if is_mapping(X) and sites is not None:
         raise DataError("a mapping of site to source says whose the rows are: leave sites out")
+    if isinstance(X, list | tuple) and any(column_names(part) is not None for part in X):
+        raise DataError(
+            f"a {type(X).__name__} of {len(X)} tables does not say whose each is: give a mapping, as in "
+            "fit({'north': table, 'south': other}, y='power')"
+        )
+    if isinstance(X, np.ndarray):
+        raise DataError(f"y={y!r} is the name of a column, but the rows are an array: give y as an array, or a frame")
     if is_mapping(X) == isinstance(sites, str):
         raise DataError(
             "give either a mapping of site to source, or one source with sites the name of the column that has the site"

@@ -6,6 +6,7 @@ A source is one of
 - a pyarrow dataset;
 - a Polars lazy frame;
 - a table in memory: a pandas or Polars frame, a pyarrow table, a mapping of names to columns;
+- a pair of arrays X, y;
 - a callable that returns an iterator of batches, or an iterable that is not an iterator. A batch is a table, or a pair
   of arrays X, y.
 
@@ -232,6 +233,8 @@ def open_source(given: Any, *, once: bool = False) -> Source:
         return _Dataset(given)
     if column_names(given) is not None:
         return _Batches("the table", _Again([given]))
+    if isinstance(given, tuple) and len(given) == 2 and is_pair(given) and np.ndim(given[1]) == 1:
+        return _Batches("the pair of arrays", _Again([_plain_pair(given)]))
     if callable(given):
         return _Batches("the function of batches", given)
     if isinstance(given, Iterable):
@@ -245,6 +248,16 @@ def open_source(given: Any, *, once: bool = False) -> Source:
         f"rows cannot be read from an object of type {type(given).__name__}: give a path, a pyarrow dataset, a Polars "
         "lazy frame, a function that returns an iterator of batches, or a table"
     )
+
+
+def _plain_pair(given: Any) -> Any:
+    """Return a pair of arrays; refuse one with a frame, whose names would be lost."""
+    if column_names(given[0]) is not None:
+        raise DataError(
+            "a site's rows are a pair of a table and a response: put the response into the table, and give its name, "
+            "as in fit({'north': table}, y='power')"
+        )
+    return given
 
 
 def is_mapping(given: Any) -> bool:

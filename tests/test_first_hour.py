@@ -1,0 +1,188 @@
+"""The mistakes of a new user's first hour, and what each of them is told: what is wrong, where, and what to do.
+
+Those of raw columns are in test_frames.py, those of the command line in test_cli.py, and those of cross-validation in
+test_model_selection.py.
+"""
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+from sklearn.exceptions import NotFittedError
+
+from dekrr import DataError, DeKRRRegressor, load
+from dekrr.errors import SettingsError
+
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame(RNG.random((90, 2)), columns=["sun", "wind"])
+FRAME["sky"] = RNG.choice(["clear", "cloudy"], 90)
+FRAME["station"] = np.repeat(["north", "south", "west"], 30)
+FRAME["power"] = np.sin(3 * FRAME["sun"]) + FRAME["wind"]
+X, y, SITES = FRAME[["sun", "wind"]].to_numpy(), FRAME["power"].to_numpy(), FRAME["station"].to_numpy()
+NORTH, SOUTH = FRAME[FRAME["station"] == "north"], FRAME[FRAME["station"] == "south"]
+
+
+def regressor(**changes):
+    settings = {"n_features": 6, "sigma": 0.5, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
+    return DeKRRRegressor(**settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((FRAME, "powr", "station"), "the frame has no column 'powr'; it has 'sun', 'wind', 'sky', 'station', 'power'"),
+        ((FRAME, "power", "site"), "the frame has no column 'site'; it has"),
+        ((FRAME, "power", "power"), "'power' cannot be both the response and the site"),
+        (
+            (FRAME, "power", ["station"]),
+            r"sites=\['station'\] is a list; for the column of this name give sites='station'",
+        ),
+        ((FRAME, None, "station"), "y is None: give an array, or the name of the column to predict"),
+        ((FRAME, "sky", "station"), "the response of row 0 is '[a-z]+': a regressor predicts numbers; DeKRRClassifier"),
+        ((FRAME[:0], "power", "station"), "the frame has no rows"),
+        ((FRAME[["sun"]], y, SITES[:-1]), "89 site labels for 90 rows; give one label per row"),
+        (
+            (FRAME[["sun"]], y, FRAME[["station"]]),
+            r"must be a vector, got an array of shape \(90, 1\); give one column",
+        ),
+        (([NORTH, SOUTH], "power"), "a list of 2 tables does not say whose each is: give a mapping, as in fit"),
+        (({"north": (NORTH[["sun"]], NORTH["power"])},), "put the response into the table, and give its name"),
+        (({"north": NORTH, "south": SOUTH},), "say which is the response, as in fit"),
+        (({"north": NORTH, "south": SOUTH}, y), "for sources, y is the name of the response's column; got ndarray"),
+        (({"north": NORTH, "south": SOUTH}, "power", SITES), "a mapping of site to source says whose the rows are"),
+        (({},), "there are no sites"),
+        ((X, "power", SITES), "y='power' is the name of a column, but the rows are an array: give y as an array"),
+        ((X, y, "station"), "sites='station' is one word: give the site of every row, or rows in a frame"),
+        ((X, np.where(np.arange(90) == 4, np.nan, y), SITES), r"Input y contains NaN or infinity: row 4 is nan"),
+        ((np.where(X[3, 1] == X, np.nan, X), y, SITES), "row 3 of site 'north', column 1 is nan .1 such values in all"),
+        (
+            (FRAME[["sun", "sky"]].to_numpy(), y, SITES),
+            "column 1 of the array is '[a-z]+', not a number: give the rows as",
+        ),
+        (
+            (X[:65], y[:65], SITES[:65]),
+            "site 'west' has 5 rows, fewer than min_rows=10: .*join it to another site, or lower",
+        ),
+        (("nowhere.csv", "power", "station"), "nowhere.csv does not exist"),
+    ],
+)
+def test_mistakes_in_fit(arguments, reason):
+    with pytest.raises(DataError if "both" not in reason else SettingsError, match=reason):
+        regressor().fit(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sigma": "big"}, "sigma is 'big'; it must be a positive number, several of them, or \"auto\""),
+        ({"n_features": 0}, "n_features is 0; it must be an integer of at least 1"),
+        ({"features": "best"}, "features is 'best'; it must be one of 'plain', 'energy'"),
+        ({"topology": "mesh"}, "topology is 'mesh'; it must be one of 'ring', 'complete'"),
+        ({"unknown_sites": "skip"}, "unknown_sites is 'skip'; it must be one of 'error', 'mean'"),
+        (
+            {"sigma": -1, "alpha": 0},
+            "the 'alpha' parameter and the 'sigma' parameter|'alpha' parameter .* 'sigma' param",
+        ),
+        ({"verbose": -1}, "verbose is -1; it must be an integer of at least 0"),
+    ],
+)
+def test_mistakes_in_settings(changes, reason):
+    with pytest.raises(SettingsError, match=reason):
+        regressor(**changes).fit(X, y, sites=SITES)
+
+
+def test_mistakes_that_scikit_learn_words():
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        regressor().predict(X)
+    with pytest.raises(ValueError, match="Expected 2D array"):
+        regressor().fit(y, y, sites=SITES)
+    with pytest.raises(TypeError, match="Sparse data"):
+        regressor().fit(scipy.sparse.csr_matrix(X), y, sites=SITES)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'site'"):
+        regressor().fit(FRAME, "power", site="station")
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return regressor().fit(FRAME, "power", sites="station")
+
+
+def test_mistakes_in_predictions(fitted):
+    with pytest.raises(DataError, match=r"lacks columns \['sky'\]; the model was trained on \['sun', 'wind', 'sky'\]"):
+        fitted.predict(FRAME[["sun", "wind"]], sites=SITES)
+    with pytest.raises(DataError, match="has no column 'site'; it has sun, wind"):
+        fitted.predict(FRAME, sites="site")
+    with pytest.raises(DataError, match="sites='north' is one word"):
+        regressor().fit(X, y, sites=SITES).predict(X, sites="north")
+    with pytest.raises(DataError, match=r"unknown sites \['nort'\]: .*the sites are 'north', 'south', 'west'"):
+        fitted.predict(FRAME.assign(station="nort"), sites="station")
+    with pytest.raises(KeyError, match="'nort' is not a site; the sites are 'north', 'south', 'west'"):
+        fitted.models_["nort"]
+    with pytest.raises(SettingsError, match="unknown metric 'both'"):
+        fitted.rse(FRAME, "power", sites="station", metric="both")
+    with pytest.raises(
+        DataError, match=r"column 'sun' has words .row 0 is 'much'., but the model was trained on numbers"
+    ):
+        fitted.models_["north"].predict(FRAME.assign(sun="much"))
+    with pytest.raises(ValueError, match="X has 1 features, but DeKRRRegressor is expecting 2"):
+        regressor().fit(X, y, sites=SITES).predict(X[:, :1], sites=SITES)
+    with pytest.raises(DataError, match=r"column 1 of the array is '[a-z]+', not a number"):
+        regressor().fit(X, y, sites=SITES).predict(FRAME[["sun", "sky"]].to_numpy(), sites=SITES)
+
+
+def test_mistakes_with_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.safetensors"):
+        load(tmp_path / "nowhere.safetensors")
+    (tmp_path / "table.xlsx").write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"table.xlsx is not a kind of file that is read.*Save it as .csv"):
+        regressor().fit(tmp_path / "table.xlsx", "power", sites="station")
+    FRAME.to_csv(tmp_path / "table.csv", index=False)
+    with pytest.raises(DataError, match=r"table.csv has no column 'powr'; it has"):
+        regressor().fit(tmp_path / "table.csv", "powr", sites="station")
+
+
+def test_missing_sites_are_told_by_column_and_row():
+    with pytest.raises(DataError, match="column 'station': row 2 has no site label; drop such rows, or fill it in"):
+        regressor().fit(FRAME.assign(station=FRAME["station"].where(FRAME.index != 2)), "power", sites="station")
+
+
+def test_a_mapping_of_site_to_arrays_is_understood():
+    pairs = {label: (X[label == SITES], y[label == SITES]) for label in np.unique(SITES)}
+    again, usual = regressor().fit(pairs), regressor().fit(X, y, sites=SITES)
+    np.testing.assert_allclose(again.models_["south"].predict(X), usual.models_["south"].predict(X), atol=1e-9)
+
+
+# A prototype is what deploys
+
+
+def test_a_deployment_names_every_site_that_it_would_refuse():
+    with pytest.raises(
+        DataError,
+        match=r"would refuse 3 of 3 sites: site 'north' has 30 rows where sums of its 20 features and a neighbour's 20 "
+        r"need 60 .rows_per_feature=1.5.; site 'south' .*Join such a site to another, or take a smaller n_features",
+    ):
+        regressor(n_features=20, deployment=True).fit(X, y, sites=SITES)
+    small = np.where(np.arange(90) < 5, "tiny", SITES)
+    with pytest.raises(DataError, match="would refuse 1 of 4 sites: site 'tiny' has 5 rows, fewer than min_rows=10"):
+        regressor(deployment=True).fit(X, y, sites=small)
+    with pytest.raises(DataError, match="24 of them in a fold of tuning"):
+        regressor(deployment=True, n_features=9, alpha=[1e-4, 1e-3]).fit(X, y, sites=SITES)
+    with pytest.raises(SettingsError, match="exchange is 'features'; between organisations it is 'sums'"):
+        regressor(deployment=True, exchange="features").fit(X, y, sites=SITES)
+
+
+def test_a_deployment_has_its_own_defaults():
+    rows = np.random.default_rng(1).random((600, 2))
+    table = rows, rows.sum(axis=1)
+    labels = np.repeat(["north", "south", "west"], 200)
+    fitted = regressor(deployment=True).fit(*table, sites=labels)
+    settings, usual = fitted.run_settings(), regressor().run_settings()
+    assert settings.rows_per_feature > 0 == usual.rows_per_feature
+    assert settings.max_leverage < 1 == usual.max_leverage
+    assert settings.verify_features
+    assert settings.max_features == 6
+    assert {verdict.n_rows for verdict in fitted.deployment_.values()} == {200}
+    given = regressor(deployment=True, rows_per_feature=2.0).run_settings()
+    assert given.rows_per_feature == 2.0
+    with pytest.warns(UserWarning, match=r"in a network, sites need other names than 'a b'"):
+        regressor(deployment=True).fit(*table, sites=np.where(labels == "north", "a b", labels))
