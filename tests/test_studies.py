@@ -35,6 +35,7 @@ from dekrr.privacy.admission import kept
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import CHOOSERS
+from soak_studies import Play
 
 
 @pytest.fixture(scope="module")
@@ -536,3 +537,10 @@ def test_a_certificate_is_revoked_and_renewed_by_commands(consortium, tmp_path):
     assert done.exit_code == 0, done.output
     (tmp_path / "new.pem").rename(certificate)
     assert not ours.identity.trust.has_revoked(identity(consortium, "b").certificate)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_schedule_of_faults(tmp_path):
+    """One seed of the soak, `python tests/soak_studies.py`."""
+    assert Play(tmp_path, 1).run()["done"] > 0

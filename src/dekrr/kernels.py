@@ -8,11 +8,9 @@ base class for kernels that a user writes.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from scipy.spatial.distance import cdist
-from scipy.special import gammainccinv
 
 from .errors import SettingsError
 from .types import Array
@@ -115,13 +113,15 @@ class Gaussian(Kernel):
     """
 
     def __call__(self, X: Array, Y: Array) -> Array:  # noqa: D102
-        return np.exp(cdist(X, Y, "sqeuclidean") / (-2 * self.sigma**2))
+        return np.exp(_distances(X, Y, "sqeuclidean") / (-2 * self.sigma**2))
 
     def draw_frequencies(self, n_columns: int, n_frequencies: int, rng: np.random.Generator) -> Array:  # noqa: D102
         return rng.standard_normal((n_columns, n_frequencies)) / self.sigma
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
         """Return the length that a normal vector exceeds with probability `chance`; its length is chi-distributed."""
+        from scipy.special import gammainccinv  # imported here, as a site that stands needs it in a run alone
+
         return float(np.sqrt(2 * gammainccinv(n_columns / 2, chance)) / self.sigma)
 
     def log_density(self, frequencies: Array) -> Array:
@@ -135,7 +135,7 @@ class Laplacian(Kernel):
     """The Laplacian kernel exp(-|x - x'|_1 / sigma); frequencies are Cauchy with scale 1/sigma."""
 
     def __call__(self, X: Array, Y: Array) -> Array:  # noqa: D102
-        return np.exp(cdist(X, Y, "cityblock") / -self.sigma)
+        return np.exp(_distances(X, Y, "cityblock") / -self.sigma)
 
     def draw_frequencies(self, n_columns: int, n_frequencies: int, rng: np.random.Generator) -> Array:  # noqa: D102
         return rng.standard_cauchy((n_columns, n_frequencies)) / self.sigma
@@ -213,3 +213,9 @@ def make_kernel(kernel: str | type[Kernel] | Kernel, sigma: float) -> Kernel:
 def name_of(kernel: str | type[Kernel] | Kernel) -> str:
     """Return the kernel's name in messages and model files."""
     return kernel if isinstance(kernel, str) else kernel.name
+
+
+def _distances(X: Array, Y: Array, metric: Literal["sqeuclidean", "cityblock"]) -> Array:
+    from scipy.spatial.distance import cdist  # imported here, as sites never compute distances between rows
+
+    return cdist(X, Y, metric)

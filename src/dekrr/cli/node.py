@@ -87,6 +87,11 @@ def _stand(site: Path, *, page: int | None, log_json: bool) -> None:
         print(f"the page of {config.site}: {served.url}", file=sys.stderr, flush=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: standing.stop())
+    if page is not None:
+        from ..deploy.page import Page
+
+        served = Page(page, standing.config.site, standing.views)
+        print(f"the page of {standing.config.site}: {served.url}", file=sys.stderr, flush=True)
     standing.run()
 
 

@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,12 @@ class AuditTrail:
         """Write the lines that were added, so that they outlive the process."""
         with self._lock:
             data = b"".join(self._waiting)
-            self._file.write(data, at=self._end)
+            try:
+                self._file.write(data, at=self._end)
+            except OSError:  # the lines wait until there is space again
+                with suppress(OSError):
+                    self._file.truncate(self._end)
+                raise
             self._end += len(data)
             self._waiting.clear()
 
@@ -142,7 +148,7 @@ def verify(
         entry = line.entry
         if entry["kind"] == "seal":
             try:
-                certificate = trust.check(str(entry.get("certificate")), site, float(entry["time"]))
+                certificate = trust.issued(str(entry.get("certificate")), site)  # clocks may have been wrong
             except KeysError as error:
                 raise DataError(f"{path}, line {entry['line']}: {error}") from None
             if not is_signed(certificate, str(entry["before"]).encode(), str(entry.get("signature"))):

@@ -38,17 +38,22 @@ class Trust:
 
     def check(self, pem: str, site: str, when: float | None = None) -> x509.Certificate:
         """Return a certificate if it is this site's, was valid at a time (now by default) and is not revoked."""
+        known = self.issued(pem, site)
+        moment = datetime.datetime.now(datetime.UTC) if when is None else _moment(when)
+        if not known.not_valid_before_utc <= moment <= known.not_valid_after_utc:
+            raise KeysError(f"the certificate of {site!r} was not valid at {moment:%Y-%m-%d %H:%M} UTC")
+        if self.has_revoked(known):
+            raise KeysError(f"the certificate of {site!r} with serial number {known.serial_number:x} is revoked")
+        return known
+
+    def issued(self, pem: str, site: str) -> x509.Certificate:
+        """Return a certificate if the authority has issued it for this site, whenever it is or was valid."""
         known = self._known.get(pem)
         if known is None:
             known = self._parsed(pem)
             self._known[pem] = known
         if site_of(known) != site:
             raise KeysError(f"the certificate of {site_of(known)!r} in the name of {site!r}")
-        moment = datetime.datetime.now(datetime.UTC) if when is None else _moment(when)
-        if not known.not_valid_before_utc <= moment <= known.not_valid_after_utc:
-            raise KeysError(f"the certificate of {site!r} was not valid at {moment:%Y-%m-%d %H:%M} UTC")
-        if self.has_revoked(known):
-            raise KeysError(f"the certificate of {site!r} with serial number {known.serial_number:x} is revoked")
         return known
 
     def has_revoked(self, certificate: x509.Certificate) -> bool:

@@ -23,6 +23,7 @@ from .audit_trail import TRAIL, AuditTrail
 from .carrier import StandingCarrier
 from .leaving import describe
 from .node import MODEL, Node, open_rows
+from .page import SiteView
 from .record import RECORD, Log, Record
 from .standing_file import StandingFile
 from .studies.book import Book, StudyState
@@ -35,6 +36,7 @@ STUDIES, KEPT, STATE = "studies", "kept", "state.json"
 WARN_DAYS = 30.0
 _TELL_EVERY, _LOOK_EVERY, _STATE_EVERY, _WARN_EVERY = 5.0, 2.0, 1.0, 86400.0
 _NEW_ROWS_EVERY = 10.0
+_AGAIN = 2.0  # seconds until a run that could not begin is tried again
 
 
 class StandingSite:
@@ -85,10 +87,18 @@ class StandingSite:
             arrivals, speak = stack.enter_context(opened)
             logger.info("%s stands; neighbours: %s", self.config.site, ", ".join(sorted(self.config.neighbors)))
             while not self._stopping.is_set():
-                self._hear(arrivals, speak)
-                self._look(speak)
-                self._act()
-                self._write_state()
+                try:
+                    self._hear(arrivals, speak)
+                    self._look(speak)
+                    self._act()
+                    self._write_state()
+                except OSError as error:  # for instance a full disk: nothing leaves that cannot be audited
+                    self._complain(str(error))
+
+    def _complain(self, reason: str) -> None:
+        if self._is_due(f"complain {reason}", 60.0):
+            logger.warning("%s waits: %s", self.config.site, reason)
+        self._stopping.wait(0.5)
 
     def _see(self, neighbor: str, up: bool) -> None:
         self._up[neighbor] = up
@@ -189,6 +199,8 @@ class StandingSite:
         if here is None and any(n == number and report.outcome == "model" for (_, n), report in state.reports.items()):
             versions.note(number, "missed", "the other sites have ended it without this one")
         elif here is None or here.state == "running":
+            if not self._is_due(f"begin {state.digest}", _AGAIN):
+                return
             if policies.refusals(self.policy, state.study, state.proposer, self.config.sources):
                 return  # the policy has changed since
             run = _Run(self, state, number, versions)
@@ -308,6 +320,11 @@ class StandingSite:
             "audit lines": self.trail.n_lines,
         }
 
+    def views(self) -> list[dict[str, Any]]:
+        """Return what the page shows: the last runs, each with the state of the studies."""
+        shown = [view for run in list(self._runs.values())[-8:] if (view := run.view()) is not None]
+        return [{**view, "studies": self.status()["studies"]} for view in shown]
+
     def _write_state(self) -> None:
         if self._is_due("state", _STATE_EVERY):
             with suppress(OSError), replacing(self.folder / STATE) as temporary:
@@ -325,6 +342,7 @@ class _Run(threading.Thread):
         self._state = state
         self._versions = versions
         self._node: Node | None = None
+        self._view: SiteView | None = None
         self._stop_reason: str | None = None
         self._quietly = False
 
@@ -337,6 +355,10 @@ class _Run(threading.Thread):
         """Return the status of the run."""
         return None if self._node is None else msgspec.to_builtins(self._node.status())
 
+    def view(self) -> dict[str, Any] | None:
+        """Return what the page shows of the run."""
+        return None if self._view is None or self._node is None else self._view.state(self._node.status())
+
     def stop(self, reason: str, *, quietly: bool = False) -> None:
         """Let the run end soon; quietly: it will be resumed."""
         self._quietly |= quietly
@@ -346,7 +368,13 @@ class _Run(threading.Thread):
             self._node.stop(reason or "the site is stopped")
 
     def run(self) -> None:
-        """Take part in the run to its end, and report it."""
+        """Take part in the run to its end, and report it; without space on the disk it is tried again later."""
+        try:
+            self._run()
+        except OSError as error:
+            logger.warning("%s: run %s of %s waits: %s", self._site.config.site, self.number, self._state.label, error)
+
+    def _run(self) -> None:
         site, versions, number = self._site, self._versions, self.number
         place = versions.place(number)
         versions.note(number, "running")
@@ -369,7 +397,8 @@ class _Run(threading.Thread):
 
     def _take_part(self, place: Path) -> None:
         node = self._site.node_of(self._state, self.number, place)
-        self._node, self.n_rows = node, node.n_rows
+        self._node, self.n_rows, self._view = node, node.n_rows, SiteView(node.config, place)
+        node.listeners.append(self._view)
         if self._stop_reason is not None:
             node.stop(self._stop_reason or "the site is stopped")
         node.listeners += [Log(self._site.config.site), Record(place / RECORD)]

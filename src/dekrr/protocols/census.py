@@ -4,8 +4,6 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order
 
 from ..errors import MessageError
 from ..messages import Branch, Census, Tally, expect, expect_kind, expect_senders
@@ -110,6 +108,9 @@ def _diameter(whole: Branch) -> int:
     if len(index) != n_sites:
         return bound
     ends = np.array([(index[one], index[other]) for one, other in whole.edges])
+    from scipy.sparse import csr_array  # imported here, as networks of up to 256 sites take no census
+    from scipy.sparse.csgraph import breadth_first_order
+
     graph = csr_array((np.ones(2 * len(ends)), np.vstack([ends, ends[:, ::-1]]).T), shape=(n_sites, n_sites))
     farthest = 0
     for source in range(n_sites):

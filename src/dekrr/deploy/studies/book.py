@@ -16,7 +16,7 @@ import msgspec
 from ...disk import replacing
 from ...errors import DekrrError, KeysError, SettingsError
 from ..identity import Identity
-from .items import MAX_BYTES, Body, Call, Decision, Item, Proposal, Report, Revocations, sign
+from .items import MAX_BYTES, Body, Call, Decision, EarlyError, Item, Proposal, Report, Revocations, sign
 from .study import StudyFile, digest_of, parse_study
 
 ITEMS = "statements"
@@ -139,7 +139,9 @@ class Book:
                     raise KeysError("it is not what its name says")
                 if self._take(item):
                     found.append(item)
-            except (DekrrError, msgspec.MsgspecError, OSError):
+            except (EarlyError, OSError):
+                continue
+            except (DekrrError, msgspec.MsgspecError):
                 self.bad.add(path.stem)
         return found
 
@@ -173,8 +175,10 @@ class Book:
         return found[0]
 
     def decide(self, digest: str, says: str, reason: str, by: str) -> Item:
-        """Decide for this site."""
-        decision = Decision(study=digest, says=says, reason=reason, by=by, time=time.time())  # type: ignore[arg-type]
+        """Decide for this site; a clock that was set back does not make the decision an earlier one."""
+        before = self.studies[digest].decisions.get(self.identity.site) if digest in self.studies else None
+        now = time.time() if before is None else max(time.time(), before.time + 1e-3)
+        decision = Decision(study=digest, says=says, reason=reason, by=by, time=now)  # type: ignore[arg-type]
         return self.say(decision)
 
     def _take(self, item: Item) -> bool:

@@ -7,7 +7,7 @@ import msgspec
 
 from ...errors import DekrrError
 from .book import Book
-from .items import MAX_BYTES, Item
+from .items import MAX_BYTES, EarlyError, Item
 
 CHANNEL = "studies"
 _MOST_AT_ONCE = 100
@@ -63,6 +63,8 @@ class Gossip:
         for item in frame.items[:_MOST_AT_ONCE]:
             try:
                 news += [item] if self._book.add(item) else []
+            except EarlyError as error:
+                self._refuse(sender, str(error))
             except DekrrError as error:
                 self._book.bad.add(item.id)
                 self._refuse(sender, str(error))

@@ -13,6 +13,10 @@ MAX_BYTES = 1 << 18  # of an item
 _AHEAD = 3600.0  # seconds by which another site's clock may be ahead
 
 
+class EarlyError(KeysError):
+    """A statement from the future: it may count later."""
+
+
 class Proposal(msgspec.Struct, frozen=True, tag="proposal", forbid_unknown_fields=True):
     """A study is proposed: its text, as in the file that its proposer wrote."""
 
@@ -98,7 +102,7 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the statement if its signature counts: under a certificate that was valid when it was made."""
         body = self.body
         if body.time > time.time() + _AHEAD:
-            raise KeysError(f"a statement of {self.site!r} from the future; is its clock right?")
+            raise EarlyError(f"a statement of {self.site!r} from the future; are the clocks right?")
         certificate = trust.check(self.certificate, self.site, body.time)
         if not is_signed(certificate, _signed_part(self.site, self.said), self.signature):
             raise KeysError(f"a statement in the name of {self.site!r} with a wrong signature")
