@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import msgspec
@@ -177,7 +178,7 @@ def raw_model():
         }
     )
     y = frame["gust"].fillna(3) + (frame["wind"] == "N") + rng.normal(size=n)
-    regressor = DeKRRRegressor(n_features=20, sigma=1.0, alpha=1e-3, consensus=1.0, n_sites=2)
+    regressor = DeKRRRegressor(n_features=20, sigma=1.0, alpha=1e-3, consensus=1.0, n_sites=2, intervals=True)
     return next(iter(regressor.fit(frame, y, sites=np.arange(n) % 2).models_.values()))
 
 
@@ -211,6 +212,10 @@ def test_raw_columns(raw_model, tmp_path):
         answer = post(service, example if isinstance(example, dict) else example.encode(), media_type)
         assert answer.status_code == 200, answer.text
     ask(service, "GET", "/openapi.json").raise_for_status()
+    wanted = raw_model.predict_interval(FRAME, coverage=0.8)
+    for media_type, body in bodies.items():
+        answer = post(service, body, media_type, url="/predict?coverage=0.8", accept=JSON).json()
+        np.testing.assert_allclose(np.column_stack([answer["lower"], answer["upper"]]), wanted, rtol=1e-12)
     good = {column["name"]: None for column in schema["columns"]}
     for column, value, words in (
         ("gust", "strong", "row 1, column 'gust' is \"strong\"; it must be a number, or null"),
@@ -435,19 +440,30 @@ def test_schema_and_openapi_follow_the_model(shared_service):
     assert "unknown parameter" in post(shared_service, NAMED, url="/predict?x=2").json()["detail"]
 
 
-def test_intervals_where_the_model_has_them(path, monkeypatch):
-    def predict_interval(self, X, coverage):
-        return self.predict(X)[:, None] + [-coverage, coverage]
+@pytest.mark.parametrize("n_outputs", [None, 2])
+def test_intervals_where_the_model_has_them(tmp_path, monkeypatch, n_outputs):
+    model = make_model(n_outputs=n_outputs)
+    model.save(tmp_path / "m.safetensors")
 
-    monkeypatch.setattr(SiteModel, "predict_interval", predict_interval)
-    for module in ("openapi", "predicting"):
-        monkeypatch.setattr(f"dekrr.serving.{module}.has_intervals", lambda current: True)
-    service = service_of(path)
+    def predict_interval(X, coverage):
+        if coverage > 0.99:
+            return np.full((len(X), 2, *model.coefficients.shape[1:]), np.inf)
+        return np.stack([model.predict(X) - coverage, model.predict(X) + coverage], axis=1)
+
+    parts = {name: getattr(model, name) for name in ("header", "scaling", "coefficients", "predict")}
+    able = SimpleNamespace(**parts, calibration=object(), predict_interval=predict_interval)
+    monkeypatch.setattr("dekrr.serving.current.load", lambda path: able)
+    service = service_of(tmp_path / "m.safetensors")
     answer = post(service, NAMED, url="/predict?coverage=0.5").json()
-    np.testing.assert_allclose(np.subtract(answer["upper"], answer["lower"]), 1.0)
+    np.testing.assert_allclose(np.subtract(answer["upper"], answer["lower"]), np.ones_like(answer["predictions"]))
+    np.testing.assert_allclose(np.add(answer["upper"], answer["lower"]), 2 * np.array(answer["predictions"]))
     table = pd.read_csv(io.BytesIO(post(service, NAMED, url="/predict?coverage=0.5", accept=CSV).content))
-    np.testing.assert_allclose(table["lower"], table["prediction"] - 0.5)
+    last = "" if n_outputs is None else "_1"
+    np.testing.assert_allclose(table[f"lower{last}"], table[f"prediction{last}"] - 0.5)
+    unbounded = post(service, NAMED, url="/predict?coverage=0.999").json()["upper"]
+    assert np.ravel(unbounded).tolist() == [None] * 3 * (n_outputs or 1)
     assert ask(service, "GET", "/openapi.json").json()["paths"]["/predict"]["post"]["parameters"]
+    assert ask(service, "GET", "/schema").json()["intervals"]
 
 
 def test_metrics(path):

@@ -31,6 +31,7 @@ _LOCAL = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", flags=re.I
 MOST_EVENTS = 60
 _MOST_POINTS = 400
 _MOST_RUNS = 20
+_ATTEMPTS = 5
 _TAIL = 1 << 21  # bytes at the end of a record that are looked through for earlier runs
 _NOT_SHOWN = {"exchange", "progress"}
 _LEFT_OUT = {"event", "time", "site", "terms", "neighbors", "phase", "run"}
@@ -196,9 +197,15 @@ class Page:
         studies: Callable[[], Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
         def state() -> bytes:
-            known = studies() if studies is not None else []
-            about = {"title": title, "time": time.time(), "sites": sites(), "studies": known}
-            return msgspec.json.encode(about)
+            for attempt in range(_ATTEMPTS):
+                try:
+                    known = studies() if studies is not None else []
+                    about = {"title": title, "time": time.time(), "sites": sites(), "studies": known}
+                    return msgspec.json.encode(about)
+                except RuntimeError:  # the site's own thread has changed what was being read
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+            raise AssertionError("not reached")
 
         page, headers = _page()
 

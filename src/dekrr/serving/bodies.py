@@ -360,29 +360,39 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     model : str
         The version of the model that made them.
     values : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-    interval : ndarray of shape (n_rows, 2) or None
+    interval : ndarray of shape (n_rows, 2) or (n_rows, 2, n_outputs), or None
     """
 
     model: str
     values: Array
     interval: Array | None = None
 
-    def columns(self) -> dict[str, Array]:
-        """Return the columns of the answer as a table."""
-        values = self.values
-        named = {f"prediction_{k}": values[:, k] for k in range(values.shape[1])} if values.ndim == 2 else {}
-        named = named or {"prediction": values}
+    def parts(self) -> dict[str, Array]:
+        """Return the predictions, and the ends of the intervals where there are such."""
+        parts = {"prediction": self.values}
         if self.interval is not None:
-            named |= {"lower": self.interval[:, 0], "upper": self.interval[:, 1]}
-        return named
+            parts |= {"lower": self.interval[:, 0], "upper": self.interval[:, 1]}
+        return parts
+
+    def columns(self) -> dict[str, Array]:
+        """Return the columns of the answer as a table; those of several outputs are numbered.
+
+        Examples
+        --------
+        >>> list(Answer(model="", values=np.zeros((1, 2)), interval=np.zeros((1, 2, 2))).columns())
+        ['prediction_0', 'prediction_1', 'lower_0', 'lower_1', 'upper_0', 'upper_1']
+        """
+        found: dict[str, Array] = {}
+        for name, part in self.parts().items():
+            found |= {name: part} if part.ndim == 1 else {f"{name}_{k}": part[:, k] for k in range(part.shape[1])}
+        return found
 
 
 def written(answer: Answer, media_type: str) -> bytes:
     """Return an answer as a body of this media type."""
     if media_type == JSON:
-        body: dict[str, Any] = {"predictions": answer.values.tolist(), "model": answer.model}
-        if answer.interval is not None:
-            body |= {"lower": answer.interval[:, 0].tolist(), "upper": answer.interval[:, 1].tolist()}
+        values, *ends = (part.tolist() for part in answer.parts().values())
+        body = {"predictions": values, "model": answer.model, **dict(zip(("lower", "upper"), ends, strict=False))}
         return msgspec.json.encode(body)
     import pyarrow as pa
 

@@ -146,7 +146,9 @@ def _predictions(current: Version) -> dict[str, Any]:
     one = number if outputs_of(current) == 1 else {"type": "array", "items": number}
     properties: dict[str, Any] = {"predictions": {"type": "array", "items": one}, "model": {"type": "string"}}
     if has_intervals(current):
-        properties |= {end: {"type": "array", "items": number} for end in ("lower", "upper")}
+        end_of_one = {"type": ["number", "null"], "description": "null: no end is known to hold this coverage."}
+        ends = end_of_one if outputs_of(current) == 1 else {"type": "array", "items": end_of_one}
+        properties |= {end: {"type": "array", "items": ends} for end in ("lower", "upper")}
     return {"type": "object", "required": ["predictions", "model"], "properties": properties}
 
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from anyio import CapacityLimiter, to_thread
 
-from ..errors import DataError
+from ..errors import DataError, SettingsError
 from .bodies import Answer, Refusal, media_type_of, n_rows_of, written
 from .current import CurrentModel, Version
 from .guards import Gate, Limits
@@ -90,7 +90,7 @@ class Predictions:
         try:
             values = version.model.predict(rows)
             interval = None if coverage is None else _interval(version, rows, coverage)
-        except DataError as error:
+        except (DataError, SettingsError) as error:
             raise Refusal(422, str(error)) from None
         content = written(Answer(model=version.name, values=values, interval=interval), wanted)
         return content, wanted, n_rows_of(rows)
