@@ -237,6 +237,10 @@ class ChebyshevState(NamedTuple):
         """Return the state before the first round. A consensus of 0 makes the iteration plain block Jacobi."""
         return cls(coefficients, coefficients, 0.0, inverse, 1 - lower_end(consensus))
 
+    def relaxed(self) -> "ChebyshevState":
+        """Return the state with the relaxation factor of the next round."""
+        return self._replace(relaxation=_next_relaxation(self.relaxation, self.radius**2))
+
     def rounds_to(self, accuracy: float) -> int:
         """Return the number of rounds until the error is below `accuracy`, in the norm of Chebyshev's error bound."""
         if self.radius == 0:
@@ -255,10 +259,10 @@ class Chebyshev:
 
     def update(self, state: ChebyshevState, residual: Array) -> ChebyshevState:
         """Return the state after one round: relaxation (theta + H_jj^-1 residual - previous) + previous."""
-        relaxation = _next_relaxation(state.relaxation, state.radius**2)
+        relaxed = state.relaxed()
         step = state.inverse @ residual
-        moved = relaxation * (state.coefficients + step - state.previous) + state.previous
-        return state._replace(coefficients=moved, previous=state.coefficients, relaxation=relaxation)
+        moved = relaxed.relaxation * (state.coefficients + step - state.previous) + state.previous
+        return relaxed._replace(coefficients=moved, previous=state.coefficients)
 
 
 def _next_relaxation(relaxation: float, radius_squared: float) -> float:

@@ -18,8 +18,6 @@ from ..selection import Energy
 from ..settings import GRIDS, DeKRRSettings
 from ..statistics import unpack_symmetric
 from ..types import Array
-from . import lira
-from .differences import differences, rows_from
 from .features import Recovery, recover_rows, stack
 from .lattice import Lattice
 from .overhearing import Forger, overhear
@@ -33,7 +31,7 @@ from .sums import (
     rows_by_matching,
     rows_in_null_space,
 )
-from .views import Block, View, fold_blocks, view_of
+from .views import View, fold_blocks, view_of
 
 Report = Callable[[float], None]
 TOLERANCES = (1e-3, 1e-6)
@@ -300,60 +298,6 @@ def infer(problem: Problem, view: View, target: str | None = None, *, guesses: i
         prediction = forest.predict(np.column_stack([X[:, rest], y]))
         imputed.append(np.median(np.abs(prediction - X[:, column])))
     return Inference(membership, float(np.mean(errors)), float(np.mean(imputed)))
-
-
-@dataclass(frozen=True)
-class Audit:
-    """What the attacks of an outside audit get from the messages of a run.
-
-    Parameters
-    ----------
-    pairs : int
-        Pairs of sums about the same features.
-    telling : int
-        Those of them that differ by fewer rows than there are features.
-    rows : int
-        Rows of the target that their differences give back to 1e-6.
-    membership : Advantage
-        Of the likelihood-ratio attack on the largest Gram matrix that each neighbour was sent.
-    """
-
-    pairs: int
-    telling: int
-    rows: int
-    membership: Advantage
-
-
-def audit(problem: Problem, view: View, target: str | None = None, *, starts: int = 400, seed: int = 0) -> Audit:
-    """Attack the differences of all sums in a view, and test members against as many spare rows by shadows.
-
-    Parameters
-    ----------
-    problem : Problem
-    view : View
-        Nothing may be granted in it: the attacks take what was sent.
-    target : str, optional
-    starts : int, default=400
-        For each telling difference.
-    seed : int, default=0
-    """
-    victim, attacker = problem.pair(target)
-    rng = np.random.default_rng(seed)
-    found = list(differences(view.blocks))
-    telling = [difference for difference in found if difference.is_telling]
-    n_columns = victim.X.shape[1]
-    candidates = [rows_from(difference, rng.random((starts, n_columns))) for difference in telling]
-    recovered_share = recovered(np.vstack([np.empty((0, n_columns)), *candidates]), victim.X, 1e-6, attacker.X)
-    largest: dict[str, Block] = {}
-    for block in view.blocks:
-        neighbor = block.label.split(",")[0]
-        if block.is_gram and block.folds.all() and len(block.sums) > len(getattr(largest.get(neighbor), "sums", ())):
-            largest[neighbor] = block
-    others = problem.spare[victim.name][0][: victim.n_rows]
-    pool = np.vstack([victim.X, others])
-    ratios = lira.scores(largest.values(), pool, victim.n_rows, rng)
-    members = advantage(ratios[: victim.n_rows], ratios[victim.n_rows :])
-    return Audit(len(found), len(telling), round(recovered_share * victim.n_rows), members)
 
 
 def fingerprinting(problem: Problem, target: str | None = None) -> Callable[[Site], Forger]:

@@ -9,7 +9,7 @@ over the shadows with it, and over those without it. The score is the logarithm 
 was sent. Sums that several neighbours were sent have independent features, so that their scores add up.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -53,6 +53,31 @@ def scores(
     return np.asarray(sum((_scores_of(block, pool, halves) for block in blocks), np.zeros(len(pool))))
 
 
+def scores_of_models(
+    heard: Array,
+    residuals: Callable[[np.ndarray], Array],
+    n_rows: int,
+    rng: np.random.Generator,
+    n_shadows: int = _SHADOWS,
+) -> Array:
+    """Return the log-likelihood ratio of each candidate by a model; the statistic is its residual.
+
+    Parameters
+    ----------
+    heard : ndarray of shape (n_candidates,)
+        The residuals of the model under attack.
+    residuals : callable
+        Takes a mask of candidates, and returns the residuals of all candidates by a model of those.
+    n_rows : int
+        How many rows the model is of.
+    rng : Generator
+    n_shadows : int, default=128
+    """
+    halves = np.array([_half(len(heard), n_rows, rng) for _ in range(n_shadows)])
+    shadows = np.array([residuals(half) for half in halves])
+    return _log_likelihood(heard, shadows, halves, 1e-12) - _log_likelihood(heard, shadows, ~halves, 1e-12)
+
+
 def _half(n_candidates: int, n_rows: int, rng: np.random.Generator) -> np.ndarray:
     taken = np.zeros(n_candidates, dtype=bool)
     taken[rng.permutation(n_candidates)[:n_rows]] = True
@@ -72,9 +97,9 @@ def _log_leverages(features: Array, gram: Array) -> Array:
     return np.asarray(np.log(np.maximum(np.einsum("nd,dn->n", features, solved), _ROUNDING)))
 
 
-def _log_likelihood(heard: Array, shadows: Array, which: np.ndarray) -> Array:
+def _log_likelihood(heard: Array, shadows: Array, which: np.ndarray, least: float = _LEAST_VARIANCE) -> Array:
     """Return the log-density of what was heard, by a normal law of the chosen shadows, for each candidate."""
     counts = np.maximum(which.sum(axis=0), 1)
     means = (shadows * which).sum(axis=0) / counts
-    variances = ((shadows - means) ** 2 * which).sum(axis=0) / counts + _LEAST_VARIANCE
+    variances = ((shadows - means) ** 2 * which).sum(axis=0) / counts + least
     return np.asarray(-(np.log(variances) + (heard - means) ** 2 / variances) / 2)

@@ -1,13 +1,17 @@
 """The sites under attack: synthetic, the authors' splits, or a data set divided by its response."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from .. import topology
 from ..data import by_response, halves, load, make_sites
+from ..networks.local import LocalNetwork
+from ..privacy.admission import learn
 from ..privacy.rows_per_feature import longest_shortlist
+from ..protocols.preparation import preparation_of
+from ..protocols.roll_call import RollCall
 from ..protocols.site import Site
 from ..rows import ArrayRows
 from ..scaling import Scaling
@@ -81,6 +85,32 @@ def read_problem(
     scaling = Scaling.of(X, y)
     sites = by_response(scaling.responses(y), random_state=seed)
     return _divided(name, X, y, sites, n_features or 60, sigma or 0.25, seed)
+
+
+def in_agreed_units(problem: Problem, settings: DeKRRSettings | None = None) -> Problem:
+    """Return the problem as a deployment's sums have it: without withheld rows, scaled and clipped by agreed bounds.
+
+    A run over the result has ``scale=None`` and withholds nothing more.
+
+    Parameters
+    ----------
+    problem : Problem
+    settings : DeKRRSettings, optional
+        A deployment's defaults by default.
+    """
+    settings = settings or DeKRRSettings()
+    sites = [site.withholding(settings.max_leverage) for site in problem.sites]
+    preparation = preparation_of(settings, settings.bounds)
+    network = LocalNetwork({site.name: site.neighbors for site in sites})
+    scalings = network.run({site.name: preparation.agree(site, RollCall(site)) for site in sites})
+    scaling = scalings[sites[0].name]
+    scaled = []
+    for site in sites:
+        rule = site.admission or learn(site.rows.sample, 1.0)
+        admits_all = replace(rule, max_leverage=np.inf)
+        scaled.append(replace(site, rows=site.rows.scaled(scaling), admission=admits_all))
+    spare = {name: (scaling.rows(X), scaling.responses(y)) for name, (X, y) in problem.spare.items()}
+    return replace(problem, sites=scaled, spare=spare)
 
 
 _FEATURES = {"houses": 60, "airquality": 70, "energy": 90}

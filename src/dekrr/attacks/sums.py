@@ -24,6 +24,7 @@ from scipy.spatial import KDTree
 from scipy.special import logsumexp
 
 from ..features import FeatureMap
+from ..privacy.quantiles import ROOM
 from ..types import Array
 from .features import stack
 from .views import Block, View, of_rows
@@ -64,7 +65,7 @@ class NullSpace:
 
 
 def rows_in_null_space(feature_map: FeatureMap, null: Array, begin: Array, steps: int = 50) -> Array:
-    """Return, for each start, a point of the unit box whose features are orthogonal to the null space.
+    """Return, for each start, a point of the clipping box whose features are orthogonal to the null space.
 
     It minimises |Q'u(x)|^2 over x by Levenberg-Marquardt.
 
@@ -94,7 +95,7 @@ def rows_in_null_space(feature_map: FeatureMap, null: Array, begin: Array, steps
         hessian = jacobian @ jacobian.transpose(0, 2, 1)
         hessian[:, diagonal, diagonal] += damping[:, None]
         gradient = (jacobian @ residuals[:, :, None])[:, :, 0]
-        moved = np.clip(X - np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0], 0, 1)
+        moved = np.clip(X - np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0], -ROOM, 1 + ROOM)
         new_angles = moved @ frequencies + feature_map.phases
         new_residuals = np.cos(new_angles) @ weighted
         new_losses = np.sum(new_residuals**2, axis=1)

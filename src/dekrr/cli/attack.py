@@ -13,7 +13,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from ..attacks import campaign as attacks
-from ..attacks.problems import Problem, read_problem
+from ..attacks import release
+from ..attacks.problems import Problem, in_agreed_units, read_problem
+from ..attacks.sums import Advantage
 from ..attacks.views import View
 from ..errors import DataError
 from ..types import Array
@@ -59,7 +61,7 @@ def attack(
     widths: list[float | None] = [*sigma] if sigma else [None]
     problems = [read_problem(name, data_dir, size, width, seed) for name, size, width in product(names, sizes, widths)]
     pictures = []
-    from_features, from_sums, inferred, audited = _features_table(), _rows_table(), _inference_table(), _audit_table()
+    from_features, from_sums, inferred, audited = _features_table(), _rows_table(), _inference_table(), _release_table()
     notes: list[str] = []
     with Progress(
         TextColumn("{task.description}"),
@@ -81,11 +83,13 @@ def attack(
             if sums:
                 task = progress.add_task(f"{problem.name}, sums", total=effort)
                 report = partial(_report, progress, task)
+                problem = in_agreed_units(problem)  # as a deployment's sums have the rows
                 view, heard = _hear(problem, colluders, tuned, notes)
                 _attack_rows(problem, view, heard, colluders, effort, seed, report, from_sums)
                 progress.update(task, description=f"{problem.name}, members")
                 _infer(problem, view, heard, colluders, inferred)
-                _audit(problem, colluders, tuned=heard == "tuned", table=audited)
+                progress.update(task, description=f"{problem.name}, release")
+                _release(problem, colluders, audited)
                 progress.remove_task(task)
     if features:
         console.print(from_features)
@@ -101,6 +105,7 @@ def attack(
             "imputed: the same from the other columns, without sums.\n"
             "liars: AUC for the longest frequencies of their pools, as many as the guards allow.\n"
             "telling: pairs of sums about the same features that differ by fewer rows than features.\n"
+            "refused: what a deployment's guards refuse, and what it would give.\n"
             "LiRA: members against as many other rows of the site, by shadow data sets of both.",
             *notes,
             sep="\n",
@@ -182,31 +187,36 @@ def _attack_rows(
     )
 
 
-def _audit_table() -> Table:
-    table = Table(title="what an outside audit tries: differences of messages, and LiRA on Gram matrices")
-    headings = ("data", "rows", "D", "sigma", "run", "neighbours", "pairs", "telling", "rows to 1e-6")
+def _release_table() -> Table:
+    table = Table(title="attacks that a release must pass")
+    headings = ("data", "rows", "D", "sigma", "attack", "neighbours", "pairs", "telling", "rows to 1e-6")
     for heading in (*headings, "LiRA AUC", "advantage", "caught at 1 %", "at 0.1 %"):
-        table.add_column(heading, justify="left" if heading == "data" else "right")
+        table.add_column(heading, justify="left" if heading in ("data", "attack") else "right")
     return table
 
 
-def _audit(problem: Problem, colluders: int, *, tuned: bool, table: Table) -> None:
-    runs = [(count, False) for count in sorted({1, colluders})] + ([(colluders, True)] if tuned else [])
-    for count, with_tuning in runs:
-        view = attacks.hear(problem, colluders=count, tuned=with_tuning, granted=False)
-        found = attacks.audit(problem, view)
-        table.add_row(
-            *_named(problem),
-            "tuned" if with_tuning else "trained",
-            str(count),
-            str(found.pairs),
-            str(found.telling),
-            str(found.rows),
-            f"{found.membership.area:.1%}",
-            f"{found.membership.advantage:.2f}",
-            f"{found.membership.caught:.1%}",
-            f"{found.membership.caught_surely:.1%}",
-        )
+def _release(problem: Problem, colluders: int, table: Table) -> None:
+    named = _named(problem)
+    for count in sorted({1, colluders}):
+        view = attacks.hear(problem, colluders=count, granted=False)
+        for haul in release.life(problem, count):
+            found = release.members(problem, view.blocks) if haul.scenario == "trained" else None
+            heard = (str(haul.pairs), str(haul.telling), str(haul.rows))
+            table.add_row(*named, haul.scenario, str(count), *heard, *_rates(found))
+    table.add_row(*named, "the final model", "all", "", "", "", *_rates(release.members_of_model(problem)))
+    runs = 12
+    rows = f"{release.retrained(problem, n_runs=runs)} of {runs}"
+    table.add_row(*named, "again after each new row (refused)", "1", "", "", rows, *_rates(None))
+    for n_rows, is_refused in ((problem.n_features // 2, True), (3 * problem.n_features, False)):
+        name = f"a leaf of {n_rows} rows" + " (refused)" * is_refused
+        n_found = release.from_leaf(problem, n_rows, problem.n_features)[1]
+        table.add_row(*named, name, "1", "", "", f"{n_found} of {n_rows}", *_rates(None))
+
+
+def _rates(found: Advantage | None) -> tuple[str, ...]:
+    if found is None:
+        return ("",) * 4
+    return f"{found.area:.1%}", f"{found.advantage:.2f}", f"{found.caught:.1%}", f"{found.caught_surely:.1%}"
 
 
 def _infer(problem: Problem, view: View, heard: str, colluders: int, table: Table) -> None:

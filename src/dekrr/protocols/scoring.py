@@ -173,13 +173,18 @@ def _products(values: Array, matrices: Array) -> Array:
     return np.asarray((values.transpose(0, 3, 1, 2) @ matrices).transpose(0, 2, 3, 1))
 
 
+def rounds_of(consensus: float) -> int:
+    """Return how many rounds a site with neighbours takes at a consensus, from where the last one ended."""
+    return ChebyshevState.at(np.empty(0), np.empty(0), consensus).rounds_to(_ACCURACY)
+
+
 def _solve(
     speaker: OpenRounds | MaskedRounds, stack: _Stack, sizes: Mapping[str, int], theta: Array, consensus: float
 ) -> Procedure[tuple[Array, dict[str, Array]]]:
     """Run as many rounds of Chebyshev as its bound asks for, from where the last consensus ended."""
     solver = Chebyshev()
     state = ChebyshevState.at(theta, stack.inverses, consensus if sizes else 0.0)
-    rounds = state.rounds_to(_ACCURACY)
+    rounds = rounds_of(consensus if sizes else 0.0)
     folds, alphas, _, n_outputs = theta.shape
     shapes = {p: (folds * alphas, size * n_outputs) for p, size in sizes.items()}
     of_neighbors: dict[str, Array] = {}

@@ -1,0 +1,120 @@
+"""Attacks that a release must pass: they find nothing here, and what they are for where it is there."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dekrr.attacks import release
+from dekrr.attacks.coefficients import from_tuning
+from dekrr.attacks.differences import Difference
+from dekrr.attacks.problems import in_agreed_units, read_problem
+from dekrr.messages import Features
+from dekrr.protocols import dekrr, scoring
+from dekrr.protocols.exchange import ExactSums
+from dekrr.protocols.offers import read_features
+from dekrr.settings import DeKRRSettings
+
+
+@pytest.fixture(scope="module")
+def coast():
+    return in_agreed_units(read_problem(None, None, 10, 0.5, 0))
+
+
+def test_agreed_units_are_those_of_a_deployment():
+    raw = read_problem(None, None, 10, 0.5, 0)
+    X = raw.sites[3].X.copy()
+    X[5, 0] = 1e9
+    sites = list(raw.sites)
+    sites[3] = replace(sites[3], rows=type(sites[3].rows)(X, sites[3].y))
+    problem = in_agreed_units(replace(raw, sites=sites), DeKRRSettings(max_leverage=1.0))
+    assert problem.sites[3].n_rows == raw.sites[3].n_rows
+    assert max(site.X.max() for site in problem.sites) <= 1.25
+    withheld = in_agreed_units(replace(raw, sites=sites))
+    assert withheld.sites[3].n_rows < raw.sites[3].n_rows
+    assert withheld.sites[3].admission(withheld.sites[3].X).all()
+
+
+@pytest.mark.parametrize("colluders", [1, 4])
+def test_a_life_of_runs_gives_no_row_away(coast, colluders):
+    hauls = {haul.scenario: haul for haul in release.life(coast, colluders)}
+    assert set(hauls) >= {"trained", "tuned", "a site lost", "new rows", "trained again"}
+    assert ("tuned, by coefficients" in hauls) == (colluders == 4)
+    assert hauls["trained again"].pairs > 20
+    assert all((haul.telling, haul.rows) == (0, 0) for haul in hauls.values())
+
+
+def tuned_run(problem):
+    victim, _ = problem.pair()
+    sites = {site.name: site for site in problem.sites}
+    heard_by = (victim.name, *victim.neighbors)
+    record, outcomes = release._run(
+        sites, heard_by, lambda site: dekrr.train(site, problem.selector(), release.SETTINGS, release.TUNING)
+    )
+    roster, degrees = outcomes[victim.name].roster, {p: len(sites[p].neighbors) for p in victim.neighbors}
+    found = from_tuning(record, victim, release.TUNING, roster.n_rows, roster.n_sites, degrees)
+    maps = [read_features(victim.name, m) for m in record.between(victim.name, victim.neighbors[0], Features)]
+    folds = victim.rng("folds").permutation(victim.n_rows) % release.TUNING.folds
+    return victim, found, maps, folds
+
+
+def test_coefficients_give_the_sums_over_admitted_rows_and_nothing_beside(coast):
+    victim, found, maps, folds = tuned_run(coast)
+    assert len(found) == release.TUNING.folds
+    for fold, (sums, feature_map) in enumerate(zip(found, maps, strict=False)):
+        Z = feature_map(victim.X[folds != fold])
+        scale = np.linalg.norm(Z.T @ Z)
+        np.testing.assert_allclose(sums.shared, Z.T @ Z, atol=1e-6 * scale)
+        np.testing.assert_allclose(sums.moment, Z.T @ victim.y[folds != fold], atol=1e-6 * scale)
+        assert np.linalg.norm(sums.own_only) < 1e-6 * scale
+
+
+def test_rows_in_a_sites_own_fit_alone_would_come_back_from_its_coefficients(coast, monkeypatch):
+    """The first fix of the audit's finding, and what broke it."""
+    victim, attacker = coast.pair()
+    alone = np.array([[0.9, 0.1, 0.4], [0.1, 0.95, 0.7]])
+    real_sums, real_assemble, of_target = ExactSums.sums, scoring.assemble, []
+
+    def sums(self, start, own_map, offers, run):
+        ready = yield from real_sums(self, start, own_map, offers, run)
+        if start.site.name == victim.name:
+            of_target.append((ready.own, own_map(alone)))
+        return ready
+
+    def assemble(own, received, sent, weights):
+        row = real_assemble(own, received, sent, weights)
+        for known, Z in of_target:
+            if known is own:
+                row.hessian[...] += Z.T @ Z / weights.n_rows
+        return row
+
+    monkeypatch.setattr(ExactSums, "sums", sums)
+    monkeypatch.setattr(scoring, "assemble", assemble)
+    _, found, maps, _ = tuned_run(coast)
+    for solved, feature_map in zip(found, maps, strict=False):
+        Z = feature_map(alone)
+        np.testing.assert_allclose(solved.own_only, Z.T @ Z, atol=1e-6 * np.linalg.norm(solved.shared))
+    difference = Difference(maps[0], found[0].own_only, len(alone), 10)
+    assert release.rows_of([difference], alone, attacker.X, np.random.default_rng(0), 200) == len(alone)
+
+
+def test_what_guards_refuse_gives_rows(coast):
+    assert release.retrained(coast, n_runs=4) == 4
+    to_3, to_6 = release.from_leaf(coast, 5, 10)
+    assert to_3 == to_6 == 5
+    assert release.from_leaf(coast, 30, 10)[1] == 0
+
+
+def test_members_show_in_sums_more_than_in_the_model(coast):
+    victim, _ = coast.pair()
+    sites = {site.name: site for site in coast.sites}
+    record, _ = release._run(
+        sites,
+        (victim.name, *victim.neighbors),
+        lambda site: dekrr.train(site, coast.selector(), release.SETTINGS),
+    )
+    in_sums = release.members(coast, release.grams(record, victim.neighbors, victim.name))
+    in_model = release.members_of_model(coast)
+    assert in_sums.area > 0.55
+    assert 0.45 < in_model.area < in_sums.area + 0.05
+    assert in_sums.caught_surely <= in_sums.caught
