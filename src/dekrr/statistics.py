@@ -207,7 +207,7 @@ def accumulate(
             gram += features[:, part].T @ features[:, part]
     own_sums = OwnSums(with_own[:, slices[0]].copy(), moment, response_energy)
     cross = {
-        name: CrossSums(pack_symmetric(gram), with_own[:, part].T)
+        name: CrossSums(pack_symmetric(gram), np.ascontiguousarray(with_own[:, part].T))
         for name, gram, part in zip(others, grams, slices[1:], strict=True)
     }
     if rows.expansion == 1:

@@ -10,6 +10,7 @@ and raise it.
 """
 
 import contextlib
+import gc
 import hashlib
 import os
 from collections import Counter
@@ -233,6 +234,9 @@ class RankNetwork:
             ranks = stack.enter_context(contextlib.closing(Ranks(self.maker.comm, self.maker.patience)))
             for procedure in procedures.values():
                 stack.callback(procedure.close)
+            if gc.isenabled():  # looking for cycles among the objects of very many sites takes a quarter of a run
+                gc.disable()
+                stack.callback(gc.enable)
             own = {name: procedures[name] for name in self._names if name in self.here}
             return _RankRun(self, ranks, own).to_end(stack)
 

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from ..errors import MessageError
+from ..hops import diameter_at_most
 from ..messages import Branch, Census, Tally, expect, expect_kind, expect_senders
 from .roster import Roster, joined, tally_of
 from .site import Inbox, Procedure, Site
@@ -101,27 +102,18 @@ def _joined(site: Site, branches: Mapping[str, Branch]) -> Branch:
 
 
 def _diameter(whole: Branch) -> int:
-    """Return the largest number of hops between two sites, or a bound where the edges do not join all sites."""
+    """Return the largest number of hops between two sites, or an upper bound.
+
+    It is a bound in a network of very many sites, and where the edges do not join all sites.
+    """
     n_sites = whole.tally.sites
     index = {name: i for i, name in enumerate(sorted({name for edge in whole.edges for name in edge}))}
     bound = min(2 * whole.tally.height, n_sites - 1)
     if len(index) != n_sites:
         return bound
-    ends = np.array([(index[one], index[other]) for one, other in whole.edges])
-    from scipy.sparse import csr_array  # imported here, as networks of up to 256 sites take no census
-    from scipy.sparse.csgraph import breadth_first_order
-
-    graph = csr_array((np.ones(2 * len(ends)), np.vstack([ends, ends[:, ::-1]]).T), shape=(n_sites, n_sites))
-    farthest = 0
-    for source in range(n_sites):
-        order, before = breadth_first_order(graph, source)
-        if len(order) < n_sites:
-            return bound
-        hops, place = 0, order[-1]
-        while place != source:
-            hops, place = hops + 1, before[place]
-        farthest = max(farthest, hops)
-    return farthest if farthest >= whole.tally.height else bound
+    ends = np.array([(index[one], index[other]) for one, other in whole.edges]).reshape(-1, 2)
+    diameter = diameter_at_most(ends, n_sites)
+    return diameter if diameter is not None and diameter >= whole.tally.height else bound
 
 
 def _check_census(sender: str, message: Census, before: Census | None) -> None:
