@@ -28,7 +28,7 @@ from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import Energy
-from dekrr.settings import DeKRRSettings
+from dekrr.settings import ALONE, DeKRRSettings
 from dekrr.solvers import lower_end
 from dekrr.topology import build
 
@@ -72,11 +72,20 @@ def regressor(method, name, seed, sigma, alpha, scale):
     match method.split(":"):
         case ["ours"]:
             return DeKRRRegressor(**size, **common)
+        case ["agreed"]:
+            return DeKRRRegressor(**size, **ALONE, **common)
         case ["sigma", fixed]:
-            return DeKRRRegressor(**size, sigma=float(fixed), **common)
+            return DeKRRRegressor(**size, **ALONE, sigma=float(fixed), **common)
         case ["energy"]:
             return DeKRRRegressor(
-                **size, features="energy", **given, consensus=PATH, objective="own", prediction="own", **common
+                **size,
+                **ALONE,
+                features="energy",
+                **given,
+                consensus=PATH,
+                objective="own",
+                prediction="own",
+                **common,
             )
         case ["dkla"]:
             return DKLARegressor(**size, **given, **common)

@@ -9,9 +9,10 @@ from sklearn.exceptions import ConvergenceWarning
 import dekrr.model
 from dekrr import DeKRRRegressor, DifferentialPrivacy
 from dekrr.data import make_sites
+from dekrr.settings import ALONE
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
-HASTY = {"n_features": 8, "sigma": 0.5, "alpha": 1e-4, "consensus": 1.0, "max_rounds": 2, "random_state": 0}
+HASTY = {**ALONE, "n_features": 8, "sigma": 0.5, "alpha": 1e-4, "consensus": 1.0, "max_rounds": 2, "random_state": 0}
 
 
 def warned(call, category):

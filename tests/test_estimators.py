@@ -37,6 +37,7 @@ from dekrr import (
 )
 from dekrr.data import make_sites
 from dekrr.estimators.parameters import parameters_of
+from dekrr.settings import ALONE
 from test_conformance import Postman
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
@@ -54,7 +55,7 @@ ALL = [
 
 def regressor(**changes):
     return DeKRRRegressor(
-        **{"n_features": 16, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, "random_state": 0, **changes}
+        **{**ALONE, "n_features": 16, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, "random_state": 0, **changes}
     )
 
 
@@ -409,7 +410,9 @@ def test_a_fitted_estimator_holds_no_rows(cls):
     np.testing.assert_array_equal(copied.predict(X_NEW, SITES_NEW), fitted.predict(X_NEW, SITES_NEW))
     if cls is DeKRRRegressor:
         assert not holds_rows(copied.partial_fit(X_NEW, Y_NEW, sites=SITES_NEW))
-        assert not holds_rows(fitted.remove_site("station 02"))
+        with pytest.raises(SettingsError, match=r"shared part has sums over the rows of 'station 02'"):
+            fitted.remove_site("station 02")
+        assert not holds_rows(fitted.set_params(**ALONE).fit(X, y, sites=SITES).remove_site("station 02"))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from dekrr.experiments.results import RESULTS, Results, task_of
 from dekrr.experiments.running import execute
 from dekrr.experiments.tasks import Task
 from dekrr.selection import Energy, Greedy
+from dekrr.settings import ALONE
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,7 @@ def test_the_shortcut_gives_the_estimators_coefficients(n_sites, selector, c, se
         max_rounds=20000,
         min_rows=1,
         random_state=seed,
+        **ALONE,
     ).fit(split.X, split.y, sites=split.sites)
     for j in range(n_sites):
         np.testing.assert_array_equal(regressor.models_[j].feature_map.frequencies, maps[j].frequencies)
@@ -134,6 +136,7 @@ def test_cross_validation_scores_what_refitting_scores():
                 max_rounds=20000,
                 min_rows=1,
                 random_state=tuning.fold_seed(3, k),
+                **ALONE,
             ).fit(split.X[~held_out], split.y[~held_out], sites=split.sites[~held_out])
             predicted = regressor.predict(split.X[held_out], sites=split.sites[held_out])
             total += np.sum((predicted - split.y[held_out]) ** 2)

@@ -10,6 +10,7 @@ from dekrr.data import make_sites
 from dekrr.errors import SettingsError
 from dekrr.features import FeatureMap, paired
 from dekrr.kernels import KERNELS, Cauchy, Gaussian, Laplacian, make_kernel
+from dekrr.settings import ALONE
 
 X = np.random.default_rng(0).uniform(size=(12, 4))
 
@@ -118,7 +119,7 @@ class Judged(Mixed):
 
 
 ROWS, RESPONSES, SITES = make_sites(n_sites=4, random_state=0)
-NUMBERS = {"n_features": 20, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
+NUMBERS = {**ALONE, "n_features": 20, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
 
 
 @pytest.mark.parametrize("kernel", [Judged, Judged(), Judged(ratio=2.0)])

@@ -17,6 +17,7 @@ from dekrr.features import FeatureMap
 from dekrr.model import FORMAT, Header, Member, SiteModel, members_of
 from dekrr.protocols.outcome import Outcome
 from dekrr.scaling import UNSCALED, Scaling
+from dekrr.settings import ALONE
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
 
@@ -25,7 +26,7 @@ X, y, SITES = make_sites(n_sites=4, random_state=0)
 def model(request):
     scale, prediction = request.param
     regressor = DeKRRRegressor(
-        n_features=12, sigma=0.3, alpha=1e-4, consensus=1.0, scale=scale, prediction=prediction, random_state=0
+        n_features=12, sigma=0.3, alpha=1e-4, consensus=1.0, scale=scale, prediction=prediction, random_state=0, **ALONE
     )
     return regressor.fit(X, y, sites=SITES).models_["station 01"]
 

@@ -14,12 +14,12 @@ from dekrr.protocols.online import go_on
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import Greedy
-from dekrr.settings import DeKRRSettings
+from dekrr.settings import ALONE, DeKRRSettings
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
 X_MORE, Y_MORE, SITES_MORE = make_sites(n_sites=5, random_state=1)
-SETTINGS = {"n_features": 8, "sigma": 0.5, "alpha": 1e-2, "consensus": 1.0, "tol": 1e-13, "max_rounds": 5000}
-QUICK = {"n_features": 8, "sigma": 0.5, "alpha": 1e-2, "consensus": 1.0, "random_state": 0}
+SETTINGS = {**ALONE, "n_features": 8, "sigma": 0.5, "alpha": 1e-2, "consensus": 1.0, "tol": 1e-13, "max_rounds": 5000}
+QUICK = {**ALONE, "n_features": 8, "sigma": 0.5, "alpha": 1e-2, "consensus": 1.0, "random_state": 0}
 
 
 def fitted(store_rows=True):

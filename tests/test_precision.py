@@ -8,6 +8,7 @@ from dekrr.data import make_sites
 from dekrr.errors import SettingsError
 from dekrr.features import FeatureMap
 from dekrr.rows import ArrayRows
+from dekrr.settings import ALONE
 from dekrr.solvers import Chebyshev, SiteSystem
 from dekrr.statistics import OwnSums, accumulate
 from dekrr.system import BlockRow, Weights
@@ -32,7 +33,7 @@ def test_mixed_sums_are_right_to_their_stated_accuracy(seed, n_rows, scale):
 
 def test_a_mixed_fit_is_close_to_a_double_one():
     X, y, sites = make_sites(n_sites=6, random_state=0)
-    settings = {"n_features": 30, "sigma": 0.3, "alpha": 1e-4, "consensus": 0.5, "random_state": 0}
+    settings = {**ALONE, "n_features": 30, "sigma": 0.3, "alpha": 1e-4, "consensus": 0.5, "random_state": 0}
     double, mixed = (
         DeKRRRegressor(**settings, precision=precision).fit(X, y, sites=sites) for precision in ("double", "mixed")
     )

@@ -42,7 +42,7 @@ from dekrr.rows.sources import open_source
 from dekrr.rows.survey import Survey
 from dekrr.scaling import UNSCALED, Scaling
 from dekrr.selection import Greedy
-from dekrr.settings import DeKRRSettings
+from dekrr.settings import ALONE, DeKRRSettings
 from dekrr.statistics import accumulate
 from dekrr.types import Block
 
@@ -53,7 +53,7 @@ SITES = RNG.permutation(np.repeat(LABELS, [70, 90, 60]))
 X = RNG.uniform(-3, 5, size=(len(SITES), 3))
 Y = 2 + np.sin(X[:, 0]) * X[:, 1] + 0.1 * RNG.normal(size=len(X))
 TABLE = pd.DataFrame(X, columns=COLUMNS).assign(power=Y, station=SITES)
-FIXED = {"n_features": 12, "sigma": 0.5, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
+FIXED = {**ALONE, "n_features": 12, "sigma": 0.5, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
 
 
 class Counted:
@@ -518,6 +518,7 @@ def test_predictions_on_the_command_line_go_through_in_batches(suffix, tmp_path,
     data, out = tmp_path / f"data.{suffix}", tmp_path / f"out.{suffix}"
     TABLE.to_csv(data, index=False) if suffix == "csv" else TABLE.to_parquet(data)
     settings = ["--n-features", "12", "--sigma", "0.5", "--alpha", "1e-4", "--consensus", "1"]
+    settings += ["--shared", "none", "--local", "none", "--column-scales", "none"]
     columns = ["--target", "power", "--site", "station"]
     run = CliRunner().invoke
     shown = run(app, ["fit", str(data), *columns, "--out", str(tmp_path / "models"), *settings], catch_exceptions=False)

@@ -24,6 +24,7 @@ from dekrr.selection.transformers import (
     PlainSelector,
     SurrogateSelector,
 )
+from dekrr.settings import ALONE
 
 SELECTORS = [PlainSelector, EnergySelector, LeverageSelector, SurrogateSelector, GreedySelector]
 
@@ -469,7 +470,7 @@ class Strongest(Chooser):
 
 
 ROWS, RESPONSES, SITES = make_sites(n_sites=4, rows_per_site=80, random_state=0)
-NUMBERS = {"n_features": 20, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
+NUMBERS = {**ALONE, "n_features": 20, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
 
 
 @pytest.mark.parametrize("verify", [False, True])
@@ -595,7 +596,7 @@ def test_what_a_chooser_and_its_regressor_both_give_must_agree(brought, given):
 
 
 def test_what_is_given_once_counts_wherever_it_is_given():
-    settings = {"alpha": 1e-4, "consensus": 1.0, "random_state": 0}
+    settings = {**ALONE, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
     there = DeKRRRegressor(features=Energy(12, sigma=0.3, kernel=Laplacian, mapping="cossin"), **settings)
     here = DeKRRRegressor(features=Energy(), n_features=12, sigma=0.3, kernel="laplacian", mapping="cossin", **settings)
     named = DeKRRRegressor(

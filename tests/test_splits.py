@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from dekrr import AllReduceRegressor, CentralizedRFF, DeKRRRegressor
+from dekrr.settings import ALONE
 
 SPLITS = [("houses", 60, 0.252, 0.268), ("airquality", 70, 0.088, 0.104), ("energy", 90, 0.806, 0.822)]
 
 
 def settings(split, n_features, **changes):
     common = {"sigma": float(split["sigma"]), "alpha": float(split["alpha"]), "scale": None, "random_state": 0}
-    return {"n_features": n_features, **common, **changes}
+    return {"n_features": n_features, **ALONE, **common, **changes}
 
 
 @pytest.mark.parametrize(("name", "n_features", "lowest", "highest"), SPLITS)

@@ -10,12 +10,12 @@ from conftest import make_problem
 from dekrr import DeKRRRegressor, MessageError, SettingsError
 from dekrr.data import make_sites
 from dekrr.messages import Total
-from dekrr.model import neighborhood_weights
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
+from dekrr.protocols.outcome import neighborhood_weights
 from dekrr.protocols.tuning import OWN_WEIGHTS, Tuning
 from dekrr.selection import Greedy, Plain
-from dekrr.settings import DeKRRSettings
+from dekrr.settings import ALONE, DeKRRSettings
 
 FOLDS = 2
 
@@ -102,7 +102,7 @@ SMALL = {"n_features": 16, "folds": 2, "random_state": 0}
 
 def test_grids_are_searched_and_the_best_is_used():
     grid = {"sigma": (0.01, 0.5), "alpha": (1e-5, 10.0), "consensus": (0.5, 1.0)}
-    fitted = DeKRRRegressor(**SMALL, **grid).fit(X, y, sites=SITES)
+    fitted = DeKRRRegressor(**SMALL, **ALONE, **grid).fit(X, y, sites=SITES)
     assert fitted.sigma_ == 0.5
     assert fitted.alpha_ == 1e-5
     table = fitted.tuning_
@@ -111,7 +111,8 @@ def test_grids_are_searched_and_the_best_is_used():
     best = np.argmin(table["error"])
     chosen = (fitted.sigma_, fitted.alpha_, fitted.consensus_, fitted.own_weight_)
     assert chosen == tuple(table[name][best] for name in ("sigma", "alpha", "consensus", "own_weight"))
-    again = DeKRRRegressor(n_features=16, sigma=chosen[0], alpha=chosen[1], consensus=chosen[2], random_state=0)
+    numbers = dict(zip(("sigma", "alpha", "consensus"), chosen, strict=False))
+    again = DeKRRRegressor(n_features=16, random_state=0, **ALONE, **numbers)
     again.fit(X, y, sites=SITES)
     for site, model in fitted.models_.items():
         np.testing.assert_allclose(again.models_[site].coefficients, model.coefficients)
@@ -122,7 +123,9 @@ def test_grids_are_searched_and_the_best_is_used():
 
 def test_defaults_beat_the_papers_method():
     ours = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
-    paper = DeKRRRegressor(**SMALL, features="energy", prediction="own", objective="own").fit(X, y, sites=SITES)
+    paper = DeKRRRegressor(**SMALL, **ALONE, features="energy", prediction="own", objective="own").fit(
+        X, y, sites=SITES
+    )
     for metric in ("own", "union"):
         errors = [r.rse(X_NEW, Y_NEW, sites=SITES_NEW, metric=metric) for r in (ours, paper)]
         assert errors[0] < errors[1]

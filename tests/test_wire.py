@@ -15,8 +15,8 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.wire import Listener, Sender
 from dekrr.selection import Plain
+from dekrr.settings import ALONE, DeKRRSettings, Wire
 from dekrr.settings import WIRE_PRECISIONS as PRECISIONS
-from dekrr.settings import DeKRRSettings, Wire
 
 vectors = arrays(np.float64, 5, elements=st.floats(-100, 100))
 
@@ -62,7 +62,7 @@ def test_solution_survives_the_wire(precision, tolerance):
 
 def test_fewer_bytes_at_the_same_error():
     X, y, sites = make_sites(random_state=0)
-    settings = {"n_features": 40, "sigma": 0.5, "alpha": 1e-4, "consensus": 1.0, "tol": 0.0, "max_rounds": 30}
+    settings = {**ALONE, "n_features": 40, "sigma": 0.5, "alpha": 1e-4, "consensus": 1.0, "tol": 0.0, "max_rounds": 30}
     sent, errors = {}, {}
     for precision in PRECISIONS:
         fitted = DeKRRRegressor(**settings, wire_precision=precision, random_state=0).fit(X, y, sites=sites)
@@ -76,7 +76,15 @@ def test_fewer_bytes_at_the_same_error():
 
 def test_censoring_saves_messages_and_ends_at_the_same_place():
     X, y, sites = make_sites(random_state=0)
-    settings = {"n_features": 20, "sigma": 0.5, "alpha": 1e-3, "consensus": 1.0, "tol": 1e-6, "random_state": 0}
+    settings = {
+        **ALONE,
+        "n_features": 20,
+        "sigma": 0.5,
+        "alpha": 1e-3,
+        "consensus": 1.0,
+        "tol": 1e-6,
+        "random_state": 0,
+    }
     every, censored = (DeKRRRegressor(**settings, censor_start=start).fit(X, y, sites=sites) for start in (0.0, 1.0))
     saved = censored.traffic_.messages_by_kind["Unchanged"]
     assert every.traffic_.messages_by_kind["Unchanged"] == 0
@@ -92,7 +100,15 @@ def test_unknown_precision():
 @pytest.mark.parametrize(("start", "decay", "settles"), [(1.0, 0.8, True), (100.0, 0.99, False), (100.0, 1.0, False)])
 def test_silence_is_not_taken_for_convergence(start, decay, settles):
     X, y, sites = make_sites(random_state=0)
-    settings = {"n_features": 20, "sigma": 0.5, "alpha": 1e-3, "consensus": 1.0, "tol": 1e-6, "random_state": 0}
+    settings = {
+        **ALONE,
+        "n_features": 20,
+        "sigma": 0.5,
+        "alpha": 1e-3,
+        "consensus": 1.0,
+        "tol": 1e-6,
+        "random_state": 0,
+    }
     every = DeKRRRegressor(**settings).fit(X, y, sites=sites)
     censored = DeKRRRegressor(**settings, censor_start=start, censor_decay=decay, max_rounds=150)
     with warnings.catch_warnings(record=True) as told:

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         The names of the columns; None where they have no names.
     n_columns : int
     n_members : int
-        The number of models whose predictions are averaged: 1, or 1 + the number of neighbours.
+        The number of models whose predictions are added up, each with its weight.
+    parts : list of str
+        What each member is: "own", "neighbor", "shared" or "local". Where it is empty, the first is the site's own and
+        the others are its neighbours'.
+    column_scales : list of float or None
+        How much the response depends on each of the `n_columns` columns, as all sites agreed; the largest is 1.
     scaled : bool
         Whether the model scales rows and responses.
     privacy : Spent or None
@@ -67,6 +72,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     n_columns: int
     columns: list[str] | None = None
     n_members: int = 1
+    parts: list[str] = []
+    column_scales: list[float] | None = None
     scaled: bool = False
     privacy: Spent | None = None
     encoding: Columns | None = None
@@ -98,19 +105,6 @@ def as_rows(X: Any, header: Header) -> Array:
     return rows
 
 
-def neighborhood_weights(n_neighbors: int, own_weight: float = 0.5) -> list[float]:
-    """Return the weights of a site's own model and of its neighbours' models in a neighbourhood prediction.
-
-    The own model has `own_weight`; the neighbours share the rest equally. Without neighbours the own weight is 1.
-
-    Examples
-    --------
-    >>> neighborhood_weights(4)
-    [0.5, 0.125, 0.125, 0.125, 0.125]
-    """
-    return [own_weight, *[(1 - own_weight) / n_neighbors] * n_neighbors] if n_neighbors else [1.0]
-
-
 @dataclass(frozen=True, eq=False)
 class Member:
     """One linear model: a feature map, the coefficients of its features, and its weight in a site's prediction.
@@ -129,13 +123,6 @@ class Member:
     def predict(self, X: Array) -> Array:
         """Return coefficients'z(x) for scaled rows, shape (n_rows,) or (n_rows, n_outputs)."""
         return self.feature_map.apply(X, self.coefficients)
-
-
-def neighborhood(own: Member, around: Sequence[Member], own_weight: float = 0.5) -> tuple[Member, ...]:
-    """Return a site's own model and its neighbours' models, with the weights of `neighborhood_weights`."""
-    weights = neighborhood_weights(len(around), own_weight)
-    members = zip([own, *around], weights, strict=True)
-    return tuple(Member(member.feature_map, member.coefficients, weight) for member, weight in members)
 
 
 def joined(members: Sequence[Member]) -> Member:
@@ -157,11 +144,20 @@ def joined(members: Sequence[Member]) -> Member:
 
 
 def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
-    """Return the models that a site predicts with: its own, and for "neighborhood" those of its neighbours, too."""
-    own = Member(outcome.feature_map, outcome.coefficients)
-    maps = outcome.neighbor_maps if prediction == "neighborhood" else {}
-    around = [Member(feature_map, outcome.neighbor_coefficients[p]) for p, feature_map in maps.items()]
-    return neighborhood(own, around, outcome.own_weight)
+    """Return the models that a site's prediction adds up; `parts_of` says what each is.
+
+    First its own agreed model, and for "neighborhood" those of its neighbours, too; then the shared part and the local
+    part, where there are such.
+    """
+    agreed = [Member(*parts) for parts in outcome.agreed_members(prediction)]
+    others = [Member(part.feature_map, part.coefficients) for part in (outcome.shared, outcome.local) if part]
+    return (*agreed, *others)
+
+
+def parts_of(outcome: Outcome, prediction: str) -> list[str]:
+    """Return what the members are: "own", "neighbor", "shared" or "local"."""
+    neighbors = len(outcome.neighbor_maps) if prediction == "neighborhood" else 0
+    return ["own", *["neighbor"] * neighbors, *["shared"] * bool(outcome.shared), *["local"] * bool(outcome.local)]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -174,7 +170,8 @@ class SiteModel:
     ----------
     header : Header
     members : tuple of Member
-        First the site's own model; then its neighbours' models, if it predicts with its neighbourhood.
+        First the site's own agreed model; then its neighbours' models, if it predicts with its neighbourhood; then the
+        shared part and the local part, where there are such. `header.parts` says which is which.
     scaling : Scaling or Unscaled
     calibration : Calibration, optional
         What intervals are made of.
@@ -209,6 +206,16 @@ class SiteModel:
     def n_outputs(self) -> int:
         """The number of outputs."""
         return math.prod(self.coefficients.shape[1:])
+
+    def without_local(self) -> "SiteModel":
+        """Return the model without its local part: what the sites agreed on, to be given to others.
+
+        The local part is fitted to the site's own rows alone.
+        """
+        kept = [i for i in range(len(self.members)) if self.header.parts[i : i + 1] != ["local"]]
+        parts = [self.header.parts[i] for i in kept] if self.header.parts else []
+        header = msgspec.structs.replace(self.header, n_members=len(kept), parts=parts)
+        return replace(self, header=header, members=tuple(self.members[i] for i in kept))
 
     def predict(self, X: Any) -> Array:
         """Predict the response.

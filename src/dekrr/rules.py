@@ -84,6 +84,10 @@ def _are_positive(values: Any) -> bool:
     return np.ndim(values) == 1 and len(values) > 0 and all(POSITIVE.allows(value) for value in values)
 
 
+def _are_scales(values: Any) -> bool:
+    return not isinstance(values, str) and isinstance(values, Sized) and all(map(_are_positive, values))  # type: ignore[call-overload]
+
+
 def _are_counts(values: Any) -> bool:
     values = list(values.values()) if isinstance(values, Mapping) else values
     return np.ndim(values) == 1 and all(map(whole_number(1).allows, values))
@@ -101,8 +105,16 @@ def _is_random_state(value: Any) -> bool:
     return isinstance(value, np.random.RandomState) or whole_number(0, 2**32 - 1).allows(value)
 
 
+def or_auto(rule: Rule) -> Rule:
+    """Return the rule that allows "auto" too."""
+    return Rule(
+        f'"auto", {rule.words}', lambda value: value == "auto" if isinstance(value, str) else rule.allows(value)
+    )
+
+
 POSITIVE = Rule("a positive number", lambda value: _is_finite(value) and value > 0)
 POSITIVES = Rule("positive numbers, one or more", _are_positive)
+COLUMN_SCALES = Rule("sequences of positive numbers, one for each column", _are_scales)
 FLAG = Rule("True or False", lambda value: isinstance(value, bool | np.bool_))
 COUNTS = Rule("a mapping of site to such numbers, or a sequence in the order of the sorted sites", _are_counts)
 PAIR = Rule("a pair, lower and upper values", _is_pair)

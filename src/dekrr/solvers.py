@@ -109,6 +109,7 @@ class Solver(Protocol[AnyState]):
     ...         return Moving(state.coefficients + velocity, velocity, state.rate)
     >>> X, y, sites = make_sites(n_sites=4, random_state=0)
     >>> settings = dict(n_features=10, sigma=0.5, alpha=1e-2, consensus=1.0, tol=1e-4, random_state=0)
+    >>> settings |= dict(shared=None, local=None, column_scales=None)
     >>> ours = DeKRRRegressor(solver=Momentum(), **settings).fit(X, y, sites=sites)
     >>> fast = DeKRRRegressor(solver="chebyshev", **settings).fit(X, y, sites=sites)
     >>> bool(np.allclose(ours.predict(X), fast.predict(X), atol=0.01)), ours.n_rounds_ > fast.n_rounds_

@@ -17,6 +17,7 @@ from .. import estimators
 from ..data import by_response, halves, load, make_sites
 from ..metrics import rse
 from ..scaling import Scaling
+from ..settings import ALONE
 from ..types import Array
 
 
@@ -86,12 +87,19 @@ def _from_file(name: str, directory: Path | None, seed: int) -> Problem:
 def _methods(settings: dict[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
     shared = {**settings, "random_state": seed}
     exact = {key: value for key, value in shared.items() if key != "n_features"}
-    yield "DeKRR", estimators.DeKRRRegressor(n_features=shared["n_features"], folds=3, random_state=seed)
-    yield "DeKRR, not tuned", estimators.DeKRRRegressor(**shared, consensus=1.0)
+    yield "DeKRR", estimators.DeKRRRegressor(n_features=shared["n_features"], random_state=seed)
+    yield "DeKRR alone, not tuned", estimators.DeKRRRegressor(**shared, **ALONE, consensus=1.0)
     yield (
         "DeKRR-DDRF (the paper)",
         estimators.DeKRRRegressor(
-            **shared, consensus=1.0, features="energy", prediction="own", solver="jacobi", tol=0, max_rounds=200
+            **shared,
+            **ALONE,
+            consensus=1.0,
+            features="energy",
+            prediction="own",
+            solver="jacobi",
+            tol=0,
+            max_rounds=200,
         ),
     )
     yield "AllReduce, energy", estimators.AllReduceRegressor(**shared, features="energy")

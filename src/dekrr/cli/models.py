@@ -51,6 +51,9 @@ def fit(
     n_neighbors: Annotated[int, _option(_SETTINGS["n_neighbors"])] = _SETTINGS["n_neighbors"].in_process,
     prediction: Annotated[str, _option(_SETTINGS["prediction"])] = _SETTINGS["prediction"].in_process,
     min_rows: Annotated[int, _option(_SETTINGS["min_rows"])] = _SETTINGS["min_rows"].in_process,
+    shared: Annotated[str, _option(_SETTINGS["shared"])] = _SETTINGS["shared"].in_process,
+    local: Annotated[str, _option(_SETTINGS["local"])] = _SETTINGS["local"].in_process,
+    column_scales: Annotated[str, _option(_SETTINGS["column_scales"])] = _SETTINGS["column_scales"].in_process,
     seed: Annotated[int, _option(_SEED)] = _SEED.in_process,
     force: Annotated[bool, typer.Option("--force", help="Replace models that are already there.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
@@ -82,6 +85,9 @@ def fit(
             "topology": topology,
             "n_neighbors": n_neighbors,
             "prediction": prediction,
+            "shared": _part("shared", shared),
+            "local": _part("local", local),
+            "column_scales": None if column_scales.lower() == "none" else _list("column-scales", column_scales),
             "min_rows": min_rows,
             "random_state": seed,
             "verbose": 0 if quiet or not tells else 1,
@@ -129,6 +135,21 @@ def _numbers_or_auto(name: str, given: str) -> float | list[float] | str:
     except ValueError:
         raise SettingsError(f'--{name} must be a number, several with commas, or "auto"; got {given!r}') from None
     return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _part(name: str, given: str) -> int | str | None:
+    """Return the number of features of a part, "auto", or None."""
+    if given == "auto" or given.lower() == "none":
+        return given if given == "auto" else None
+    if not given.isdigit():
+        raise SettingsError(f'--{name} must be a number of features, "auto" or "none"; got {given!r}')
+    return int(given)
+
+
+def _list(name: str, given: str) -> list[float] | str:
+    """Return "auto", or several numbers."""
+    numbers = _numbers_or_auto(name, given)
+    return [numbers] if isinstance(numbers, float) else numbers
 
 
 def file_name(site: str) -> str:

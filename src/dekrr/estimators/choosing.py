@@ -28,12 +28,15 @@ class Choosing:
         The estimator's n_features, kernel, sigma and mapping.
     defaults : mapping of str to object
         The same of an estimator that is given none.
+    leaves_sigma : bool, default=False
+        Whether the sites agree on a bandwidth, where it is "auto".
     """
 
     owner: str
     features: Any
     given: Mapping[str, Any]
     defaults: Mapping[str, Any]
+    leaves_sigma: bool = False
 
     @classmethod
     def of(cls, regressor: Any, features: Any = None) -> "Choosing":
@@ -68,8 +71,8 @@ class Choosing:
         )
 
     def sigmas(self) -> tuple[float, ...]:
-        """Return the bandwidths to choose from; one that is given is the only one."""
-        return grid_of("sigma", self.setting("sigma"))
+        """Return the bandwidths to choose from; one that is given is the only one, and 1 stands for one to agree on."""
+        return (1.0,) if self.leaves_sigma else grid_of("sigma", self.setting("sigma"))
 
     def kernel_name(self) -> str:
         """Return what model files call the kernel."""
@@ -88,10 +91,12 @@ class Choosing:
     def chooser(self, n_features: int, sigma: float | None = None) -> Chooser:
         """Return the chooser of a site with so many features; by default with the first bandwidth."""
         chooser = self.brought() or CHOOSERS[self.features]()
+        if sigma is None and not self.leaves_sigma:
+            sigma = self.sigmas()[0]
         return chooser.replace(
             n_features=n_features,
             kernel=self.setting("kernel"),
-            sigma=self.sigmas()[0] if sigma is None else sigma,
+            sigma=sigma,
             mapping=self.setting("mapping"),
         )
 

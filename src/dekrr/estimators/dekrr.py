@@ -1,6 +1,7 @@
 """The regressor of the paper's method, DeKRR-DDRF."""
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from ..privacy.odometer import PROCESS
 from ..rows import Rows
 from ..settings import (
     GRIDS,
+    WITH_SHARED,
     DeKRRSettings,
     EstimatorSettings,
     FeatureSettings,
@@ -31,7 +33,7 @@ from .deployment import Verdict, deployed, judge
 from .features import NetworkRegressor
 from .network import Run, are_weighted, sites_of
 from .parameters import estimator, setting, settings_of
-from .procedures import train_dekrr, tuning_of, with_intervals
+from .procedures import train_parts, tuning_of, with_intervals
 from .ranks import RowsElsewhere
 from .updates import Standing, go_on
 
@@ -41,6 +43,11 @@ _BLOCK_ROWS = 1 << 14
 @estimator
 class DeKRRRegressor(NetworkRegressor):
     """Decentralised kernel ridge regression with features chosen by each site (DeKRR-DDRF).
+
+    A site's model has three parts, f_j = shared + agreed + local. The shared part is the same at all sites, from exact
+    sums over a spanning tree. The agreed part is DeKRR, on what the shared part leaves. The local part corrects both
+    for the site's own rows, and is sent to nobody. Features are drawn in column scales that all sites learn together.
+    With ``shared=None, local=None, column_scales=None`` the estimator is DeKRR alone, as follows.
 
     Every site chooses random features from its own rows and ends with its own model; neighbours are made to
     agree on predictions. All sites together minimise
@@ -72,6 +79,9 @@ class DeKRRRegressor(NetworkRegressor):
         candidate: the mean squared held-out error over all sites, in scaled units of the response.
     history_ : dict of str to ndarray
         "round" and "objective", before the first round and after each.
+    column_scales_ : ndarray of shape (n_columns,)
+        How much the response depends on each column, as all sites agreed; the largest is 1. All are 1 where none were
+        learnt or given.
     traffic_ : Traffic
         Bytes and messages over every directed edge.
     deployment_ : dict of site to Verdict
@@ -109,6 +119,9 @@ class DeKRRRegressor(NetworkRegressor):
     objective: str = setting(TuningSettings, "objective")
     solver: Any = setting(DeKRRSettings, "solver")
     self_penalty: Any = setting(DeKRRSettings, "self_penalty")
+    shared: Any = setting(DeKRRSettings, "shared")
+    local: Any = setting(DeKRRSettings, "local")
+    column_scales: Any = setting(DeKRRSettings, "column_scales")
     tol: float = setting(DeKRRSettings, "tol")
     max_rounds: int = setting(DeKRRSettings, "max_rounds")
     prediction: str = setting(FeatureSettings, "prediction")
@@ -136,11 +149,15 @@ class DeKRRRegressor(NetworkRegressor):
             Settings to have instead.
         """
         leverage = entries(DeKRRSettings)["max_leverage"]
+        parts = self._parts()
+        first = {name: self._grid(name)[0] for name in ("alpha", "consensus")}
+        if parts["shared"] is not None:
+            first["own_weight"] = WITH_SHARED["own_weight"]
         settings = settings_of(
             self,
             DeKRRSettings,
-            alpha=grid_of("alpha", self.alpha)[0],
-            consensus=grid_of("consensus", self.consensus)[0],
+            **first,
+            **parts,
             wire=settings_of(self, Wire),
             max_leverage=leverage.default if self.rows_per_feature else leverage.in_process,
             bounds=_as_bounds(self.bounds),
@@ -149,8 +166,25 @@ class DeKRRRegressor(NetworkRegressor):
             settings = deployed(settings, self.n_features)
         return msgspec.structs.replace(settings, **changes)
 
+    def _parts(self) -> dict[str, Any]:
+        """Return which parts the models have; "auto" is none where the run cannot have any."""
+        given = {"shared": self.shared, "local": self.local, "column_scales": self.column_scales}
+        if not isinstance(self.column_scales, str | None):
+            given["column_scales"] = tuple(np.asarray(self.column_scales, dtype=float).tolist())
+        cannot = self.privacy is not None or self.exchange != "sums"
+        return {name: None if cannot and _is_auto(part) else part for name, part in given.items()}
+
+    def _grid(self, name: str, given: Any = None) -> tuple[float, ...]:
+        """Return the values of a setting to choose from; with a shared part "auto" is one value."""
+        given = getattr(self, name) if given is None else given
+        if name in WITH_SHARED and _is_auto(given) and self._parts()["shared"] is not None:
+            return (WITH_SHARED[name],)
+        return grid_of(name, given)
+
     def _choosing(self) -> Choosing:
         choosing = Choosing.of(self)
+        if self._parts()["shared"] is not None and _is_auto(choosing.setting("sigma")):
+            choosing = replace(choosing, leaves_sigma=True)
         if self.allocation != "equal" and not isinstance(choosing.setting("n_features"), Integral):
             raise SettingsError(f"allocation={self.allocation!r} shares out one n_features; give a number, or leave it")
         if self.privacy is None or not isinstance(self.features, str) or self.features == "plain":
@@ -160,9 +194,7 @@ class DeKRRRegressor(NetworkRegressor):
 
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
         choosing = self._choosing()
-        grids = {
-            name: grid_of(name, choosing.setting(name) if name == "sigma" else getattr(self, name)) for name in GRIDS
-        }
+        grids = {"sigma": choosing.sigmas(), "alpha": self._grid("alpha"), "consensus": self._grid("consensus")}
         tuned = [name for name, grid in grids.items() if len(grid) > 1]
         if self.privacy is not None and tuned:
             raise SettingsError(
@@ -179,9 +211,12 @@ class DeKRRRegressor(NetworkRegressor):
             folds = self.folds if tuning is not None else 0
             sites = sites_of(rows, graph, seed=seed)
             self.deployment_: dict[Hashable, Verdict] = judge(sites, choosing.choosers(list(rows)), settings, folds)
-        training = train_dekrr(settings, tuning)
+        training = train_parts(settings, tuning, prediction=self.prediction, objective=self.objective)
         if self._finds_intervals(tuned=bool(tuned)):
-            training, trainings = with_intervals(training, settings, self.prediction), trainings + 1
+            training, trainings = (
+                with_intervals(training, settings, prediction=self.prediction, objective=self.objective),
+                trainings + 1,
+            )
         run = self._train(rows, graph, seed, training, choosing, self.network, trainings)
         if self.privacy is not None:
             _tell_spent(rows, self.privacy.epsilon)
@@ -203,7 +238,7 @@ class DeKRRRegressor(NetworkRegressor):
         outcome = next(iter(run.outcomes.values()))
         tuned = outcome.tuned
         self.own_weight_: float = outcome.own_weight
-        self.sigma_: float = tuned.sigma if tuned else first["sigma"]
+        self.sigma_: float = tuned.sigma if tuned else outcome.sigma or first["sigma"]
         self.alpha_: float = tuned.alpha if tuned else first["alpha"]
         self.consensus_: float = tuned.consensus if tuned else first["consensus"]
         self.tuning_: dict[str, Array] | None = None
@@ -218,6 +253,8 @@ class DeKRRRegressor(NetworkRegressor):
             self.rows_ = {label: site.rows.owned() for label, site in run.sites.items()}
         elif hasattr(self, "rows_"):
             del self.rows_
+        scales = next(iter(run.outcomes.values())).column_scales
+        self.column_scales_: Array = np.ones(run.n_columns) if scales is None else scales
         self._standing: Standing | None = None
         if all(outcome.privacy is None for outcome in run.outcomes.values()):
             rows = self.rows_ if with_rows else None
@@ -254,6 +291,8 @@ class DeKRRRegressor(NetworkRegressor):
         joining = [label for label in new if label not in self.models_]
         if joining and not len(edges):
             raise DataError(f"sites {joining} are new: give their edges, as in edges=[(new, old), ...]")
+        if joining or len(edges):
+            standing.refuse_new_edges_with_parts()
         self._go_on(standing, standing.graph_with(edges, new), new)
         return self
 
@@ -277,6 +316,11 @@ class DeKRRRegressor(NetworkRegressor):
         if len(self.sites_) == 1:
             raise DataError(f"{site!r} is the only site, and cannot leave")
         standing = self._require_standing()
+        if any(outcome.shared is not None for outcome in standing.outcomes.values()):
+            raise SettingsError(
+                f"the shared part has sums over the rows of {site!r}, which cannot be taken out: fit the others anew, "
+                "or fit with shared=None to let sites leave later"
+            )
         self._go_on(standing, standing.graph_without(site), {})
         return self
 
@@ -314,6 +358,10 @@ def _tell_spent(rows: Mapping[Hashable, Rows], epsilon: float) -> None:
             f"{fits} private fits in this process had the same rows and spent epsilon {total:g} together on one of "
             f"them, not {epsilon:g}. Fit once, or count on {total:g}"
         )
+
+
+def _is_auto(given: Any) -> bool:
+    return isinstance(given, str) and given == "auto"
 
 
 def _as_bounds(bounds: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

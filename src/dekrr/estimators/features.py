@@ -9,7 +9,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from .. import topology as topologies
 from ..errors import warn
-from ..model import SiteModel, members_of
+from ..model import SiteModel, members_of, parts_of
 from ..networks.base import Connect
 from ..rows import Rows
 from ..settings import EstimatorSettings, FeatureSettings
@@ -55,7 +55,14 @@ class FeatureRegressor(SiteRegressor):
         for label, outcome in run.outcomes.items():
             members = members_of(outcome, prediction)
             header = self._header(run.sites[label].name, kernel, sigma)
-            header = msgspec.structs.replace(header, n_members=len(members), privacy=outcome.privacy)
+            scales = outcome.column_scales
+            header = msgspec.structs.replace(
+                header,
+                n_members=len(members),
+                parts=parts_of(outcome, prediction),
+                column_scales=None if scales is None else scales.tolist(),
+                privacy=outcome.privacy,
+            )
             models[label] = SiteModel(header, members, outcome.scaling, outcome.calibration)
         self.n_rounds_ = max(outcome.rounds for outcome in run.outcomes.values())
         objective = np.sum([outcome.objective_shares for outcome in run.outcomes.values()], axis=0)

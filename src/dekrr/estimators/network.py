@@ -45,6 +45,11 @@ class Run:
         return {label: site.name for label, site in self.sites.items()}
 
     @property
+    def n_columns(self) -> int:
+        """How many columns the rows have."""
+        return next(iter(self.sites.values())).rows.n_columns
+
+    @property
     def n_rows(self) -> dict[Hashable, int]:
         """How many rows each site has."""
         return {label: site.n_rows for label, site in self.sites.items()}

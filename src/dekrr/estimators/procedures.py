@@ -8,7 +8,7 @@ import numpy as np
 
 from ..model import members_of
 from ..networks.local import LocalNetwork
-from ..protocols import dekrr
+from ..protocols import dekrr, parts
 from ..protocols.baselines import allreduce, dkla
 from ..protocols.calibration import PARTS, calibrate
 from ..protocols.online import go_on
@@ -32,7 +32,12 @@ def train_dekrr(settings: DeKRRSettings, tuning: Tuning | None = None, *, keep_p
     return partial(dekrr.train, settings=settings, tuning=tuning, keep_path=keep_path)
 
 
-def with_intervals(training: Training, settings: DeKRRSettings, prediction: str) -> Training:
+def train_parts(settings: DeKRRSettings, tuning: Tuning | None, *, prediction: str, objective: str) -> Training:
+    """Return the training of DeKRR with a shared and a local part, as far as the settings ask for them."""
+    return partial(parts.train, settings=settings, tuning=tuning, prediction=prediction, objective=objective)
+
+
+def with_intervals(training: Training, settings: DeKRRSettings, *, prediction: str, objective: str) -> Training:
     """Return a training of DeKRR that also finds what intervals are made of.
 
     Parameters
@@ -41,7 +46,12 @@ def with_intervals(training: Training, settings: DeKRRSettings, prediction: str)
     settings : DeKRRSettings
     prediction : {"own", "neighborhood"}
         How sites predict.
+    objective : {"mean", "own", "union"}
+        Whose rows matter.
     """
+
+    def again(fixed: DeKRRSettings) -> Training:
+        return train_parts(fixed, None, prediction=prediction, objective=objective)
 
     def predict(outcome: Outcome, X: Array) -> Array:
         return np.asarray(sum(member.weight * member.predict(X) for member in members_of(outcome, prediction)))
@@ -60,7 +70,7 @@ def with_intervals(training: Training, settings: DeKRRSettings, prediction: str)
         outcome.calibration = yield from calibrate(
             site,
             outcome,
-            lambda other: train_dekrr(fixed)(other, found),
+            lambda other: again(fixed)(other, found),
             predict,
             min_rows=settings.min_rows,
             masked=settings.masks,

@@ -117,6 +117,14 @@ class Standing:
             rows[label] = ChainedRows(parts) if len(parts) > 1 else parts[0]
         return rows
 
+    def refuse_new_edges_with_parts(self) -> None:
+        """Refuse sites that join, and new edges, where models have more parts than the agreed one."""
+        if any(outcome.sigma is not None for outcome in self.outcomes.values()):
+            raise SettingsError(
+                "a site cannot join, nor an edge be added, where models have a shared or a local part or learnt column "
+                "scales: fit anew, or fit with shared=None, local=None and column_scales=None"
+            )
+
     def _refuse_new_edges(self, graph: Any) -> None:
         added = [edge for edge in graph.edges if not self.graph.has_edge(*edge)]
         if added and self.rows is None:

@@ -16,10 +16,9 @@ from ..estimators import AllReduceRegressor, DeKRRRegressor, DKLARegressor
 from ..estimators.network import run, seed_of, sites_of
 from ..estimators.procedures import train_dekrr, train_dkla
 from ..metrics import rse
-from ..model import neighborhood_weights
 from ..networks.base import Delivery
 from ..networks.local import LocalNetwork
-from ..protocols.outcome import Outcome
+from ..protocols.outcome import Outcome, neighborhood_weights
 from ..rows import Rows
 from ..selection import Chooser
 from ..types import Array

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..estimators import AllReduceRegressor, COKERegressor, DeKRRRegressor, DKLARegressor
 from ..selection import CHOOSERS, Chooser
+from ..settings import ALONE
 from .problems import Problem
 from .tasks import Task
 from .tuning import choose_consensus, cross_validate
@@ -54,13 +55,13 @@ METHODS: Mapping[str, Method] = {
     "DeKRR-DDRF": Method(
         "the paper's: energy features of each site's own, consensus on predictions",
         DeKRRRegressor,
-        {"features": "energy", "prediction": "own"},
+        {**ALONE, "features": "energy", "prediction": "own"},
         has_consensus=True,
     ),
     "ours": Method(
-        "the library's defaults: greedy features, all settings tuned without a centre, neighbourhood prediction",
+        "the agreed part alone: greedy features, all settings tuned without a centre, neighbourhood prediction",
         DeKRRRegressor,
-        {"features": "greedy", "prediction": "neighborhood"},
+        {**ALONE, "features": "greedy", "prediction": "neighborhood"},
         has_consensus=True,
         tunes_itself=True,
     ),

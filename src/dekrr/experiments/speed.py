@@ -28,6 +28,7 @@ from ..estimators import DeKRRRegressor
 from ..networks.threads import free_cores, one_blas_thread
 from ..rows.survey import SAMPLE_ROWS
 from ..selection import Greedy
+from ..settings import ALONE
 from ..statistics import rows_per_block
 from ..types import Array
 from .peers import paper_port, pooled_peers
@@ -93,6 +94,7 @@ class Problem:
             "tol": 1e-6,
             "scale": None,
             "random_state": 0,
+            **ALONE,
         }
         return lambda: DeKRRRegressor(**settings | changes).fit(self.X, self.y, sites=self.sites)
 

@@ -14,7 +14,7 @@ from .. import topology
 from ..data.splits import Split
 from ..estimators.network import seed_of, sites_of
 from ..features import FeatureMap
-from ..model import neighborhood_weights
+from ..protocols.outcome import neighborhood_weights
 from ..rows import ArrayRows
 from ..selection import Chooser
 from ..statistics import accumulate

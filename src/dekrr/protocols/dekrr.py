@@ -54,6 +54,13 @@ def train(
     run = plan(chooser, settings, tuning, keep_path=keep_path)
     run.refuse(site)                                               # every reason at once, before anything is sent
     start = yield from begin(site, run)                            # who is there, N, J; rows in agreed units
+    return (yield from agree(start, run))
+    # fmt: on
+
+
+def agree(start: Start, run: Run) -> Procedure[Outcome]:
+    """Choose features, exchange sums, and solve together with the neighbours: what follows the start of a run."""
+    # fmt: off
     run = yield from sized(start, run)                             # how many features, D_j
     run = yield from tuned(start, run)                             # nothing to do where all settings are numbers
     own = yield from choose(start, run)                            # line 3

@@ -85,6 +85,9 @@ def go_on(
     scaling = yield from _pass_on_scaling(site, update, run)
     start = start_of(site, scaling, roll, run)
     update = replace(update, new=new.scaled(scaling))
+    if before is not None and before.shared is not None:  # it stays as it is, and the agreed part fits what it leaves
+        start = replace(start, rows=before.shared.residuals(start.rows))
+        update = replace(update, new=before.shared.residuals(update.new))
     if before is None:
         run = run.with_n_features(chooser.most_features(int(chooser.n_features), site.n_rows))
         own_map = choose_alone(site, start.rows, run.chooser)
@@ -97,6 +100,9 @@ def go_on(
     coefficients = before.coefficients if before is not None else np.zeros_like(system.row.right_side)
     outcome = yield from rounds(start, ready, system, run, coefficients)
     outcome.calibration = before.calibration if before is not None else None
+    if before is not None:
+        outcome.shared, outcome.local = before.shared, before.local
+        outcome.column_scales, outcome.sigma = before.column_scales, before.sigma
     return outcome
 
 

@@ -1,16 +1,61 @@
 """What a training procedure returns."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from ..features import FeatureMap
 from ..intervals import Calibration
 from ..privacy.admission import Admission
 from ..privacy.mechanism import Spent
+from ..rows import Rows
 from ..scaling import AnyScaling
-from ..types import Array
+from ..types import Array, Block
 from .roster import Roster
 from .stages import SetUp
 from .tuning import Tuned
+
+
+def neighborhood_weights(n_neighbors: int, own_weight: float = 0.5) -> list[float]:
+    """Return the weights of a site's own model and of its neighbours' models in a neighbourhood prediction.
+
+    The own model has `own_weight`; the neighbours share the rest equally. Without neighbours the own weight is 1.
+
+    Examples
+    --------
+    >>> neighborhood_weights(4)
+    [0.5, 0.125, 0.125, 0.125, 0.125]
+    """
+    return [own_weight, *[(1 - own_weight) / n_neighbors] * n_neighbors] if n_neighbors else [1.0]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of a site's model beside the agreed one: the part that all sites share, or the site's local part.
+
+    Parameters
+    ----------
+    feature_map : FeatureMap
+    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
+    ridge : float, default=0.0
+        The ridge of the shared part, in units of Z'Z / N.
+    error : float, default=nan
+        The squared error per row that was predicted for it.
+    """
+
+    feature_map: FeatureMap
+    coefficients: Array
+    ridge: float = 0.0
+    error: float = float("nan")
+
+    def residuals(self, rows: Rows) -> Rows:
+        """Return the rows with what the part leaves of their responses."""
+
+        def left(block: Block) -> Block:
+            return block._replace(y=block.y - self.feature_map.apply(block.X, self.coefficients))
+
+        return rows.mapped(left)
 
 
 @dataclass
@@ -49,6 +94,14 @@ class Outcome:
         The rule by which rows were in sums, for later sums.
     calibration : Calibration or None
         What intervals are made of, where the run found it.
+    shared : Part or None
+        The part that is the same at all sites, where there is one. The coefficients above fit what it leaves.
+    local : Part or None
+        The site's correction for its own rows, which it sends to nobody.
+    column_scales : ndarray of shape (n_columns,), or None
+        What the response depends on, as all sites agreed; the largest is 1.
+    sigma : float or None
+        The bandwidth that sites agreed on, where none was given.
     """
 
     roster: Roster
@@ -69,3 +122,25 @@ class Outcome:
     privacy: Spent | None = None
     admission: Admission | None = None
     calibration: Calibration | None = None
+    shared: Part | None = None
+    local: Part | None = None
+    column_scales: Array | None = None
+    sigma: float | None = None
+
+    def agreed_members(self, prediction: str) -> Iterator[tuple[FeatureMap, Array, float]]:
+        """Yield the maps, coefficients and weights of the agreed part: the site's own first, then its neighbours'.
+
+        Parameters
+        ----------
+        prediction : {"own", "neighborhood"}
+        """
+        maps = self.neighbor_maps if prediction == "neighborhood" else {}
+        weights = neighborhood_weights(len(maps), self.own_weight)
+        yield self.feature_map, self.coefficients, weights[0]
+        for (p, feature_map), weight in zip(maps.items(), weights[1:], strict=True):
+            yield feature_map, self.neighbor_coefficients[p], weight
+
+    def agreed_prediction(self, X: Array, prediction: str) -> Array:
+        """Return the agreed part's prediction for scaled rows, shape (n_rows,) or (n_rows, n_outputs)."""
+        parts = [w * known.apply(X, theta) for known, theta, w in self.agreed_members(prediction)]
+        return np.asarray(np.sum(parts, axis=0))

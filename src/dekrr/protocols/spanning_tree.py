@@ -1,4 +1,6 @@
-"""Sums over all sites: partial sums go up the spanning tree of the roll call, and the total comes down."""
+"""Sums over all sites: partial sums go up the spanning tree of the roll call. The total, or a result, comes down."""
+
+from collections.abc import Callable
 
 from ..errors import MessageError
 from ..messages import Masked, Total, expect
@@ -29,6 +31,32 @@ def tree_sum(
     largest : float or ndarray of shape (n,), default=1.0
         A public bound on every site's values. Masked sums are right to about 1e-18 of it, times the number of sites.
     """
+    return (yield from tree_result(site, roster, values, lambda total: total, len(values), masks, largest))
+
+
+def tree_result(
+    site: Site,
+    roster: Roster,
+    values: Array,
+    compute: Callable[[Array], Array],
+    n_results: int,
+    masks: Masks | None = None,
+    largest: Array | float = 1.0,
+) -> Procedure[Array]:
+    """Return what the root of the tree computes of the sum of all sites' vectors; the sum itself stays at the root.
+
+    Parameters
+    ----------
+    site : Site
+    roster : Roster
+    values : ndarray of shape (n,)
+    compute : callable
+        Takes the sum, and returns a vector of `n_results` numbers. The root alone calls it.
+    n_results : int
+    masks : Masks, optional
+    largest : float or ndarray of shape (n,), default=1.0
+        As in `tree_sum`.
+    """
     if masks is None:
         partial, children = yield from _climb(site, roster, values, Total, "values")
     else:
@@ -36,13 +64,13 @@ def tree_sum(
         partial, children = yield from _climb(site, roster, words, Masked, "words")
         if roster.parent is None:
             partial = largest * masks.reveal_over_tree(partial, roster.n_sites)
-    total = partial
+    result = compute(partial) if roster.parent is None else partial
     for step in range(roster.height):
-        inbox = yield dict.fromkeys(children, Total(total)) if step == roster.depth else {}
-        due = {roster.parent: values.shape} if roster.parent and step == roster.depth - 1 else {}
+        inbox = yield dict.fromkeys(children, Total(result)) if step == roster.depth else {}
+        due = {roster.parent: (n_results,)} if roster.parent and step == roster.depth - 1 else {}
         for message in expect(inbox, Total, values=due).values():
-            total = message.values
-    return total
+            result = message.values
+    return result
 
 
 def _climb(

@@ -6,6 +6,7 @@ scikit-learn, and no other module of this package imports it.
 
 from .choosers import MAPPINGS, Chooser, Energy, Leverage, Plain, Surrogate
 from .greedy import Greedy
+from .mixed import Mixed
 from .pool import Pool
 
 CHOOSERS: dict[str, type[Chooser]] = {
@@ -16,4 +17,4 @@ CHOOSERS: dict[str, type[Chooser]] = {
     "greedy": Greedy,
 }
 
-__all__ = ["CHOOSERS", "MAPPINGS", "Chooser", "Energy", "Greedy", "Leverage", "Plain", "Pool", "Surrogate"]
+__all__ = ["CHOOSERS", "MAPPINGS", "Chooser", "Energy", "Greedy", "Leverage", "Mixed", "Plain", "Pool", "Surrogate"]

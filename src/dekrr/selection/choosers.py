@@ -29,7 +29,7 @@ from scipy.linalg import cho_factor, cho_solve
 from ..errors import SettingsError
 from ..features import FeatureMap
 from ..kernels import KERNELS, Kernel, is_kernel, make_kernel
-from ..rules import FLAG, POSITIVE, POSITIVES, Rule, check, one_of, whole_number
+from ..rules import COLUMN_SCALES, FLAG, POSITIVE, POSITIVES, Rule, check, one_of, whole_number
 from ..types import Array
 from .pool import Pool, random_columns
 
@@ -69,6 +69,9 @@ class Chooser:
         "cos" makes a candidate one cosine with a random phase, "cossin" a cos/sin pair.
     pool_ratio : float, default=20
         The number of candidates per feature that is kept (the paper's D_0 / D).
+    column_scales : sequence of sequences of float, default=()
+        Factors of the columns, by which frequencies are multiplied. Where there are several sequences, the candidates
+        take turns. Without any all columns count alike.
 
     Examples
     --------
@@ -99,6 +102,7 @@ class Chooser:
         "max_columns": whole_number(1).or_none(),
         "mapping": one_of(*MAPPINGS),
         "pool_ratio": POSITIVE,
+        "column_scales": COLUMN_SCALES,
     }
 
     n_features: int = field(default=100, kw_only=False)
@@ -108,10 +112,12 @@ class Chooser:
     max_columns: int | None = None
     mapping: str = "cos"
     pool_ratio: float = 20
+    column_scales: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         check(type(self).__name__, vars(self), self.rules)
         object.__setattr__(self, "bandwidths", tuple(map(float, self.bandwidths)))
+        object.__setattr__(self, "column_scales", tuple(tuple(map(float, one)) for one in self.column_scales))
         make_kernel(self.kernel, self.bandwidth)  # raises an error if the kernel object has another bandwidth
 
     def replace(self, **changes: Any) -> Self:
@@ -193,7 +199,23 @@ class Chooser:
         """
         kernel = self._kernels()[int(np.argmin(self.bandwidths))]
         counts = range(1, min(self.max_columns, n_columns) + 1) if self.max_columns else (n_columns,)
-        return max(float(np.sqrt(n_columns / q)) * kernel.longest_frequency(q, chance) for q in counts)
+        longest = max(float(np.sqrt(n_columns / q)) * kernel.longest_frequency(q, chance) for q in counts)
+        return longest * self.largest_scale
+
+    @property
+    def largest_scale(self) -> float:
+        """The largest factor of a column; 1 without column scales."""
+        return max((max(one) for one in self.column_scales), default=1.0)
+
+    def scaled(self, frequencies: Array) -> Array:
+        """Return frequencies of shape (n_columns, n_candidates), each multiplied by one sequence of column scales."""
+        n_columns, n_candidates = frequencies.shape
+        if not self.column_scales:
+            return frequencies
+        if any(len(one) != n_columns for one in self.column_scales):
+            raise SettingsError(f"column_scales has {len(self.column_scales[0])} factors for {n_columns} columns")
+        scales = np.array(self.column_scales)
+        return np.asarray(frequencies * scales[np.arange(n_candidates) % len(scales)].T)
 
     def shortened(self, most: float) -> Self:
         """Return a copy of the chooser whose shortlist has at most `most` features."""
@@ -263,7 +285,7 @@ class Chooser:
         if self.max_columns is not None:
             frequencies *= random_columns(n_columns, n_candidates, self.max_columns, rng)
         phases = rng.uniform(0, 2 * np.pi, n_candidates) if self.mapping == "cos" else None
-        return Pool(frequencies, phases)
+        return Pool(self.scaled(frequencies), phases)
 
 
 def _lacks(chooser: Chooser, *methods: str) -> SettingsError:

@@ -2,9 +2,11 @@
 
 from .estimators import EstimatorSettings
 from .runs import (
+    ALONE,
     GRIDS,
     PRECISIONS,
     WIRE_PRECISIONS,
+    WITH_SHARED,
     AllReduceSettings,
     DeKRRSettings,
     DifferentialPrivacy,
@@ -19,9 +21,11 @@ from .runs import (
 from .table import Entry, Setting, as_table, check, entries
 
 __all__ = [
+    "ALONE",
     "GRIDS",
     "PRECISIONS",
     "WIRE_PRECISIONS",
+    "WITH_SHARED",
     "AllReduceSettings",
     "DKLASettings",
     "DeKRRSettings",

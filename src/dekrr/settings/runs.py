@@ -23,11 +23,17 @@ GRIDS = {
     "alpha": (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3),
     "consensus": (0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
 }
+# DeKRR without the other parts of a model.
+ALONE: dict[str, Any] = dict.fromkeys(("shared", "local", "column_scales"))
+# What "auto" is for the agreed part where there is a shared part: what is left for it varies less.
+WITH_SHARED = {"alpha": 1e-4, "consensus": 1.0, "own_weight": 1 / 3}
 PRECISIONS = ("double", "mixed")
 WIRE_PRECISIONS = ("double", "single", "int8")
 _NOT_NEGATIVE = number(0)
 _COUNT = whole_number(1)
 _CHANCE = Rule("a number between 0 and 1, or None", lambda value: value is None or 0 < value < 1)
+_PART = rules.or_auto(_COUNT)
+_SCALES = rules.or_auto(rules.POSITIVES)
 _MAKES = rules.with_methods("chooser")
 _CHOOSER = Rule("a Chooser or a transformer of one", lambda value: isinstance(value, Chooser) or _MAKES.allows(value))
 _KERNEL = Rule("a Kernel or its class", is_kernel)
@@ -261,6 +267,33 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
             FLAG,
         ),
     ] = False
+    shared: Annotated[
+        Any,
+        Setting(
+            "A part of the model that is the same at all sites: its number of features, or by the rows of all sites. "
+            "None has none.",
+            _PART.or_none(),
+            in_process="auto",
+        ),
+    ] = None
+    local: Annotated[
+        Any,
+        Setting(
+            "A part that corrects the model for the site's own rows and is sent to nobody: its number of features, or "
+            "by the site's rows. None has none.",
+            _PART.or_none(),
+            in_process="auto",
+        ),
+    ] = None
+    column_scales: Annotated[
+        Any,
+        Setting(
+            "How much the response depends on each column, in which features are drawn: learnt by all sites, or a "
+            "number for each column. None has all columns count alike.",
+            _SCALES.or_none(),
+            in_process="auto",
+        ),
+    ] = None
     max_maps: Annotated[int, Setting("The most feature maps that a neighbour may ask sums for in a run.", _COUNT)] = 64
     max_features: Annotated[
         int, Setting("The most features that a neighbour may choose; 0 is no limit.", whole_number(0))

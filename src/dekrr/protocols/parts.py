@@ -1,0 +1,152 @@
+"""Training with all parts of a site's model: f_j = shared + agreed + local.
+
+- The shared part is the same at all sites (`shared_part`). It reaches rows unlike a site's own.
+- The agreed part is DeKRR (`dekrr`), on what the shared part leaves.
+- The local part is the site's own correction of what both leave (`dekrr.local_part`). It is sent to nobody.
+
+The features of all parts are drawn in column scales that the sites agree on (`column_scales`). Where a run has none of
+this, it is `dekrr.train`, exactly.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+
+from ..local_part import draw_local, fit_local, local_size
+from ..scaling import AnyScaling
+from ..selection import Chooser, Greedy, Mixed
+from ..settings import DeKRRSettings
+from ..types import Array
+from . import dekrr
+from .column_scales import agree_on_scales, candidate_scales
+from .outcome import Outcome, Part
+from .run import Run
+from .shared_part import agree_on_spreads, bandwidth_of, fit_shared, shared_size
+from .site import Procedure, Site
+from .tuning import Tuning
+
+_SHARE_OF_SCALES = 3  # the model that scales are learnt from has so much fewer features than the shared part
+_LOCAL_SHARES = {"own": 1.0, "mean": 0.5, "union": 0.0}  # of the local part's weight, by what tuning minimises
+
+
+def train(
+    site: Site,
+    chooser: Chooser,
+    settings: DeKRRSettings,
+    tuning: Tuning | None = None,
+    *,
+    prediction: str = "neighborhood",
+    objective: str = "mean",
+    keep_path: bool = False,
+) -> Procedure[Outcome]:
+    """Train one site's model, with all its parts, together with its neighbours.
+
+    Parameters
+    ----------
+    site : Site
+    chooser : Chooser
+        Of the agreed part. Where its sigma is None, the sites agree on one by the spread of their rows.
+    settings : DeKRRSettings
+        `shared`, `local` and `column_scales` say which parts there are.
+    tuning : Tuning, optional
+        For the agreed part.
+    prediction : {"neighborhood", "own"}
+        How the site will predict with the agreed part.
+    objective : {"mean", "own", "union"}
+        Whose rows matter: the local part counts full for "own", half for "mean" and not at all for "union".
+    keep_path : bool, default=False
+        Keep the coefficients of every round in the outcome.
+    """
+    if not has_parts(settings):
+        return (yield from dekrr.train(site, chooser, settings, tuning, keep_path=keep_path))
+    run = dekrr.plan(chooser, settings, tuning, keep_path=keep_path)
+    run.refuse(site, also=reasons(settings))
+    start = yield from dekrr.begin(site, run)
+    roster = yield from start.roll.roster()
+    start.site.require_rows(settings.min_rows)
+    spreads = yield from agree_on_spreads(start)
+    sigma = chooser.sigma or bandwidth_of(spreads)
+    n_shared = shared_size(settings.shared or "auto", roster, settings.rows_per_feature)
+    n_scaling = max(1, n_shared // _SHARE_OF_SCALES)
+    scales = yield from agree_on_scales(start, run, settings.column_scales, n_scaling, sigma)
+    sets = candidate_scales(scales, spreads)
+    shared: Part | None = None
+    agreed = start
+    if settings.shared is not None:
+        shared = yield from fit_shared(start, run, n_shared, sigma, sets)
+        agreed = replace(start, rows=shared.residuals(start.rows))
+    outcome = yield from dekrr.agree(agreed, _run_of_agreed(run, sigma, sets))
+    outcome.shared, outcome.column_scales, outcome.sigma = shared, scales, sigma
+    if settings.local is not None:
+        outcome.local = local_part(site, start.scaling, outcome, settings, sets, spreads, prediction, objective)
+    return outcome
+
+
+def has_parts(settings: DeKRRSettings) -> bool:
+    """Return whether a run is more than DeKRR alone."""
+    return any(part is not None for part in (settings.shared, settings.local, settings.column_scales))
+
+
+def reasons(settings: DeKRRSettings) -> Iterator[str]:
+    """Yield why a run cannot have the parts that it asks for."""
+    if settings.privacy is not None:
+        yield (
+            "the privacy budget pays for the sums of DeKRR alone: give shared=None, local=None and column_scales=None "
+            "with privacy"
+        )
+
+
+def local_part(
+    site: Site,
+    scaling: AnyScaling,
+    outcome: Outcome,
+    settings: DeKRRSettings,
+    sets: tuple[tuple[float, ...], ...],
+    spreads: Array,
+    prediction: str,
+    objective: str,
+) -> Part | None:
+    """Return the site's correction for its own rows, with those that are in no sum; None where it does not help.
+
+    Parameters
+    ----------
+    site : Site
+        With all its rows; a sample stands for them where they are very many.
+    scaling : Scaling or Unscaled
+    outcome : Outcome
+        The other parts.
+    settings : DeKRRSettings
+    sets : tuple of tuples of float
+        The column scales of candidates.
+    spreads : ndarray of shape (n_columns,)
+    prediction, objective : str
+    """
+    share = _LOCAL_SHARES[objective]
+    rows = site.rows.scaled(scaling)
+    rows = outcome.shared.residuals(rows) if outcome.shared is not None else rows
+    block = (rows.sample if rows.streamed else rows).arrays()
+    n_features = local_size(settings.local, block.n_rows)
+    if not share or n_features < 1:
+        return None
+    block = block._replace(y=block.y - outcome.agreed_prediction(block.X, prediction))
+    scales = sets[-1] if sets else (1.0,) * rows.n_columns
+    sigma = outcome.sigma or bandwidth_of(spreads)
+    feature_map = draw_local(n_features, sigma, scales, site.rng("local part"))
+    coefficients = fit_local(block, feature_map, site.rng("local folds"), share)
+    return Part(feature_map, coefficients) if coefficients is not None else None
+
+
+def _run_of_agreed(run: Run, sigma: float, sets: tuple[tuple[float, ...], ...]) -> Run:
+    """Return the run of the agreed part: its candidates are drawn in the agreed scales, with the agreed bandwidth.
+
+    The default choice, greedy from Gaussian candidates, becomes a greedy choice from a mixed pool.
+    """
+    chooser, tuning = run.chooser, run.tuning
+    if chooser.sigma is None and tuning is not None and len(tuning.sigmas) == 1:
+        tuning = msgspec.structs.replace(tuning, sigmas=(sigma,))
+    default = Greedy(chooser.n_features, sigma=chooser.sigma, mapping=chooser.mapping)
+    if type(chooser) is Greedy and chooser == default:
+        chooser = Mixed(chooser.n_features, sigma=chooser.sigma, mapping=chooser.mapping)
+    chooser = chooser.replace(sigma=chooser.sigma or sigma, column_scales=sets)
+    return replace(run, chooser=chooser, tuning=tuning)

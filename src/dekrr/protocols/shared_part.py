@@ -1,0 +1,166 @@
+"""The shared part: one model for all sites, on the same features, from sums over the spanning tree.
+
+All sites draw the same pool from the run's seed. Each votes for the candidates that its own rows would take, with their
+gains in a greedy selection. The votes are summed over the tree, and the candidates with the most are the features of
+all. Then every site sums Z'Z, Z'y and y'y over its rows. The sums go up the tree, the root solves the ridge regression
+of the pooled rows, and its coefficients come down. No site but the root learns sums over all rows.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import SettingsError
+from ..features import FeatureMap
+from ..privacy.proofs import site_rng
+from ..privacy.rows_per_feature import check_leverages, check_rows_of_shared, longest_shortlist
+from ..ridge import least_gcv
+from ..scaling import Unscaled
+from ..selection.mixed import Mixed
+from ..statistics import OwnSums, accumulate, pack_symmetric, unpack_symmetric
+from ..types import Array
+from .masking import unit_of, unit_of_gram
+from .outcome import Part
+from .roster import Roster
+from .run import Run
+from .site import Procedure
+from .spanning_tree import tree_result, tree_sum
+from .stages import Start
+
+_MOST_FEATURES = 600
+_ROWS_PER_FEATURE = 10  # of all sites together
+_RIDGES = tuple(10.0 ** np.arange(-7, -1.9, 0.5))
+_VOTES_PER_FEATURE = 1.5  # of all sites together; several sites vote for the same
+_FEWEST_VOTES = 5
+_MOST_ROWS = 1000  # that a site votes by
+_POOL_RATIO = 8
+
+
+def agree_on_spreads(start: Start) -> Procedure[Array]:
+    """Return the standard deviation of each column over all sites' rows, shape (n_columns,)."""
+    roster, sample = (yield from start.roll.roster()), start.rows.sample
+    masks = None
+    if start.masking is not None:
+        if isinstance(start.scaling, Unscaled):
+            raise SettingsError(
+                "masks hide numbers of known size alone, and unscaled columns can be of any: scale them, or give "
+                "shared=None, local=None and column_scales=None"
+            )
+        masks = yield from start.masking.agreed()
+    own = sample.expansion * np.concatenate([sample.X.sum(axis=0), (sample.X**2).sum(axis=0)])
+    total = yield from tree_sum(start.site, roster, own, masks, 2.0**masks.rows if masks is not None else 1.0)
+    means, squares = np.split(total / max(roster.n_rows, 1), 2)
+    return np.sqrt(np.maximum(squares - means**2, 0.0))
+
+
+def bandwidth_of(spreads: Array) -> float:
+    """Return a bandwidth for columns of these spreads: the root of their number times their mean.
+
+    Columns that are the same everywhere do not count in the mean.
+
+    Examples
+    --------
+    >>> bandwidth_of(np.array([0.1, 0.3, 0.0, 0.2]))
+    0.4
+    """
+    there = spreads[spreads > 1e-9 * spreads.max(initial=0.0)]
+    return float(np.round(np.sqrt(len(spreads)) * there.mean(), 12)) if there.size else 1.0
+
+
+def shared_size(wanted: int | str, roster: Roster, rows_per_feature: float) -> int:
+    """Return the number of shared features: as wanted or, for "auto", by the rows of all sites.
+
+    No more are taken than the site with the fewest rows sends sums of (`rows_per_feature`).
+    """
+    most = longest_shortlist(roster.whole.fewest[0], rows_per_feature)
+    auto = max(1, min(_MOST_FEATURES, roster.n_rows // _ROWS_PER_FEATURE))
+    return int(max(1, min(auto if isinstance(wanted, str) else wanted, most)))
+
+
+def fit_shared(
+    start: Start,
+    run: Run,
+    n_features: int,
+    sigma: float,
+    column_scales: Sequence[Sequence[float]] = (),
+    purpose: str = "shared part",
+) -> Procedure[Part]:
+    """Return a model that is the same at all sites.
+
+    Parameters
+    ----------
+    start : Start
+        With the rows to fit.
+    run : Run
+    n_features : int
+    sigma : float
+        The bandwidth, the same at all sites.
+    column_scales : sequence of sequences of float
+        As `dekrr.selection.Chooser` has them.
+    purpose : str
+        Names the pool: each purpose has its own.
+    """
+    feature_map = yield from elect(start, run, n_features, sigma, column_scales, purpose)
+    return (yield from solve_shared(start, run, feature_map))
+
+
+def elect(
+    start: Start,
+    run: Run,
+    n_features: int,
+    sigma: float,
+    column_scales: Sequence[Sequence[float]],
+    purpose: str,
+) -> Procedure[FeatureMap]:
+    """Return the features that all sites vote for."""
+    site, sample = start.site, start.rows.sample
+    roster = yield from start.roll.roster()
+    chooser = Mixed(
+        n_features,
+        sigma=sigma,
+        column_scales=tuple(map(tuple, column_scales)),
+        pool_ratio=_POOL_RATIO,
+        max_rows=_MOST_ROWS,
+    )
+    pool = chooser.draw_pool(sample.n_columns, site_rng(site.seed, "", purpose))
+    n_votes = max(_FEWEST_VOTES, math.ceil(_VOTES_PER_FEATURE * n_features / roster.n_sites))
+    votes = np.zeros(pool.n_candidates)
+    if sample.n_rows:
+        taken = min(n_votes, sample.n_rows)
+        votes = sample.expansion * chooser.votes(pool, sample.X, sample.y, taken, site.rng(purpose))
+    masks = (yield from start.masking.agreed()) if start.masking is not None else None
+    largest = 1.0
+    if masks is not None:
+        largest = 2.0 ** (masks.rows + 2 * masks.responses) * max(1, math.prod(sample.y.shape[1:]))
+    total = yield from tree_sum(site, roster, votes, masks, largest)
+    return chooser.elected(pool, total)
+
+
+def solve_shared(start: Start, run: Run, feature_map: FeatureMap) -> Procedure[Part]:
+    """Return the ridge regression of all sites' rows; its ridge has the least generalised cross-validation error."""
+    site, rows, settings = start.site, start.rows, run.settings
+    roster = yield from start.roll.roster()
+    check_rows_of_shared(site.name, rows.n_rows, feature_map, site.neighbors, settings.rows_per_feature)
+    if settings.max_leverage < 1 and site.neighbors and rows.n_rows:
+        check_leverages(site.name, rows, None, dict.fromkeys(site.neighbors, feature_map), settings.rows_per_feature)
+    own, _ = accumulate(rows, feature_map, {}, settings.precision)
+    size, shape = feature_map.n_features, own.moment.shape
+    values = np.concatenate([pack_symmetric(own.gram), own.moment.ravel(), [own.response_energy]])
+    masks = (yield from start.masking.agreed()) if start.masking is not None else None
+    largest: Array | float = 1.0
+    if masks is not None:
+        of_rows, of_responses = 2.0**masks.rows, 2.0**masks.responses
+        n_outputs = own.moment.size // size
+        of_moment = of_rows * of_responses * np.repeat(np.abs(unit_of(feature_map)), n_outputs)
+        of_gram = of_rows * np.abs(unit_of_gram(feature_map))
+        largest = np.concatenate([of_gram, of_moment, [of_rows * of_responses**2 * n_outputs]])
+
+    def solved(total: Array) -> Array:
+        gram, moment, energy = np.split(total, [-own.moment.size - 1, -1])
+        sums = OwnSums(unpack_symmetric(gram, size), moment.reshape(shape), float(energy[0]))
+        fit = least_gcv(sums, max(roster.n_rows, 1), _RIDGES)
+        return np.append(fit.coefficients.ravel(), [fit.ridge, fit.error])
+
+    result = yield from tree_result(site, roster, values, solved, own.moment.size + 2, masks, largest)
+    return Part(feature_map, result[:-2].reshape(shape), ridge=float(result[-2]), error=float(result[-1]))

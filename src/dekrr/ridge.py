@@ -1,0 +1,108 @@
+"""Ridge regression from sums over rows, with the ridge that predicts best.
+
+The sums are Z'Z, Z'y and y'y. The ridge is chosen without rows by generalised cross-validation (Golub, Heath and Wahba,
+Technometrics 21, 1979), or with folds by the error on the sums of the fold that was left out, which is exact.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from .statistics import OwnSums
+from .types import Array
+
+
+class Ridge(NamedTuple):
+    """A ridge regression.
+
+    Parameters
+    ----------
+    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
+    ridge : float
+        What was added to the diagonal of Z'Z / n_rows.
+    error : float
+        The predicted squared error per row, summed over outputs.
+    """
+
+    coefficients: Array
+    ridge: float
+    error: float
+
+
+def least_gcv(sums: OwnSums, n_rows: float, ridges: Sequence[float]) -> Ridge:
+    """Return the regression whose ridge has the least generalised cross-validation error.
+
+    The error is the mean squared residual divided by (1 - t / n_rows)^2, where t is the trace of the hat matrix.
+
+    Parameters
+    ----------
+    sums : OwnSums
+    n_rows : float
+    ridges : sequence of float
+        In units of Z'Z / n_rows.
+
+    Examples
+    --------
+    >>> Z, y = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 3.0]]), np.array([0.0, 1.0, 2.0, 3.1])
+    >>> fit = least_gcv(OwnSums(Z.T @ Z, Z.T @ y, float(y @ y)), 4, [1e-6, 1.0])
+    >>> fit.ridge, fit.coefficients.round(2)
+    (1e-06, array([-0.02,  1.03]))
+    """
+    values, vectors = np.linalg.eigh(sums.gram / n_rows)
+    values = np.maximum(values, 0.0)
+    projected = (vectors.T @ sums.moment / n_rows).reshape(len(values), -1)
+    best = Ridge(np.zeros_like(sums.moment), float(ridges[0]), np.inf)
+    for ridge in ridges:
+        solved = projected / (values + ridge)[:, None]
+        residual = sums.response_energy / n_rows - 2 * np.vdot(solved, projected)
+        residual += np.vdot(solved, values[:, None] * solved)
+        free = 1 - np.sum(values / (values + ridge)) / n_rows
+        error = max(float(residual), 0.0) / max(free, 1e-3) ** 2
+        if error < best.error:
+            best = Ridge((vectors @ solved).reshape(sums.moment.shape), float(ridge), error)
+    return best
+
+
+class FoldErrors(NamedTuple):
+    """What is known of held-out predictions f, over all folds, for each ridge.
+
+    Parameters
+    ----------
+    products : ndarray of shape (n_ridges,)
+        f'y.
+    squares : ndarray of shape (n_ridges,)
+        f'f.
+    """
+
+    products: Array
+    squares: Array
+
+
+def fold_errors(folds: Sequence[OwnSums], ridges: Sequence[float]) -> FoldErrors:
+    """Return the products of held-out predictions, from the sums of each fold alone.
+
+    Parameters
+    ----------
+    folds : sequence of OwnSums
+        The sums over the rows of each fold.
+    ridges : sequence of float
+        In units of Z'Z.
+    """
+    gram = sum((fold.gram for fold in folds), np.zeros_like(folds[0].gram))
+    moment = sum((fold.moment for fold in folds), np.zeros_like(folds[0].moment))
+    products, squares = np.zeros(len(ridges)), np.zeros(len(ridges))
+    for fold in folds:
+        for i, ridge in enumerate(ridges):
+            theta = solve(gram - fold.gram, moment - fold.moment, ridge)
+            products[i] += np.vdot(theta, fold.moment)
+            squares[i] += np.vdot(theta, fold.gram @ theta)
+    return FoldErrors(products, squares)
+
+
+def solve(gram: Array, moment: Array, ridge: float) -> Array:
+    """Return (Z'Z + ridge I)^-1 Z'y."""
+    shifted = gram.copy()
+    shifted.flat[:: len(gram) + 1] += ridge
+    return np.asarray(cho_solve(cho_factor(shifted, overwrite_a=True, check_finite=False), moment, check_finite=False))
