@@ -159,7 +159,7 @@ def solve_shared(start: Start, run: Run, feature_map: FeatureMap) -> Procedure[P
     def solved(total: Array) -> Array:
         gram, moment, energy = np.split(total, [-own.moment.size - 1, -1])
         sums = OwnSums(unpack_symmetric(gram, size), moment.reshape(shape), float(energy[0]))
-        fit = least_gcv(sums, max(roster.n_rows, 1), _RIDGES)
+        fit = least_gcv(sums, max(roster.n_counted, 1e-300), _RIDGES)
         return np.append(fit.coefficients.ravel(), [fit.ridge, fit.error])
 
     result = yield from tree_result(site, roster, values, solved, own.moment.size + 2, masks, largest)

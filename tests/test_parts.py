@@ -1,0 +1,327 @@
+"""The parts of a model beside the agreed one: column scales, the shared part and the local part, by other means."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dekrr
+from dekrr import DeKRRRegressor, DifferentialPrivacy, SettingsError
+from dekrr.data import make_sites
+from dekrr.features import FeatureMap
+from dekrr.gradients import largest_squared_gradients, squared_gradients
+from dekrr.local_part import draw_local, fit_local
+from dekrr.messages import Total
+from dekrr.networks.local import LocalNetwork
+from dekrr.protocols import dekrr as algorithm
+from dekrr.protocols import parts, shared_part
+from dekrr.protocols.roll_call import RollCall, roll_call
+from dekrr.protocols.site import Site
+from dekrr.protocols.spanning_tree import tree_result
+from dekrr.protocols.stages import Start
+from dekrr.ridge import fold_errors, least_gcv
+from dekrr.rows import ArrayRows
+from dekrr.scaling import UNSCALED
+from dekrr.selection import Greedy, Mixed
+from dekrr.settings import ALONE, DeKRRSettings
+from dekrr.statistics import OwnSums
+from dekrr.types import Block
+
+X, y, SITES = make_sites(n_sites=5, random_state=0)
+X_NEW, Y_NEW, SITES_NEW = make_sites(n_sites=5, random_state=1)
+SMALL = {"n_features": 12, "random_state": 0}
+IN_PROCESS = {"rows_per_feature": 0.0, "max_leverage": 1.0, "verify_features": False, "scale": None}
+
+
+def random_map(rng, n_columns=3, n_features=7):
+    shape = (n_columns, n_features)
+    return FeatureMap(rng.normal(size=shape), rng.uniform(0, 6, n_features), rng.uniform(0.5, 2, n_features))
+
+
+@given(st.integers(0, 2**16), st.sampled_from([(), (2,)]), st.booleans())
+def test_gradients_are_those_of_finite_differences(seed, outputs, weighted):
+    rng = np.random.default_rng(seed)
+    feature_map, rows = random_map(rng), rng.random((6, 3))
+    theta, weight = rng.normal(size=(7, *outputs)), rng.random(6)
+    block = ArrayRows(rows, np.zeros(6), weight if weighted else None)
+    step, numerical = 1e-6, np.zeros(3)
+    for k in range(3):
+        shift = step * np.eye(3)[k]
+        slope = (feature_map(rows + shift) - feature_map(rows - shift)) @ theta / (2 * step)
+        squares = (slope**2).reshape(6, -1).sum(axis=1)
+        numerical[k] = (weight if weighted else np.ones(6)) @ squares
+    exact = squared_gradients(block, feature_map, theta)
+    np.testing.assert_allclose(exact, numerical, rtol=1e-5, atol=1e-6)
+    assert (exact <= block.n_rows * largest_squared_gradients(feature_map, theta) + 1e-12).all()
+
+
+def sums_of(Z, y):
+    return OwnSums(Z.T @ Z, Z.T @ y, float(np.vdot(y, y)))
+
+
+@given(st.integers(0, 2**16), st.sampled_from([(), (2,)]))
+def test_generalised_cross_validation_is_that_of_the_hat_matrix(seed, outputs):
+    rng = np.random.default_rng(seed)
+    Z, y = rng.normal(size=(20, 6)), rng.normal(size=(20, *outputs))
+    ridges = [1e-3, 1e-1, 10.0]
+    errors = []
+    for ridge in ridges:
+        hat = Z @ np.linalg.solve(Z.T @ Z + 20 * ridge * np.eye(6), Z.T)
+        errors.append(np.sum((y - hat @ y) ** 2) / 20 / (1 - np.trace(hat) / 20) ** 2)
+    fit = least_gcv(sums_of(Z, y), 20, ridges)
+    best = int(np.argmin(errors))
+    assert (fit.ridge, fit.error) == (ridges[best], pytest.approx(errors[best]))
+    expected = np.linalg.solve(Z.T @ Z + 20 * ridges[best] * np.eye(6), Z.T @ y)
+    np.testing.assert_allclose(fit.coefficients, expected, atol=1e-9)
+
+
+@given(st.integers(0, 2**16), st.sampled_from([(), (2,)]))
+def test_errors_of_folds_are_those_of_refits(seed, outputs):
+    rng = np.random.default_rng(seed)
+    Z, y, fold = rng.normal(size=(24, 5)), rng.normal(size=(24, *outputs)), np.arange(24) % 3
+    ridges = [0.5, 5.0]
+    found = fold_errors([sums_of(Z[fold == k], y[fold == k]) for k in range(3)], ridges)
+    for i, ridge in enumerate(ridges):
+        held = np.zeros_like(y)
+        for k in range(3):
+            A = Z[fold != k]
+            held[fold == k] = Z[fold == k] @ np.linalg.solve(A.T @ A + ridge * np.eye(5), A.T @ y[fold != k])
+        assert found.products[i] == pytest.approx(np.vdot(held, y))
+        assert found.squares[i] == pytest.approx(np.vdot(held, held))
+
+
+def driven(procedure, graph, rows):
+    """Run a procedure of a site for each site of a graph; return what comes of it, and the network."""
+    network = LocalNetwork(graph)
+    sites = {name: Site(name, tuple(graph[name]), rows[name]) for name in graph}
+    return network.run({name: procedure(site) for name, site in sites.items()}), network
+
+
+GRAPH = {"a": ["b"], "b": ["a", "c"], "c": ["b", "d"], "d": ["c"]}
+
+
+def rows_of(rng, n_outputs=()):
+    def some(n):
+        rows = rng.random((n, 3))
+        response = np.sin(5 * rows[:, 0]) + rows[:, 1]
+        return ArrayRows(rows, np.stack([response, -2 * response], axis=1) if n_outputs else response)
+
+    return {name: some(n) for name, n in zip(GRAPH, (30, 41, 25, 37), strict=True)}
+
+
+def test_only_the_root_has_the_sum_and_all_have_the_result():
+    seen = []
+
+    def procedure(site):
+        roster = yield from roll_call(site)
+
+        def compute(total):
+            seen.append(site.name)
+            return np.array([total.sum(), 7.0])
+
+        return (yield from tree_result(site, roster, np.full(3, float(len(site.name))), compute, 2))
+
+    results, _ = driven(procedure, GRAPH, rows_of(np.random.default_rng(0)))
+    assert seen == ["a"]
+    for result in results.values():
+        np.testing.assert_array_equal(result, [12.0, 7.0])
+
+
+@pytest.mark.parametrize("outputs", [(), (2,)])
+def test_the_shared_part_is_the_ridge_regression_of_pooled_rows(outputs):
+    rows = rows_of(np.random.default_rng(1), outputs)
+    run = algorithm.plan(Greedy(5), DeKRRSettings(**IN_PROCESS))
+
+    def procedure(site):
+        start = Start(site, site.rows, UNSCALED, RollCall(site))
+        return (yield from shared_part.fit_shared(start, run, 14, 0.7))
+
+    fitted, network = driven(procedure, GRAPH, rows)
+    pooled_X = np.vstack([part.X for part in rows.values()])
+    pooled_y = np.concatenate([part.y for part in rows.values()])
+    for part in fitted.values():
+        Z = part.feature_map(pooled_X)
+        expected = np.linalg.solve(Z.T @ Z + len(Z) * part.ridge * np.eye(14), Z.T @ pooled_y)
+        np.testing.assert_allclose(Z @ part.coefficients, Z @ expected, atol=1e-6)
+        np.testing.assert_array_equal(part.coefficients, fitted["a"].coefficients)
+        left = part.residuals(rows["a"]).arrays().y
+        np.testing.assert_allclose(left, rows["a"].y - part.feature_map(rows["a"].X) @ part.coefficients, atol=1e-12)
+    assert set(network.traffic.bytes_by_kind) == {"Roll", "Total"}
+
+
+def test_votes_are_gains_of_the_greedy_path_and_the_most_wanted_are_elected():
+    rng = np.random.default_rng(0)
+    rows, chooser = rng.random((60, 2)), Mixed(8, sigma=0.5, pool_ratio=4)
+    response = np.cos(7 * rows[:, 0])
+    pool = chooser.draw_pool(2, np.random.default_rng(3))
+    votes = chooser.votes(pool, rows, response, 5, rng)
+    assert np.count_nonzero(votes) == 5
+    Z = pool.feature_map(rows)
+    alone = (Z.T @ response) ** 2 / (np.sum(Z**2, axis=0) + 60 * chooser.ridge)
+    first, best = int(np.argmax(alone)), int(np.argmax(votes[:32]))
+    assert votes[first] == pytest.approx(alone[first])
+    elected = chooser.elected(pool, votes)
+    assert elected.n_features == 8
+    assert any(np.array_equal(column, pool.frequencies[:, best]) for column in elected.frequencies.T)
+
+
+def test_candidates_take_turns_in_column_scales():
+    scales = ((1.0, 1.0), (0.5, 2.0))
+    plain = Mixed(6, sigma=1.0, linear=False).draw_pool(2, np.random.default_rng(0))
+    scaled = Mixed(6, sigma=1.0, linear=False, column_scales=scales).draw_pool(2, np.random.default_rng(0))
+    np.testing.assert_allclose(scaled.frequencies[:, ::2], plain.frequencies[:, ::2])
+    np.testing.assert_allclose(scaled.frequencies[:, 1::2], plain.frequencies[:, 1::2] * [[0.5], [2.0]])
+    with pytest.raises(SettingsError, match="2 factors for 3 columns"):
+        Greedy(4, column_scales=scales).draw_pool(3, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("outputs", [(), (2,)])
+def test_the_local_part_is_a_ridge_regression_of_the_residuals(outputs):
+    rng = np.random.default_rng(0)
+    rows = rng.random((200, 2))
+    left = np.sin(9 * rows[:, 0])
+    left = np.stack([left, 2 * left], axis=1) if outputs else left
+    feature_map = draw_local(40, 0.3, (1.0, 0.2), rng)
+    block = Block(rows, left, rng.uniform(0.5, 2.0, 200))
+    full = fit_local(block, feature_map, np.random.default_rng(1))
+    half = fit_local(block, feature_map, np.random.default_rng(1), share=0.5)
+    np.testing.assert_allclose(half, full / 2)
+    Z, w = feature_map(rows), block.weight
+    candidates = []
+    for ridge in (0.3, 1.0, 3.0, 10.0, 30.0):
+        exact = np.linalg.solve((Z.T * w) @ Z + ridge * np.eye(40), (Z.T * w) @ left)
+        share = np.vdot(full, exact) / np.vdot(exact, exact)
+        candidates.append(np.abs(full - share * exact).max() if 0 < share < 1 + 1e-9 else np.inf)
+    assert min(candidates) < 1e-9
+    assert np.mean((left - Z @ full) ** 2) < 0.2 * np.mean(left**2)
+
+
+def test_there_is_no_local_part_of_noise():
+    rng = np.random.default_rng(0)
+    block = Block(rng.random((300, 2)), rng.normal(size=300))
+    assert fit_local(block, draw_local(60, 0.3, (1.0, 1.0), rng), rng) is None
+    assert fit_local(block.take(slice(8)), draw_local(4, 0.3, (1.0, 1.0), rng), rng) is None
+
+
+def test_without_parts_it_is_algorithm_1_to_the_last_bit():
+    settings = {"sigma": 0.4, "alpha": 1e-4, "consensus": 0.5, **SMALL}
+    fitted = DeKRRRegressor(**settings, **ALONE).fit(X, y, sites=SITES)
+    rows = {label: ArrayRows(X[label == SITES], y[label == SITES], seed=0) for label in fitted.sites_}
+    names = {label: str(label) for label in fitted.sites_}
+    graph = {names[a]: [names[b] for b in fitted.graph_[a]] for a in fitted.sites_}
+    seed = int(np.random.RandomState(0).randint(np.iinfo(np.int32).max))
+    run = DeKRRSettings(alpha=1e-4, consensus=0.5, **{**IN_PROCESS, "scale": "minmax"})
+    procedures = {
+        names[label]: parts.train(
+            Site(names[label], tuple(graph[names[label]]), rows[label], seed=seed), Greedy(12, sigma=0.4), run
+        )
+        for label in fitted.sites_
+    }
+    outcomes = LocalNetwork(graph).run(procedures)
+    for label in fitted.sites_:
+        np.testing.assert_array_equal(fitted.models_[label].coefficients, outcomes[names[label]].coefficients)
+        assert fitted.models_[label].header.parts.count("own") == 1
+        assert not {"shared", "local"} & set(fitted.models_[label].header.parts)
+
+
+def test_a_model_is_the_sum_of_its_parts_and_a_file_has_them_all(tmp_path):
+    fitted = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
+    model = fitted.models_["station 01"]
+    assert {"own", "neighbor", "shared", "local"} == set(model.header.parts)
+    rows = model.scaling.rows(X_NEW)
+    total = sum(member.weight * member.predict(rows) for member in model.members)
+    np.testing.assert_allclose(model.predict(X_NEW), model.scaling.undo(total), atol=1e-12)
+    model.save(tmp_path / "model.safetensors")
+    loaded = dekrr.load(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(loaded.predict(X_NEW), model.predict(X_NEW))
+    assert loaded.header == model.header
+    others = loaded.without_local()
+    assert "local" not in others.header.parts
+    local = model.members[model.header.parts.index("local")]
+    difference = model.scaling.undo(local.predict(rows)) - model.scaling.undo(np.zeros(len(rows)))
+    np.testing.assert_allclose(model.predict(X_NEW) - others.predict(X_NEW), difference, atol=1e-10)
+    sent = fitted.traffic_.bytes_by_kind
+    alone = DeKRRRegressor(**SMALL, local=None).fit(X, y, sites=SITES).traffic_.bytes_by_kind
+    assert sent == alone, "the local part is sent to nobody"
+
+
+def test_columns_that_do_not_matter_have_small_scales():
+    rng = np.random.default_rng(0)
+    rows = rng.random((1500, 8))
+    response = np.sin(6 * rows[:, 0]) + 0.5 * rows[:, 3]
+    sites = np.arange(1500) % 5
+    fitted = DeKRRRegressor(**SMALL).fit(rows, response, sites=sites)
+    assert fitted.column_scales_.max() == 1
+    assert set(np.argsort(-fitted.column_scales_)[:2]) == {0, 3}
+    assert np.delete(fitted.column_scales_, [0, 3]).max() < 0.2
+    assert fitted.models_[0].header.column_scales == fitted.column_scales_.tolist()
+    given_scales = DeKRRRegressor(**SMALL, column_scales=[2.0, *[0.1] * 7]).fit(rows, response, sites=sites)
+    np.testing.assert_allclose(given_scales.column_scales_, [1.0, *[0.05] * 7])
+    np.testing.assert_array_equal(
+        DeKRRRegressor(**SMALL, column_scales=None).fit(rows, response, sites=sites).column_scales_, np.ones(8)
+    )
+    with pytest.raises(SettingsError, match="column_scales has 2 numbers for 8 columns"):
+        DeKRRRegressor(**SMALL, column_scales=[1.0, 2.0]).fit(rows, response, sites=sites)
+
+
+def test_parts_lower_both_errors_where_sites_differ():
+    errors = {}
+    for name, settings in {"default": {}, "alone": {**ALONE, "sigma": 0.3, "alpha": 1e-6, "consensus": 0.5}}.items():
+        fitted = DeKRRRegressor(**SMALL, **settings).fit(X, y, sites=SITES)
+        errors[name] = [fitted.rse(X_NEW, Y_NEW, sites=SITES_NEW, metric=metric) for metric in ("own", "union")]
+    assert errors["default"][0] < errors["alone"][0]
+    assert errors["default"][1] < errors["alone"][1]
+
+
+@pytest.mark.parametrize("settings", [{"verify_features": True}, {"masks": True}, {"prediction": "own"}])
+def test_parts_of_runs_of_other_kinds(settings):
+    plain = DeKRRRegressor(**SMALL, **{"prediction": settings.get("prediction", "neighborhood")})
+    expected = plain.fit(X, y, sites=SITES).predict(X_NEW, sites=SITES_NEW)
+    fitted = DeKRRRegressor(**SMALL, **settings).fit(X, y, sites=SITES)
+    np.testing.assert_allclose(fitted.predict(X_NEW, sites=SITES_NEW), expected, atol=1e-4)
+
+
+def test_several_outputs_have_parts():
+    Y = np.stack([y, 3 - 2 * y], axis=1)
+    fitted = DeKRRRegressor(**SMALL).fit(X, Y, sites=SITES)
+    assert fitted.predict(X_NEW, sites=SITES_NEW).shape == (len(X_NEW), 2)
+    assert {"shared", "local"} <= set(fitted.models_["station 01"].header.parts)
+
+
+def test_new_rows_are_fitted_on_what_the_shared_part_leaves():
+    fitted = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
+    before = fitted.models_["station 00"].members[fitted.models_["station 00"].header.parts.index("shared")]
+    error = fitted.rse(X_NEW, Y_NEW, sites=SITES_NEW)
+    fitted.partial_fit(X_NEW, Y_NEW, sites=SITES_NEW)
+    after = fitted.models_["station 00"].members[fitted.models_["station 00"].header.parts.index("shared")]
+    np.testing.assert_array_equal(before.coefficients, after.coefficients)
+    assert fitted.rse(X_NEW, Y_NEW, sites=SITES_NEW) < error
+    with pytest.raises(SettingsError, match="a site cannot join"):
+        fitted.partial_fit(X_NEW[:50], Y_NEW[:50], sites=["new"] * 50, edges=[("new", "station 00")])
+    with pytest.raises(SettingsError, match="shared part has sums over the rows of 'station 02'"):
+        fitted.remove_site("station 02")
+
+
+def test_what_cannot_be():
+    budget = DifferentialPrivacy(4.0)
+    numbers = {"sigma": 0.5, "alpha": 1e-3, "consensus": 1.0, "features": "plain", "scale": None, "random_state": 0}
+    with pytest.raises(SettingsError, match="pays for the sums of DeKRR alone"):
+        DeKRRRegressor(n_features=8, shared=20, privacy=budget, **numbers).fit(X, y, sites=SITES)
+    for name, bad in [("shared", 0), ("local", "much"), ("column_scales", [1.0, -1.0])]:
+        with pytest.raises(SettingsError, match=name):
+            DeKRRRegressor(**SMALL, **{name: bad}).fit(X, y, sites=SITES)
+
+
+def test_guards_limit_the_shared_part_and_withheld_rows_are_in_the_local_part():
+    fitted = DeKRRRegressor(n_features=4, random_state=0, rows_per_feature=1.5).fit(X, y, sites=SITES)
+    model = fitted.models_["station 00"]
+    fewest = min(fitted.n_rows_.values())
+    assert model.members[model.header.parts.index("shared")].feature_map.n_features <= fewest / 3
+
+
+def test_totals_are_all_that_the_shared_part_sends():
+    only = DeKRRRegressor(**SMALL, local=None).fit(X, y, sites=SITES).traffic_.bytes_by_kind
+    alone = DeKRRRegressor(**SMALL, **ALONE, sigma=0.3, alpha=1e-4, consensus=1.0, features=Mixed()).fit(
+        X, y, sites=SITES
+    )
+    assert set(only) - set(alone.traffic_.bytes_by_kind) == {Total.__name__}
