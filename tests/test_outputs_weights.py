@@ -33,6 +33,7 @@ from dekrr.protocols.weighing import weigh_rows
 from dekrr.rows import ArrayRows
 from dekrr.rows.survey import Weighed
 from dekrr.selection import Plain
+from dekrr.settings import ALONE
 
 X, y, SITES = make_sites(n_sites=4, rows_per_site=80, random_state=0)
 X_NEW, Y_NEW, SITES_NEW = make_sites(n_sites=4, rows_per_site=80, random_state=1)
@@ -40,7 +41,7 @@ TWO = np.column_stack([y, 1e4 * np.cos(3 * X[:, 0]) - 7])
 TIMES = np.random.default_rng(0).integers(0, 4, len(y))
 REPEATED = np.repeat(np.arange(len(y)), TIMES)
 FIXED = {"sigma": 0.3, "alpha": 1e-4, "random_state": 0}
-EXACT = {"consensus": 1.0, "tol": 1e-13, "n_features": 12}
+EXACT = {**ALONE, "consensus": 1.0, "tol": 1e-13, "n_features": 12}
 
 
 def regressor(**changes):
@@ -96,12 +97,12 @@ def test_scores_of_several_outputs_are_means():
 
 def test_tuning_and_going_on_with_several_outputs():
     half = np.arange(len(y)) % 2 == 0
-    fitted = DeKRRRegressor(n_features=20, sigma=1.0, folds=2, random_state=0).fit(
+    fitted = DeKRRRegressor(n_features=20, sigma=1.0, folds=2, random_state=0, **ALONE).fit(
         X[half], TWO[half], sites=SITES[half]
     )
     assert len(fitted.tuning_["error"]) > 40
     given = {"sigma": fitted.sigma_, "alpha": fitted.alpha_, "consensus": fitted.consensus_, "tol": 1e-13}
-    fitted = DeKRRRegressor(n_features=20, random_state=0, **given).fit(X[half], TWO[half], sites=SITES[half])
+    fitted = DeKRRRegressor(n_features=20, random_state=0, **given, **ALONE).fit(X[half], TWO[half], sites=SITES[half])
     fitted.partial_fit(X[~half], TWO[~half], sites=SITES[~half])
     assert fitted.rse(X_NEW[:, :], np.column_stack([Y_NEW, 1e4 * np.cos(3 * X_NEW[:, 0]) - 7]), sites=SITES_NEW) < 0.5
     with pytest.raises(DataError, match="have 1 outputs; the fit had 2"):
@@ -201,7 +202,7 @@ def test_weights_that_are_all_one_are_none():
 
 
 def test_tuned_fits_without_sites_merge_equal_rows():
-    tuned = DeKRRRegressor(n_features=12, sigma=1.0, folds=2, n_sites=3, random_state=0)
+    tuned = DeKRRRegressor(n_features=12, sigma=1.0, folds=2, n_sites=3, random_state=0, **ALONE)
     weighted = tuned.fit(X, y, sample_weight=TIMES).predict(X_NEW)
     shuffled = np.random.default_rng(3).permutation(REPEATED)
     np.testing.assert_allclose(tuned.fit(X[shuffled], y[shuffled]).predict(X_NEW), weighted, rtol=1e-9, atol=1e-9)

@@ -182,7 +182,8 @@ def test_the_local_part_is_a_ridge_regression_of_the_residuals(outputs):
     left = np.sin(9 * rows[:, 0])
     left = np.stack([left, 2 * left], axis=1) if outputs else left
     feature_map = draw_local(40, 0.3, (1.0, 0.2), rng)
-    block = Block(rows, left, rng.uniform(0.5, 2.0, 200))
+    weight = rng.uniform(0.5, 2.0, 200)
+    block = Block(rows, left, weight / weight.mean())
     full = fit_local(block, feature_map, np.random.default_rng(1))
     half = fit_local(block, feature_map, np.random.default_rng(1), share=0.5)
     np.testing.assert_allclose(half, full / 2)
@@ -194,6 +195,14 @@ def test_the_local_part_is_a_ridge_regression_of_the_residuals(outputs):
         candidates.append(np.abs(full - share * exact).max() if 0 < share < 1 + 1e-9 else np.inf)
     assert min(candidates) < 1e-9
     assert np.mean((left - Z @ full) ** 2) < 0.2 * np.mean(left**2)
+
+
+def test_a_common_factor_of_weights_changes_nothing():
+    weight = np.random.default_rng(0).uniform(0.5, 2.0, len(y))
+    first, second = (
+        DeKRRRegressor(**SMALL).fit(X, y, sites=SITES, sample_weight=factor * weight) for factor in (1.0, 1e3)
+    )
+    np.testing.assert_allclose(first.predict(X_NEW, sites=SITES_NEW), second.predict(X_NEW, sites=SITES_NEW), atol=1e-5)
 
 
 def test_there_is_no_local_part_of_noise():

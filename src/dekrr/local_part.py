@@ -65,6 +65,8 @@ def fit_local(block: Block, feature_map: FeatureMap, rng: np.random.Generator, s
     """
     if share <= 0 or block.n_rows < max(_FEWEST_ROWS, 2 * _FOLDS):
         return None
+    if block.weight is not None:  # a common factor of all weights changes nothing
+        block = block._replace(weight=block.weight / max(float(block.weight.mean()), np.finfo(float).tiny))
     fold_of = rng.permutation(block.n_rows) % _FOLDS
     folds = [_sums(block.take(fold_of == fold), feature_map) for fold in range(_FOLDS)]
     energy = sum(fold.response_energy for fold in folds)
