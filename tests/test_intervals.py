@@ -17,6 +17,7 @@ from sklearn.metrics import get_scorer, r2_score
 import dekrr
 from dekrr import CentralizedKRR, DataError, DeKRRRegressor, DifferentialPrivacy, LocalRegressor, SettingsError
 from dekrr.intervals import ENOUGH, N_BINS, Calibration, Scale, histogram, scores_of
+from dekrr.settings import ALONE
 
 COUNT = 6
 
@@ -32,7 +33,7 @@ def rows_of(seed, n_rows=2400):
 
 X, y, SITES, _ = rows_of(0)
 X_NEW, Y_NEW, SITES_NEW, _ = rows_of(1, 6000)
-FIXED = {"n_features": 30, "sigma": 1.0, "alpha": 1e-5, "consensus": 0.5, "random_state": 0}
+FIXED = {**ALONE, "n_features": 30, "sigma": 1.0, "alpha": 1e-5, "consensus": 0.5, "random_state": 0}
 
 
 def regressor(**changes):

@@ -297,6 +297,12 @@ def test_several_outputs_have_parts():
     assert {"shared", "local"} <= set(fitted.models_["station 01"].header.parts)
 
 
+def test_intervals_are_those_of_a_second_training_with_all_parts():
+    fitted = DeKRRRegressor(**SMALL, intervals=True).fit(X, y, sites=SITES)
+    ends = fitted.predict_interval(X_NEW, sites=SITES_NEW, coverage=0.9)
+    assert np.mean((ends[:, 0] <= Y_NEW) & (ends[:, 1] >= Y_NEW)) == pytest.approx(0.9, abs=0.05)
+
+
 def test_new_rows_are_fitted_on_what_the_shared_part_leaves():
     fitted = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
     before = fitted.models_["station 00"].members[fitted.models_["station 00"].header.parts.index("shared")]
