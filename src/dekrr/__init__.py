@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .estimators import CentralizedKRR as CentralizedKRR
     from .estimators import CentralizedRFF as CentralizedRFF
     from .estimators import COKERegressor as COKERegressor
+    from .estimators import DeKRRClassifier as DeKRRClassifier
     from .estimators import DeKRRRegressor as DeKRRRegressor
     from .estimators import DKLARegressor as DKLARegressor
     from .estimators import LocalRegressor as LocalRegressor
@@ -46,6 +47,7 @@ _HOMES = {
         "CentralizedKRR",
         "CentralizedRFF",
         "DKLARegressor",
+        "DeKRRClassifier",
         "DeKRRRegressor",
         "LocalRegressor",
     ],

@@ -14,6 +14,7 @@ from .baselines import (
     DKLARegressor,
     LocalRegressor,
 )
+from .classifier import DeKRRClassifier
 from .dekrr import DeKRRRegressor
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "CentralizedKRR",
     "CentralizedRFF",
     "DKLARegressor",
+    "DeKRRClassifier",
     "DeKRRRegressor",
     "LocalRegressor",
 ]

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from ..errors import DataError, SettingsError, warn
 from ..labels import listed
 from ..privacy.odometer import PROCESS
+from ..protocols.calibration import keep_intervals
 from ..rows import Rows
 from ..settings import (
     GRIDS,
@@ -33,7 +34,7 @@ from .deployment import Verdict, deployed, judge
 from .features import NetworkRegressor
 from .network import Run, are_weighted, sites_of
 from .parameters import estimator, setting, settings_of
-from .procedures import train_parts, tuning_of, with_intervals
+from .procedures import train_parts, tuning_of, with_second
 from .ranks import RowsElsewhere
 from .updates import Standing, go_on
 
@@ -140,6 +141,8 @@ class DeKRRRegressor(NetworkRegressor):
     store_rows: bool = setting(EstimatorSettings, "store_rows")
     deployment: bool = setting(EstimatorSettings, "deployment")
 
+    _keep_of_second = staticmethod(keep_intervals)
+
     def run_settings(self, **changes: Any) -> DeKRRSettings:
         """Return the settings of a run; those that are tuned are the first of their grids.
 
@@ -213,10 +216,8 @@ class DeKRRRegressor(NetworkRegressor):
             self.deployment_: dict[Hashable, Verdict] = judge(sites, choosing.choosers(list(rows)), settings, folds)
         training = train_parts(settings, tuning, prediction=self.prediction, objective=self.objective)
         if self._finds_intervals(tuned=bool(tuned)):
-            training, trainings = (
-                with_intervals(training, settings, prediction=self.prediction, objective=self.objective),
-                trainings + 1,
-            )
+            goals = {"prediction": self.prediction, "objective": self.objective}
+            training, trainings = with_second(training, settings, self._keep_of_second, **goals), trainings + 1
         run = self._train(rows, graph, seed, training, choosing, self.network, trainings)
         if self.privacy is not None:
             _tell_spent(rows, self.privacy.epsilon)
@@ -226,6 +227,7 @@ class DeKRRRegressor(NetworkRegressor):
     def _finds_intervals(self, *, tuned: bool) -> bool:
         """Return whether a fit trains a second time, for intervals."""
         if self.intervals == "auto":
+            tuned |= any(_is_auto(getattr(self, name)) for name in GRIDS)
             return tuned and self.privacy is None and not self.rows_per_feature
         if self.intervals and self.privacy is not None:
             raise SettingsError(

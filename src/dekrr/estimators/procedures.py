@@ -10,7 +10,7 @@ from ..model import members_of
 from ..networks.local import LocalNetwork
 from ..protocols import dekrr, parts
 from ..protocols.baselines import allreduce, dkla
-from ..protocols.calibration import PARTS, calibrate
+from ..protocols.calibration import PARTS, Keep, calibrate, keep_intervals
 from ..protocols.online import go_on
 from ..protocols.outcome import Outcome
 from ..protocols.preparation import preparation_of
@@ -37,8 +37,10 @@ def train_parts(settings: DeKRRSettings, tuning: Tuning | None, *, prediction: s
     return partial(parts.train, settings=settings, tuning=tuning, prediction=prediction, objective=objective)
 
 
-def with_intervals(training: Training, settings: DeKRRSettings, *, prediction: str, objective: str) -> Training:
-    """Return a training of DeKRR that also finds what intervals are made of.
+def with_second(
+    training: Training, settings: DeKRRSettings, keep: Keep = keep_intervals, *, prediction: str, objective: str
+) -> Training:
+    """Return a training of DeKRR, and a second one without some rows, for intervals or probabilities of classes.
 
     Parameters
     ----------
@@ -46,6 +48,8 @@ def with_intervals(training: Training, settings: DeKRRSettings, *, prediction: s
     settings : DeKRRSettings
     prediction : {"own", "neighborhood"}
         How sites predict.
+    keep : callable
+        What to keep of the second training; see `dekrr.protocols.calibration`.
     objective : {"mean", "own", "union"}
         Whose rows matter.
     """
@@ -65,18 +69,25 @@ def with_intervals(training: Training, settings: DeKRRSettings, *, prediction: s
                 fixed, alpha=tuned.alpha, consensus=tuned.consensus, own_weight=tuned.own_weight
             )
             found = chooser.replace(sigma=tuned.sigma)
+        elif outcome.sigma is not None:
+            found = chooser.replace(sigma=outcome.sigma)
+        if outcome.column_scales is not None:
+            fixed = msgspec.structs.replace(fixed, column_scales=tuple(outcome.column_scales.tolist()))
+        fixed = msgspec.structs.replace(fixed, shared=None)  # `calibrate` takes it off the responses
         # A fifth of the rows is what sums over all rows differ by from those over the others.
         fixed = msgspec.structs.replace(fixed, rows_per_feature=fixed.rows_per_feature * (PARTS - 1))
-        outcome.calibration = yield from calibrate(
-            site,
-            outcome,
-            lambda other: again(fixed)(other, found),
-            predict,
-            min_rows=settings.min_rows,
-            masked=settings.masks,
-            lone_neighbor=settings.lone_neighbor,
+        return (
+            yield from calibrate(
+                site,
+                outcome,
+                lambda other: again(fixed)(other, found),
+                predict,
+                keep,
+                min_rows=settings.min_rows,
+                masked=settings.masks,
+                lone_neighbor=settings.lone_neighbor,
+            )
         )
-        return outcome
 
     return both
 

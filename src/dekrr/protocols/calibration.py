@@ -1,20 +1,27 @@
-"""What sites keep for intervals (`dekrr.intervals`): a second training without some rows, and scores on these rows.
+"""What sites keep for intervals (`dekrr.intervals`) and probabilities of classes (`dekrr.classes`).
 
 Any training will do. It is run a second time on four fifths of every site's rows, with the settings that the first run
-found. The site compares what this second model predicts with the rows that it held out. The counts of scores of all
-sites are summed over the spanning tree. A site with so few rows that it must not send sums over four fifths of them
-holds none out, and has no intervals.
+found. A shared part, which has few features for its rows, is not fitted again: what it would be without a row follows
+from the row's leverage. The site compares what this second model predicts with the rows that it held out. Sums and
+counts over the held-out rows of all sites go over the spanning tree. A site with so few rows that it must not send sums
+over four fifths of them holds none out, and has no intervals.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.linalg import cho_factor, cho_solve
 
+from ..classes import N_BINS as BINS_OF_CLASSES
+from ..classes import NEWTON_STEPS, ClassCalibration, Platt
+from ..classes import histogram as histogram_of_classes
+from ..classes import scores as scores_of_classes
 from ..intervals import N_BINS, Calibration, Scale, histogram, scores_of
 from ..rows import ArrayRows
+from ..statistics import weighted_features
 from ..types import Array
-from .masking import Masking
+from .masking import Masking, Masks
 from .outcome import Outcome
 from .roll_call import RollCall
 from .site import Procedure, Site
@@ -22,8 +29,53 @@ from .spanning_tree import tree_sum
 
 PARTS = 5  # one of them is held out
 _FEWEST = 4  # held-out rows
+_LEAST_RIDGE = 1e-9  # of Z'Z / N
+_LEAST_LEFT = 0.2  # of 1 - leverage
 Predict = Callable[[Outcome, Array], Array]
 """The whole prediction of an outcome for rows in its units, in its units."""
+
+
+@dataclass(frozen=True, eq=False)
+class Second:
+    """What a site has after the second training.
+
+    Parameters
+    ----------
+    site : Site
+    first, second : Outcome
+        Of the training with all rows, and of that without the held-out ones.
+    kept, held_out : ArrayRows
+        The rows of the second training, and the others; of these there may be none.
+    left : callable
+        Returns rows with what the second training was to fit.
+    predict : callable
+    masks : Masks or None
+        For sums over the tree.
+    """
+
+    site: Site
+    first: Outcome
+    second: Outcome
+    kept: ArrayRows
+    held_out: ArrayRows
+    left: Callable[[ArrayRows], ArrayRows]
+    predict: Predict
+    masks: Masks | None
+
+    def predicted(self, rows: ArrayRows) -> Array:
+        """Return what is predicted without the held-out rows, in the units of the response."""
+        scaling = self.second.scaling
+        fitted = scaling.undo(self.predict(self.second, scaling.rows(rows.X)))
+        return np.asarray(rows.y - self.left(rows).y + fitted)
+
+    def sum_over_sites(self, values: Array, largest: float) -> Procedure[Array]:
+        """Return the sum of all sites' arrays; `largest` is a public bound on each entry."""
+        total = yield from tree_sum(self.site, self.first.roster, values.ravel(), self.masks, largest=largest)
+        return total.reshape(values.shape)
+
+
+Keep = Callable[[Second], Procedure[None]]
+"""Puts into the first outcome what is to be kept of the second training."""
 
 
 def calibrate(
@@ -31,12 +83,13 @@ def calibrate(
     outcome: Outcome,
     again: Callable[[Site], Procedure[Outcome]],
     predict: Predict,
+    keep: Keep,
     *,
     min_rows: int,
     masked: bool = False,
     lone_neighbor: str = "warn",
-) -> Procedure[Calibration | None]:
-    """Return what the site keeps for intervals; None where it has too few rows.
+) -> Procedure[Outcome]:
+    """Train a second time without a fifth of the rows, and keep in the outcome what that tells.
 
     Parameters
     ----------
@@ -47,42 +100,91 @@ def calibrate(
     again : callable
         Makes the training of a site with other rows, with the settings that were found.
     predict : callable
+    keep : callable
+        `keep_intervals` or `keep_classes`.
     min_rows : int
     masked : bool, default=False
-        Whether the counts are summed under masks.
+        Whether sums over the tree are masked.
     lone_neighbor : {"warn", "refuse"}
         As in `dekrr.protocols.masking.Masking`.
     """
     rows = site.rows.sample
-    part_of = site.rng("calibration").permutation(rows.n_rows) % PARTS
-    held_out = part_of == 0
-    kept = rows.take(~held_out)
-    enough = held_out.sum() >= _FEWEST and (not site.neighbors or kept.n_effective >= min_rows)
-    if not enough:
+    held_out = site.rng("calibration").permutation(rows.n_rows) % PARTS == 0
+    if held_out.sum() < _FEWEST or (site.neighbors and rows.take(~held_out).n_effective < min_rows):
         held_out[:] = False
     kept = rows.take(~held_out)
-    other = yield from again(replace(site, rows=ArrayRows(*kept.arrays(), seed=rows.seed)))
-
-    def residuals(part: ArrayRows) -> tuple[Array, Array]:
-        predicted = other.scaling.undo(predict(other, other.scaling.rows(part.X)))
-        unit = outcome.scaling.undo(np.ones_like(predicted)) - outcome.scaling.undo(np.zeros_like(predicted))
-        errors = (part.y - predicted) / unit  # of responses as they are, also where training cuts them off
-        return outcome.feature_map(outcome.scaling.rows(part.X)), errors.reshape(part.n_rows, -1)
-
-    n_outputs = int(np.prod(outcome.coefficients.shape[1:], dtype=int))
-    counts = np.zeros((N_BINS, n_outputs))
-    if enough:
-        scale = Scale.fit(*residuals(kept), kept.weight)
-        part = rows.take(held_out)
-        scores, levels = scores_of(*residuals(part), scale)
-        counts = histogram(scores, part.weight)
+    left = _left_by_shared(outcome, rows)
+    second = yield from again(replace(site, rows=ArrayRows(*left(kept).arrays(), seed=rows.seed)))
     masks = None
     if masked:
         roll = RollCall(site)
         roll.found(outcome.roster)
         known = site.rows.scaled(outcome.scaling), outcome.scaling, roll
         masks = yield from Masking(site, *known, lone_neighbor=lone_neighbor, over_tree=True).agreed()
-    total = yield from tree_sum(site, outcome.roster, counts.ravel(), masks, largest=2.0 * outcome.roster.n_rows)
-    if not enough:
-        return None
-    return Calibration(scale, levels, counts, np.maximum(total.reshape(counts.shape), 0.0))
+    yield from keep(Second(site, outcome, second, kept, rows.take(held_out), left, predict, masks))
+    return outcome
+
+
+def _left_by_shared(outcome: Outcome, rows: ArrayRows) -> Callable[[ArrayRows], ArrayRows]:
+    """Return a function that leaves of responses what the shared part would without each row, e / (1 - h).
+
+    h is the row's leverage among the shared features of all sites' rows, which the site's own rows stand for.
+    """
+    shared, scaling = outcome.shared, outcome.scaling
+    if shared is None:
+        return lambda part: part
+    n_rows, weights = outcome.roster.n_counted, rows.weights.total * rows.expansion
+    features = weighted_features(shared.feature_map, rows.arrays()._replace(X=scaling.rows(rows.X)))
+    gram = features.T @ features * (rows.expansion * n_rows / weights)
+    gram.flat[:: len(gram) + 1] += max(shared.ridge, _LEAST_RIDGE) * n_rows
+    factor = cho_factor(gram)
+
+    def left(part: ArrayRows) -> ArrayRows:
+        features = shared.feature_map(scaling.rows(part.X))
+        predicted = scaling.undo(features @ shared.coefficients)
+        leverage = np.einsum("ni,in->n", features, cho_solve(factor, features.T))
+        if part.weight is not None:
+            leverage = leverage * part.weight
+        errors = ((part.y - predicted).T / np.maximum(1 - leverage, _LEAST_LEFT)).T
+        return ArrayRows(part.X, errors, part.weight, expansion=part.expansion, seed=part.seed)
+
+    return left
+
+
+def keep_intervals(done: Second) -> Procedure[None]:
+    """Keep what intervals are made of: the scale of errors, and counts of scores."""
+    first = done.first
+
+    def residuals(part: ArrayRows) -> tuple[Array, Array]:
+        predicted = done.predicted(part)
+        unit = first.scaling.undo(np.ones_like(predicted)) - first.scaling.undo(np.zeros_like(predicted))
+        errors = (part.y - predicted) / unit  # of responses as they are, also where training cuts them off
+        return first.feature_map(first.scaling.rows(part.X)), errors.reshape(part.n_rows, -1)
+
+    counts = np.zeros((N_BINS, int(np.prod(first.coefficients.shape[1:], dtype=int))))
+    if done.held_out.n_rows:
+        scale = Scale.fit(*residuals(done.kept), done.kept.weight)
+        scores, levels = scores_of(*residuals(done.held_out), scale)
+        counts = histogram(scores, done.held_out.weight)
+    total = yield from done.sum_over_sites(counts, 2.0 * first.roster.n_rows)
+    if done.held_out.n_rows:
+        first.calibration = Calibration(scale, levels, counts, np.maximum(total, 0.0))
+
+
+def keep_classes(done: Second) -> Procedure[None]:
+    """Keep how predictions of class codes become probabilities, alike at all sites, and counts for prediction sets."""
+    found = scores_of_classes(done.predicted(done.held_out))
+    own = scores_of_classes(done.held_out.y)
+    weight = np.ones(len(own)) if done.held_out.weight is None else done.held_out.weight
+    platt, n_classes = Platt.start(found.shape[1]), found.shape[1]
+    size = 1 + n_classes
+    for _ in range(NEWTON_STEPS):
+        sums = platt.sums(found, own, weight) if len(own) else np.zeros(size + size**2)
+        largest = 2 * done.first.roster.n_counted * (1 + float(np.max(np.abs(found), initial=0.0)) ** 2)
+        total = yield from done.sum_over_sites(sums, largest if done.masks is None else 2.0**40)
+        platt = platt.stepped(total)
+    counts = np.zeros(BINS_OF_CLASSES)
+    if len(own):
+        counts = histogram_of_classes(platt.probabilities(found), own, weight)
+    pooled = yield from done.sum_over_sites(counts, 2.0 * done.first.roster.n_rows)
+    done.first.classes = ClassCalibration(platt, counts, np.maximum(pooled, 0.0))

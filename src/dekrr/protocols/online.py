@@ -99,8 +99,8 @@ def go_on(
     system = assemble(ready, run)
     coefficients = before.coefficients if before is not None else np.zeros_like(system.row.right_side)
     outcome = yield from rounds(start, ready, system, run, coefficients)
-    outcome.calibration = before.calibration if before is not None else None
     if before is not None:
+        outcome.calibration, outcome.classes = before.calibration, before.classes
         outcome.shared, outcome.local = before.shared, before.local
         outcome.column_scales, outcome.sigma = before.column_scales, before.sigma
     return outcome

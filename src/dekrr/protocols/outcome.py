@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..classes import ClassCalibration
 from ..features import FeatureMap
 from ..intervals import Calibration
 from ..privacy.admission import Admission
@@ -94,6 +95,8 @@ class Outcome:
         The rule by which rows were in sums, for later sums.
     calibration : Calibration or None
         What intervals are made of, where the run found it.
+    classes : ClassCalibration or None
+        How predictions of class codes become probabilities, where the responses are codes.
     shared : Part or None
         The part that is the same at all sites, where there is one. The coefficients above fit what it leaves.
     local : Part or None
@@ -122,6 +125,7 @@ class Outcome:
     privacy: Spent | None = None
     admission: Admission | None = None
     calibration: Calibration | None = None
+    classes: ClassCalibration | None = None
     shared: Part | None = None
     local: Part | None = None
     column_scales: Array | None = None

@@ -1,0 +1,337 @@
+"""Classification by least squares on class codes, with probabilities that are calibrated on held-out rows."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score, log_loss
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
+
+from ..classes import ClassCalibration, Platt, codes, scores
+from ..errors import DataError, SettingsError
+from ..frames import is_frame
+from ..labels import factorise, places_of
+from ..model import SiteModel
+from ..protocols.calibration import keep_classes
+from ..types import Array
+from . import arrays, frames, streams
+from .base import unchanged_by_failure
+from .dekrr import DeKRRRegressor
+from .network import Run
+from .parameters import estimator
+
+_NOT_OF_CLASSES = ("intervals",)
+_FROM_REGRESSOR = ("sites_", "graph_", "n_rows_", "n_rounds_", "traffic_", "sigma_", "alpha_", "consensus_", "tuning_")
+
+
+class _OfCodes(DeKRRRegressor):
+    """The regressor of class codes: its second training is for probabilities."""
+
+    _keep_of_second = staticmethod(keep_classes)
+
+    def _keep_run(self, run: Run, *others: Any, **more: Any) -> None:
+        super()._keep_run(run, *others, **more)
+        self.class_calibrations_ = {
+            label: outcome.classes for label, outcome in run.outcomes.items() if outcome.classes is not None
+        }
+
+    def _finds_intervals(self, *, tuned: bool) -> bool:
+        return self.privacy is None
+
+
+_OfCodes.__name__ = "DeKRRClassifier"  # in messages and in the headers of models
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SiteClassifier:
+    """A site's model of classes.
+
+    Parameters
+    ----------
+    model : SiteModel
+        Of the class codes.
+    classes_ : ndarray of shape (n_classes,)
+    calibration : ClassCalibration
+    """
+
+    model: SiteModel
+    classes_: np.ndarray
+    calibration: ClassCalibration
+
+    def __repr__(self) -> str:
+        return repr(self.model).replace(" columns", f" columns, {len(self.classes_)} classes", 1)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the most probable class of each row, shape (n_rows,)."""
+        return np.asarray(self.classes_[np.argmax(self.predict_proba(X), axis=1)])
+
+    def predict_proba(self, X: Any) -> Array:
+        """Return the probability of each class, shape (n_rows, n_classes)."""
+        return self.calibration.platt.probabilities(scores(self.model.predict(X)))
+
+    def decision_function(self, X: Any) -> Array:
+        """Return logits, shape (n_rows, n_classes); of two classes their difference, shape (n_rows,)."""
+        return _margins(self.calibration.platt.logits(scores(self.model.predict(X))))
+
+    def predict_set(self, X: Any, coverage: float = 0.9) -> np.ndarray:
+        """Return which classes are in each row's prediction set, a mask of shape (n_rows, n_classes).
+
+        The set of a row that is drawn as the site's own rows has its class with a chance of at least `coverage`. A set
+        may be empty, where no class is probable enough.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns), or frame
+        coverage : float, default=0.9
+        """
+        return np.asarray(self.predict_proba(X) >= self.calibration.least_probability(coverage))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the accuracy of `predict(X)`."""
+        return float(accuracy_score(y, self.predict(X), sample_weight=sample_weight))
+
+    def fit(self, X: Any, y: Any = None) -> "SiteClassifier":
+        """Raise `SettingsError`: a site's model comes of a training that all sites take part in."""
+        raise SettingsError("a site's model is not fitted alone: fit DeKRRClassifier")
+
+    @property
+    def n_features_in_(self) -> int:
+        """The number of columns that `predict` takes."""
+        return self.model.n_features_in_
+
+    @property
+    def feature_names_in_(self) -> np.ndarray:
+        """The names of the columns that `predict` takes, where they have names."""
+        return self.model.feature_names_in_
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=True),
+            classifier_tags=ClassifierTags(),
+            input_tags=InputTags(allow_nan=self.model.header.encoding is not None),
+        )
+
+
+def _margins(logits: Array) -> Array:
+    return np.asarray(logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits)
+
+
+def _with_parameters(kind: type[Any]) -> Any:
+    """Give a classifier the parameters of the regressor, but for those that make no sense for classes."""
+    kind.__annotations__ = dict(getattr(kind, "__annotations__", {}))
+    for each in fields(DeKRRRegressor):
+        if each.name not in _NOT_OF_CLASSES:
+            kind.__annotations__[each.name] = Any
+            setattr(kind, each.name, field(default=each.default, metadata=each.metadata))
+    return estimator(kind)
+
+
+@_with_parameters
+class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Classification by decentralised kernel ridge regression on class codes.
+
+    Each class is an output: 1 for its own rows, 0 for the others (two classes are one output). All sites train together
+    as `DeKRRRegressor` does, with the same sums. They then train once more without a fifth of the rows. On these rows
+    they find, by sums over the spanning tree, how predictions become probabilities: a slope, and an offset per class,
+    with the least log loss.
+
+    It is least squares and not logistic regression: a row far on the right side of a boundary counts as an error, too.
+    The classes are public. Every site learns the names of all classes.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    models_ : dict of site to SiteClassifier
+    regressor_ : DeKRRRegressor
+        Of the class codes.
+    sites_, graph_, n_rows_, n_rounds_, traffic_, sigma_, alpha_, consensus_, tuning_
+        As in `DeKRRRegressor`.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Where the columns had names.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dekrr import DeKRRClassifier
+    >>> from dekrr.data import make_sites
+    >>> X, y, sites = make_sites(n_sites=4, random_state=0)
+    >>> classes = np.where(y > np.median(y), "high", "low")
+    >>> classifier = DeKRRClassifier(n_features=30, sigma=0.3, alpha=1e-4, consensus=1.0, random_state=0)
+    >>> classifier = classifier.fit(X, classes, sites=sites)
+    >>> classifier.score(X, classes, sites=sites) > 0.8
+    True
+    >>> classifier.predict_proba(X, sites=sites).shape
+    (240, 2)
+    """
+
+    def fit(self, X: Any, y: Any = None, sites: Any = None, columns: Any = None, sample_weight: Any = None) -> Self:
+        """Train a model for every site.
+
+        Parameters
+        ----------
+        X : frame, or array-like of shape (n_rows, n_columns)
+        y : array-like of shape (n_rows,), or str
+            The class of every row: words or numbers; or the name of the column that has it.
+        sites : array-like of shape (n_rows,), or str, optional
+            As in `DeKRRRegressor.fit`.
+        columns : sequence of str, optional
+            The columns of a frame to predict from; by default all others.
+        sample_weight : array-like of shape (n_rows,), or str, optional
+            How often each row counts.
+        """
+        if y is None:
+            raise DataError("DeKRRClassifier requires y to be passed, but the target y is None")
+        if is_frame(X):
+            X, y, sites, sample_weight = frames.named(X, y, sites, columns, sample_weight)
+            X = frames.with_words_as_names(X)
+        elif streams.trains_from_sources(X, y):
+            raise DataError("a classifier takes arrays and frames; load the rows of sources first")
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        weights = arrays.weights_of(sample_weight, len(y))
+        counted = y if weights is None else y[weights > 0]
+        with unchanged_by_failure(self):
+            self.classes_ = np.unique(counted)
+            if len(self.classes_) < 2:
+                there = f"one class, {self.classes_.tolist()[0]!r}" if len(self.classes_) else "no row, and so no class"
+                raise DataError(f"there is {there}: a classifier takes rows of two classes at least")
+            places = np.searchsorted(self.classes_, y)
+            places = np.minimum(places, len(self.classes_) - 1)  # classes of rows of weight 0 alone
+            self.regressor_ = _OfCodes(**self.get_params(deep=False))
+            self.regressor_.fit(X, codes(places, len(self.classes_)), sites, sample_weight=weights)
+            self._keep()
+        return self
+
+    def _keep(self) -> None:
+        """Set what came of the regressor's training."""
+        regressor = self.regressor_
+        for name in (*_FROM_REGRESSOR, "n_features_in_", "feature_names_in_"):
+            if hasattr(regressor, name):
+                setattr(self, name, getattr(regressor, name))
+            elif hasattr(self, name):
+                delattr(self, name)
+        found = regressor.class_calibrations_
+        plain = ClassCalibration(Platt.start(len(self.classes_)), np.zeros(1), np.zeros(1))
+        self.models_ = {
+            label: SiteClassifier(model, self.classes_, found.get(label) or plain)
+            for label, model in regressor.models_.items()
+        }
+
+    def partial_fit(
+        self, X: Any, y: Any, sites: Any = None, edges: Any = (), sample_weight: Any = None, classes: Any = None
+    ) -> Self:
+        """Go on from a fitted network with new rows, of classes that it knows; see `DeKRRRegressor.partial_fit`.
+
+        Parameters
+        ----------
+        X : frame, or array-like of shape (n_rows, n_columns)
+        y : array-like of shape (n_rows,)
+        sites : array-like of shape (n_rows,), optional
+        edges : sequence of (site, site)
+        sample_weight : array-like of shape (n_rows,), optional
+        classes : array-like of shape (n_classes,), optional
+            All classes: for the first call, whose rows must have all of them.
+        """
+        if not hasattr(self, "models_"):
+            if classes is not None and set(np.unique(classes)) != set(np.unique(y)):
+                raise DataError("the first rows must have all classes: fit with more rows")
+            return self.fit(X, y, sites, sample_weight=sample_weight)
+        y = column_or_1d(y, warn=True)
+        unknown = sorted(set(np.unique(y).tolist()) - set(self.classes_.tolist()), key=str)
+        if unknown:
+            raise DataError(f"unknown classes {unknown}: the fit had {self.classes_.tolist()}; fit anew")
+        places = np.searchsorted(self.classes_, y)
+        given = codes(places, len(self.classes_))
+        self.regressor_.partial_fit(X, given, sites, edges, sample_weight)
+        self._keep()
+        return self
+
+    def _found(self, X: Any, sites: Any) -> tuple[Array, Array]:
+        """Return logits and probabilities by the models of the rows' sites."""
+        check_is_fitted(self)
+        found = scores(self.regressor_.predict(X, sites))
+        platt = next(iter(self.models_.values())).calibration.platt
+        return platt.logits(found), platt.probabilities(found)
+
+    def predict_proba(self, X: Any, sites: Any = None) -> Array:
+        """Return the probability of each class, by each row's own site's model.
+
+        Parameters
+        ----------
+        X : frame, or array-like of shape (n_rows, n_columns)
+        sites : array-like of shape (n_rows,), or str, optional
+            None takes the mean over all sites' predictions of codes.
+
+        Returns
+        -------
+        ndarray of shape (n_rows, n_classes)
+            In the order of `classes_`.
+        """
+        return self._found(X, sites)[1]
+
+    def decision_function(self, X: Any, sites: Any = None) -> Array:
+        """Return logits, shape (n_rows, n_classes); of two classes their difference, shape (n_rows,)."""
+        return _margins(self._found(X, sites)[0])
+
+    def predict(self, X: Any, sites: Any = None) -> np.ndarray:
+        """Return the most probable class of each row, shape (n_rows,)."""
+        probabilities = self._found(X, sites)[0]
+        return np.asarray(self.classes_[np.argmax(probabilities, axis=1)])
+
+    def predict_set(self, X: Any, sites: Any, coverage: float = 0.9) -> np.ndarray:
+        """Return which classes are in each row's prediction set, a mask of shape (n_rows, n_classes).
+
+        The set of a row that is drawn as its site's rows were has its class with a chance of at least `coverage`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+        sites : array-like of shape (n_rows,)
+        coverage : float, default=0.9
+        """
+        probabilities = self.predict_proba(X, sites)
+        labels, index = factorise(sites, len(probabilities))
+        inside = np.empty(probabilities.shape, dtype=bool)
+        for label, own in zip(labels, places_of(index, len(labels)), strict=True):
+            inside[own] = probabilities[own] >= self.models_[label].calibration.least_probability(coverage)
+        return inside
+
+    def score(
+        self, X: Any, y: Any, sites: Any = None, metric: str = "own", loss: str = "accuracy", sample_weight: Any = None
+    ) -> float:
+        """Return the accuracy, or the log loss.
+
+        Parameters
+        ----------
+        X : frame, or array-like of shape (n_rows, n_columns)
+        y : array-like of shape (n_rows,)
+        sites : array-like of shape (n_rows,), or str, optional
+        metric : {"own", "union"}, default="own"
+            "own" predicts each row by its own site's model. "union" has every site's model predict all rows and takes
+            the mean over sites.
+        loss : {"accuracy", "log_loss"}, default="accuracy"
+        sample_weight : array-like of shape (n_rows,), optional
+        """
+        if metric not in ("own", "union") or loss not in ("accuracy", "log_loss"):
+            raise SettingsError(
+                f'metric is "own" or "union" and loss "accuracy" or "log_loss"; got {metric!r}, {loss!r}'
+            )
+        check_is_fitted(self)
+        if metric == "own":
+            return self._measured(y, self._found(X, sites)[1], loss, sample_weight)
+        found = [model.predict_proba(X) for model in self.models_.values()]
+        return float(np.mean([self._measured(y, each, loss, sample_weight) for each in found]))
+
+    def _measured(self, y: Any, probabilities: Array, loss: str, weight: Any) -> float:
+        if loss == "log_loss":
+            return float(log_loss(y, probabilities, labels=self.classes_, sample_weight=weight))
+        return float(accuracy_score(y, self.classes_[np.argmax(probabilities, axis=1)], sample_weight=weight))

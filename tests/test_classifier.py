@@ -1,0 +1,198 @@
+"""Classes: least squares on codes, calibrated probabilities, prediction sets."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.optimize import minimize
+from sklearn.base import clone, is_classifier
+from sklearn.inspection import permutation_importance
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, log_loss
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from dekrr import DataError, DeKRRClassifier, DeKRRRegressor, DifferentialPrivacy, SettingsError
+from dekrr.classes import N_BINS, NEWTON_STEPS, ClassCalibration, Platt, codes, histogram, scores
+
+N_SITES = 4
+FIXED = {"n_features": 40, "sigma": 1.0, "alpha": 1e-5, "consensus": 0.5, "random_state": 0}
+QUICK = {"n_features": 10, "folds": 2, "sigma": 1.0, "alpha": (1e-6, 1e-3), "consensus": (0.5, 1.0)}
+
+
+def rows_of(seed, n_rows=1600, n_classes=3):
+    """Return rows, classes drawn by known probabilities, sites, and the probabilities."""
+    rng = np.random.default_rng(seed)
+    X = rng.random((n_rows, 3))
+    logits = np.column_stack([4 * X[:, 0], 3 * np.sin(4 * X[:, 1]) + 1, 4 * X[:, 2] ** 2])[:, :n_classes]
+    truth = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    places = (rng.random(n_rows)[:, None] > np.cumsum(truth, axis=1)).sum(axis=1)
+    return X, np.array(["low", "mid", "top"])[places], rng.choice(N_SITES, n_rows), truth
+
+
+X, y, SITES, _ = rows_of(0)
+X_NEW, Y_NEW, SITES_NEW, TRUTH = rows_of(1, 4000)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return DeKRRClassifier(**FIXED).fit(X, y, sites=SITES)
+
+
+@parametrize_with_checks([DeKRRClassifier(**QUICK)])
+def test_scikit_learn_conventions(estimator, check):
+    check(estimator)
+
+
+def test_classes_and_probabilities(fitted):
+    shares = fitted.predict_proba(X_NEW, sites=SITES_NEW)
+    assert fitted.classes_.tolist() == ["low", "mid", "top"]
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    assert shares.min() > 0
+    best = log_loss(Y_NEW, TRUTH)
+    assert log_loss(Y_NEW, shares) < best + 0.06
+    assert (
+        fitted.score(X_NEW, Y_NEW, sites=SITES_NEW)
+        > accuracy_score(Y_NEW, fitted.classes_[TRUTH.argmax(axis=1)]) - 0.04
+    )
+    prediction = fitted.predict(X_NEW, sites=SITES_NEW)
+    np.testing.assert_array_equal(prediction, fitted.classes_[shares.argmax(axis=1)])
+    np.testing.assert_array_equal(
+        prediction, fitted.classes_[fitted.decision_function(X_NEW, SITES_NEW).argmax(axis=1)]
+    )
+
+
+def test_probabilities_are_calibrated(fitted):
+    """Of rows that get a probability near p, a share near p is of that class."""
+    shares, own = fitted.predict_proba(X_NEW, sites=SITES_NEW), Y_NEW[:, None] == fitted.classes_
+    for low in (0.1, 0.3, 0.5, 0.7):
+        there = (shares >= low) & (shares < low + 0.2)
+        assert own[there].mean() == pytest.approx(shares[there].mean(), abs=0.06)
+
+
+def test_own_and_union(fitted):
+    each = [model.predict_proba(X_NEW) for model in fitted.models_.values()]
+    union = np.mean([log_loss(Y_NEW, share) for share in each])
+    assert fitted.score(X_NEW, Y_NEW, metric="union", loss="log_loss") == pytest.approx(union)
+    accuracy = np.mean([accuracy_score(Y_NEW, fitted.classes_[share.argmax(axis=1)]) for share in each])
+    assert fitted.score(X_NEW, Y_NEW, metric="union") == pytest.approx(accuracy)
+    own = fitted.score(X_NEW, Y_NEW, sites=SITES_NEW, loss="log_loss")
+    assert own == pytest.approx(log_loss(Y_NEW, fitted.predict_proba(X_NEW, sites=SITES_NEW)))
+    with pytest.raises(SettingsError, match='loss "accuracy" or "log_loss"'):
+        fitted.score(X_NEW, Y_NEW, loss="hinge")
+
+
+def test_it_is_the_regression_of_codes(fitted):
+    """An independent solution: the regressor with one output per class, given the same settings."""
+    regressor = DeKRRRegressor(**FIXED).fit(X, np.eye(3)[np.unique(y, return_inverse=True)[1]], sites=SITES)
+    np.testing.assert_allclose(
+        fitted.regressor_.predict(X_NEW, sites=SITES_NEW), regressor.predict(X_NEW, sites=SITES_NEW), atol=1e-9
+    )
+
+
+def test_two_classes_are_one_output():
+    two, new = np.where(y == "mid", 7, 3), np.where(Y_NEW == "mid", 7, 3)
+    classifier = DeKRRClassifier(**FIXED).fit(X, two, sites=SITES)
+    assert classifier.regressor_.models_[0].n_outputs == 1
+    margins = classifier.decision_function(X_NEW, sites=SITES_NEW)
+    assert margins.shape == (len(X_NEW),)
+    np.testing.assert_array_equal(classifier.predict(X_NEW, sites=SITES_NEW), np.where(margins > 0, 7, 3))
+    logistic = LogisticRegression().fit(X, two).predict_proba(X_NEW)
+    assert log_loss(new, classifier.predict_proba(X_NEW, sites=SITES_NEW)) < log_loss(new, logistic)
+
+
+@pytest.mark.parametrize("coverage", [0.8, 0.9, 0.95])
+def test_prediction_sets_cover(fitted, coverage):
+    inside = fitted.predict_set(X_NEW, SITES_NEW, coverage)
+    assert inside.shape == (len(X_NEW), 3)
+    own = np.searchsorted(fitted.classes_, Y_NEW)
+    hit = inside[np.arange(len(own)), own]
+    assert hit.mean() == pytest.approx(coverage, abs=0.035)
+    for site in range(N_SITES):
+        assert hit[site == SITES_NEW].mean() > coverage - 0.1
+    assert 1 < inside.sum(axis=1).mean() < 2.5
+    np.testing.assert_array_equal(
+        fitted.models_[2].predict_set(X_NEW[SITES_NEW == 2], coverage), inside[SITES_NEW == 2]
+    )
+
+
+def test_platt_has_the_least_log_loss():
+    rng = np.random.default_rng(0)
+    own = np.eye(3)[rng.integers(0, 3, 500)]
+    found = 0.5 * own + rng.normal(0.2, 0.3, size=own.shape)
+    weight = rng.uniform(0.5, 2, 500)
+    platt = Platt.start(3)
+    for _ in range(NEWTON_STEPS):
+        halves = [platt.sums(found[part], own[part], weight[part]) for part in (slice(0, 200), slice(200, None))]
+        platt = platt.stepped(np.sum(halves, axis=0))
+
+    def loss(at):
+        log_shares = np.log(Platt(at[0], at[1:]).probabilities(found))
+        return -weight @ np.sum(own * log_shares, axis=1) + ((at[0] - 4) ** 2 + at[1:] @ at[1:]) / 2
+
+    best = minimize(loss, np.array([4.0, 0, 0, 0]), tol=1e-10)
+    assert loss(np.append(platt.slope, platt.offsets)) == pytest.approx(best.fun, rel=1e-7)
+
+
+def test_few_held_out_rows_borrow():
+    own, pooled = np.zeros(N_BINS), np.zeros(N_BINS)
+    own[10], pooled[200] = 5, 1000
+    lonely = ClassCalibration(Platt.start(2), own, np.zeros(N_BINS))
+    with pytest.raises(DataError, match="5 held-out rows are too few"):
+        lonely.least_probability(0.9)
+    assert ClassCalibration(Platt.start(2), own, pooled).least_probability(0.9) == pytest.approx(1 - 201 / N_BINS)
+    with pytest.raises(SettingsError, match="between 0 and 1"):
+        lonely.least_probability(1.0)
+    counts = histogram(np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.0, 1.0], [1.0, 0.0]]), np.ones(2))
+    assert counts[[51, 128]].tolist() == [1, 1]
+    np.testing.assert_array_equal(scores(codes(np.array([0, 1]), 2)), np.eye(2))
+
+
+def test_weights_are_repeated_rows():
+    times = np.random.default_rng(0).integers(1, 4, len(y))
+    repeated = np.repeat(np.arange(len(y)), times)
+    weighted = DeKRRClassifier(**FIXED, tol=1e-12).fit(X, y, sites=SITES, sample_weight=times)
+    expected = DeKRRClassifier(**FIXED, tol=1e-12).fit(X[repeated], y[repeated], sites=SITES[repeated])
+    found = [each.regressor_.predict(X_NEW, sites=SITES_NEW) for each in (weighted, expected)]
+    np.testing.assert_allclose(*found, atol=1e-9)
+
+
+def test_names_frames_pickles_and_a_model_among_scikit_learn_s_tools():
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(wind=np.where(X[:, 0] > 0.5, "N", "S"), kind=y, site=SITES)
+    classifier = DeKRRClassifier(**FIXED).fit(frame, "kind", sites="site")
+    assert classifier.feature_names_in_.tolist() == ["a", "b", "c", "wind"]
+    same = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(same.predict(frame, sites="site"), classifier.predict(frame, sites="site"))
+    model = classifier.models_[0]
+    assert is_classifier(model)
+    assert repr(model).startswith("<DeKRRClassifier of site ")
+    assert "4 columns, 3 classes, 40 features" in repr(model)
+    own = frame[frame.site == 0].drop(columns=["site", "kind"])
+    found = permutation_importance(model, own, y[SITES == 0], n_repeats=2, random_state=0)
+    assert found.importances_mean.shape == (4,)
+    assert model.score(own, y[SITES == 0]) == accuracy_score(y[SITES == 0], model.predict(own))
+    assert clone(classifier).get_params() == classifier.get_params()
+
+
+def test_going_on():
+    half = np.arange(len(y)) % 2 == 0
+    classifier = DeKRRClassifier(**FIXED).partial_fit(X[half], y[half], sites=SITES[half])
+    before = classifier.score(X_NEW, Y_NEW, sites=SITES_NEW, loss="log_loss")
+    classifier.partial_fit(X[~half], y[~half], sites=SITES[~half])
+    assert classifier.score(X_NEW, Y_NEW, sites=SITES_NEW, loss="log_loss") < before + 0.02
+    with pytest.raises(DataError, match=r"unknown classes \['other'\]"):
+        classifier.partial_fit(X[:40], np.full(40, "other"), sites=SITES[:40])
+
+
+def test_what_cannot_be_classified():
+    with pytest.raises(DataError, match="there is one class, 'low'"):
+        DeKRRClassifier(**FIXED).fit(X, np.full(len(X), "low"), sites=SITES)
+    with pytest.raises(DataError, match="load the rows of sources first"):
+        DeKRRClassifier(**FIXED).fit("rows.csv", "kind", sites="site")
+    with pytest.raises(SettingsError, match="'alpha' parameter of DeKRRClassifier"):
+        DeKRRClassifier(alpha=-1).fit(X, y, sites=SITES)
+    bounds = np.array([*X.min(axis=0), 0.0, 0.0, 0.0]), np.array([*X.max(axis=0), 1.0, 1.0, 1.0])
+    private = DeKRRClassifier(**FIXED, features="plain", bounds=bounds, privacy=DifferentialPrivacy(5.0))
+    assert private.fit(X, y, sites=SITES).predict_proba(X_NEW).shape == (len(X_NEW), 3)
+    with pytest.raises(DataError, match="too few"):
+        private.predict_set(X_NEW, SITES_NEW)
