@@ -262,7 +262,9 @@ def main():
             play = Play(folder, seed)
             ran += 1
             try:
-                outcomes += play.run()
+                found = play.run()
+                outcomes += found
+                print(f"seed {seed}: {dict(play.happened)}, {dict(found)}", flush=True)
             except Exception as error:
                 failed.append(seed)
                 print(f"seed {seed} failed: {type(error).__name__}: {error}", flush=True)

@@ -1,8 +1,10 @@
 """Standing sites: studies, policies, statements, sealed frames and the audit trail."""
 
+import errno
 import json
 import shutil
 import time
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -28,8 +30,9 @@ from dekrr.deploy.studies.items import Decision, Item, Proposal, Revocations, si
 from dekrr.deploy.studies.preview import preview
 from dekrr.deploy.studies.study import digest_of, parse_study
 from dekrr.deploy.tables import METHODS
+from dekrr.disk import LockedFile
 from dekrr.errors import DataError, KeysError, SettingsError
-from dekrr.messages import Degree, encode
+from dekrr.messages import AnyMessage, Degree, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy.admission import kept
 from dekrr.protocols.site import Site
@@ -460,6 +463,10 @@ def test_a_preview_lists_what_a_run_sends(consortium):
     assert "Sums" in consortium.command("a", "preview", "air")
 
 
+def test_what_each_kind_of_message_reveals_is_said():
+    assert {kind.__name__ for kind in get_args(AnyMessage)} <= set(REVEALS)
+
+
 def test_a_frame_is_described_as_it_is():
     frame = msgspec.msgpack.encode(["data", "run", "a", [], 7, msgspec.Raw(encode(Degree(2)))])
     assert describe(frame)["message"] == "Degree"
@@ -544,3 +551,27 @@ def test_a_certificate_is_revoked_and_renewed_by_commands(consortium, tmp_path):
 def test_a_schedule_of_faults(tmp_path):
     """One seed of the soak, `python tests/soak_studies.py`."""
     assert Play(tmp_path, 1).run()["done"] > 0
+
+
+def test_a_full_disk_delays_lines_of_the_trail_and_loses_none(consortium, tmp_path, monkeypatch):
+    a = identity(consortium, "a")
+    path = tmp_path / TRAIL
+    trail = AuditTrail(path, a)
+    write = LockedFile.write
+
+    def full(file, data, at):
+        write(file, data[:10], at)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(LockedFile, "write", full)
+    with pytest.raises(OSError, match="no space"):
+        trail.decide("left", to="b")
+    assert verify(path, a.trust, "a")[1] == 0
+    trail.close()
+    again = AuditTrail(path, a)
+    monkeypatch.setattr(LockedFile, "write", write)
+    again.decide("left", to="c")
+    again.close()
+    entries, unsigned = verify(path, a.trust, "a")
+    assert unsigned == 0
+    assert [entry["kind"] for entry in entries if entry["kind"] != "seal"] == ["begun", "opened", "left"]

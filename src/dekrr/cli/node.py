@@ -29,6 +29,7 @@ from .network import SITE_FILE, SITES
 INTERRUPTED, TERMINATED = 130, 143
 _PROGRESS_EVERY = 0.5
 _ASKED_AT_ONCE = 16
+_STALE = 15.0  # seconds
 
 
 class _Stopped(BaseException):
@@ -341,7 +342,12 @@ def status(
 ) -> None:
     """Ask running sites how they are; needs their keys, so each organisation can ask its own."""
     from ..deploy.node import MODEL, link_of
+    from ..deploy.standing_file import is_standing
     from ..networks.mesh import ask_status
+
+    if is_standing(file):
+        _show_standing(file.parent, as_json=as_json)
+        return
 
     def ask(path: Path) -> dict[str, Any]:
         config = read_site(path)
@@ -368,6 +374,27 @@ def status(
         row = [answer["site"], answer["phase"], str(answer["round"]), residual, _kilobytes(answer)]
         table.add_row(*row, ", ".join(answer["gone"]), f"{states.count('up')} of {len(states)}", away)
     Console().print(table)
+
+
+def _show_standing(folder: Path, *, as_json: bool) -> None:
+    """Print what a standing site wrote about itself a second ago."""
+    from ..deploy.standing import STATE
+
+    path = folder / STATE
+    state = json.loads(path.read_text()) if path.exists() else None
+    if state is None or time.time() - state["time"] > _STALE:
+        raise NetworkError(f"the site in {folder} does not run, or cannot write {path}")
+    if as_json:
+        typer.echo(json.dumps(state))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    near = ", ".join(f"{name} {about}" for name, about in state["neighbors"].items())
+    console.print(f"{state['site']}: {near}; the certificate ends in {state['certificate days left']:.0f} days")
+    for study in state["studies"]:
+        versions = ", ".join(f"{one['number']} {one['state']}" for one in study["versions"])
+        console.print(f"  {study['study']}: {study['state']}; runs: {versions or 'none'}", markup=False)
+    for run in state["runs"]:
+        console.print(f"  run {run['run']}: {_line(run)}", markup=False)
 
 
 def _site_files(file: Path, folder: Path | None) -> list[Path]:

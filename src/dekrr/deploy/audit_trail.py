@@ -64,7 +64,8 @@ class AuditTrail:
             self.add("opened", site=identity.site)
         else:
             self.add("begun", site=identity.site, certificate=identity.pem)
-        self.seal()
+        with suppress(OSError):  # the lines wait until there is space
+            self.seal()
 
     def add(self, kind: str, **details: Any) -> None:
         """Add a line, which `write` writes; it is signed with those that follow within two seconds."""
@@ -96,19 +97,20 @@ class AuditTrail:
         """Sign the chain up to here, and write it to the disk."""
         with self._lock:
             self._sealed = time.monotonic()
-            if self.n_lines == self._n_sealed:
-                return
-            signature = self.identity.sign(self.head.encode())
-            seal = {"line": self.n_lines + 1, "time": time.time(), "kind": "seal", "signature": signature}
-            self._append({**seal, "certificate": self.identity.pem})
-            self._n_sealed = self.n_lines
-            self.write()
-            self._file.synchronise()
+            if self.n_lines > self._n_sealed:
+                signature = self.identity.sign(self.head.encode())
+                seal = {"line": self.n_lines + 1, "time": time.time(), "kind": "seal", "signature": signature}
+                self._append({**seal, "certificate": self.identity.pem})
+                self._n_sealed = self.n_lines
+            if self._waiting:
+                self.write()
+                self._file.synchronise()
 
     def close(self) -> None:
         """Sign and close the file."""
         with self._lock:
-            self.seal()
+            with suppress(OSError):
+                self.seal()
             self._file.close()
 
     def _append(self, entry: dict[str, Any]) -> None:

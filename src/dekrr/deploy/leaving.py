@@ -1,9 +1,11 @@
 """What leaves a site, in words: the kind of a frame, and what each kind of message reveals to its receiver."""
 
 import hashlib
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
+
+from ..messages import AnyMessage
 
 REVEALS = {
     "hello": "that this site is up, and the terms of the run",
@@ -19,12 +21,17 @@ REVEALS = {
     "Coefficients": "the coefficients of this site's model, and its residual",
     "Unchanged": "the residual",
     "Total": "a sum over several sites, or over this one and those behind it",
+    "RawColumns": "the kinds of columns, the words in them, and the bounds of their values, of all sites together",
+    "RowFeatures": "features of every row, from which rows can be computed; studies cannot ask for them",
+    "MaskKey": "a public key of this run",
+    "MaskKeys": "public keys of the receiver's neighbours",
+    "Magnitudes": "upper limits of the sums to come",
+    "Masked": "sums over this site's rows under masks, which cancel in the sum over the receiver's neighbourhood",
+    "MaskedRound": "the coefficients of this site's model, its residual, and products with its sums under masks",
     "statements": "signed statements about studies: proposals, decisions, calls, reports",
     "nothing": "that there is no message",
 }
-_TAGS = {"roll": "Roll", "census": "Census", "bounds": "Bounds", "shortlist": "Shortlist", "features": "Features"}
-_TAGS |= {"chosen": "Chosen", "degree": "Degree", "moments": "Moments", "sums": "Sums", "theta": "Coefficients"}
-_TAGS |= {"same": "Unchanged", "total": "Total"}
+_TAGS = {kind.__struct_config__.tag: kind.__name__ for kind in get_args(AnyMessage)}
 _frames: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 

@@ -70,8 +70,6 @@ class StandingSite:
         self._rows_lock = threading.Lock()
         self._stopping = threading.Event()
         self._due: dict[str, float] = {}
-        for item in self.book.get(self.book.ids):
-            self._audit_once(item)
 
     def stop(self) -> None:
         """Let `run` end; runs under way keep their checkpoints."""
@@ -88,6 +86,9 @@ class StandingSite:
             logger.info("%s stands; neighbours: %s", self.config.site, ", ".join(sorted(self.config.neighbors)))
             while not self._stopping.is_set():
                 try:
+                    if self._is_due("statements", _STATE_EVERY):
+                        for item in self.book.get(self.book.ids):
+                            self._audit_once(item)
                     self._hear(arrivals, speak)
                     self._look(speak)
                     self._act()

@@ -1,0 +1,78 @@
+"""Memory and start time of standing sites: many on this machine, before and after a run of a study.
+
+python benchmarks/standing.py 50
+"""
+
+import json
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from consortium import Consortium
+
+
+def megabytes(pid, kind):
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(rf"^{kind}:\s+(\d+)", text, re.M).group(1)) / 1024
+
+
+def summary(processes):
+    rss = [megabytes(process.pid, "Rss") for process in processes]
+    pss = [megabytes(process.pid, "Pss") for process in processes]
+    return {"rss, median MB": round(statistics.median(rss), 1), "pss, median MB": round(statistics.median(pss), 1)}
+
+
+def state(sites, name):
+    try:
+        return json.loads((sites.home(name) / "state.json").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def all_up(sites):
+    for name in sites.names:
+        found = state(sites, name)
+        if found is None or set(found["neighbors"].values()) != {"up"}:
+            return False
+    return True
+
+
+def wait(condition, seconds):
+    begun = time.monotonic()
+    while not condition():
+        if time.monotonic() - begun > seconds:
+            raise SystemExit("waited in vain")
+        time.sleep(0.5)
+    return round(time.monotonic() - begun, 1)
+
+
+def main(n_sites):
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as without:
+        # The extra `mesh` does not install numba, which would add 100 MB to each site.
+        (Path(without) / "numba.py").write_text("raise ModuleNotFoundError('no numba', name='numba')\n")
+        os.environ["PYTHONPATH"] = os.pathsep.join([without, os.environ.get("PYTHONPATH", "")])
+        sites = Consortium(folder, [f"s{j:02d}" for j in range(n_sites)], rows=400)
+        for name in sites.names:
+            (sites.home(name) / "policy.toml").write_text('approval = "policy"\n')
+        processes = [sites.process(name) for name in sites.names]
+        try:
+            print(f"{n_sites} sites; all linked after {wait(lambda: all_up(sites), 600)} s", flush=True)
+            print("standing:", summary(processes), flush=True)
+            sites.command("s00", "propose", sites.study(start_patience=600.0, patience=120.0))
+            print(f"a study, from its proposal to {n_sites} models: {wait(sites.done(1), 900)} s", flush=True)
+            print("after a run:", summary(processes), flush=True)
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.wait()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50)
