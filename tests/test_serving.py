@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import signal
 import socket
@@ -327,6 +328,30 @@ def test_damaged_arrow_never_breaks_the_service(shared_service, data):
     assert post(shared_service, bytes(body), ARROW).status_code in (200, 413, 415, 422)
 
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*COLUMNS, "x"]), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES, st.sampled_from([CSV, JSON, ARROW]))
+@settings(max_examples=80)
+def test_any_body_is_answered_or_refused_in_words(shared_service, value, media_type):
+    for body in (value, {"rows": value}, {"rows": [value]}, {"rows": [{"length": value, "wi,dth": 1}]}):
+        answer = post(shared_service, json.dumps(body).encode(), media_type)
+        assert answer.status_code in (200, 400, 415, 422), answer.text
+        assert answer.status_code == 200 or answer.json()["detail"]
+
+
+@given(st.text(alphabet='ab,"1.e-\n\r;\x00é', max_size=40))
+@settings(max_examples=80)
+def test_any_text_is_a_table_or_refused_in_words(shared_service, text):
+    for start in ("", 'length,"wi,dth"\n', 'length,"wi,dth"\n1,2\n'):
+        answer = post(shared_service, (start + text).encode(), CSV)
+        assert answer.status_code in (200, 422), answer.text
+
+
 def test_compressed_arrow_is_refused(shared_service):
     zeros = pa.table({name: np.zeros(1000) for name in COLUMNS})
     answer = post(shared_service, arrow(zeros, compression="zstd"), ARROW)
@@ -450,7 +475,7 @@ def test_intervals_where_the_model_has_them(tmp_path, monkeypatch, n_outputs):
             return np.full((len(X), 2, *model.coefficients.shape[1:]), np.inf)
         return np.stack([model.predict(X) - coverage, model.predict(X) + coverage], axis=1)
 
-    parts = {name: getattr(model, name) for name in ("header", "scaling", "coefficients", "predict")}
+    parts = {name: getattr(model, name) for name in ("header", "scaling", "coefficients", "predict", "predict_encoded")}
     able = SimpleNamespace(**parts, calibration=object(), predict_interval=predict_interval)
     monkeypatch.setattr("dekrr.serving.current.load", lambda path: able)
     service = service_of(tmp_path / "m.safetensors")

@@ -88,7 +88,8 @@ class Predictions:
         coverage = _coverage(query) if query else None
         rows = version.read_rows(body, given)
         try:
-            values = version.model.predict(rows)
+            model = version.model
+            values = model.predict(rows) if isinstance(rows, dict) else model.predict_encoded(rows)
             interval = None if coverage is None else _interval(version, rows, coverage)
         except (DataError, SettingsError) as error:
             raise Refusal(422, str(error)) from None

@@ -1,5 +1,6 @@
 """A service on a port: uvicorn, with TLS where it is asked for."""
 
+import gc
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from .app import Service
 from .current import CurrentModel
 from .guards import Limits, Tokens, check_place, is_loopback
 
-_SECONDS_TO_FINISH = 30
+_SECONDS_TO_FINISH, _SECONDS_IDLE = 30, 75
 _MOST_AT_ONCE = 1000
 
 
@@ -73,6 +74,8 @@ def server_of(model: Path, place: Place, limits: Limits, *, watch: float = 1.0) 
     tokens = None if place.tokens is None else Tokens(place.tokens)
     any_host = not is_loopback(place.host) or place.authority is not None or place.behind_proxy
     service = Service(CurrentModel(model, limits.max_rows), limits, tokens, watch=watch, any_host=any_host)
+    gc.collect()
+    gc.freeze()  # a pass over all modules would delay a request
     return uvicorn.Server(_config(service, place))
 
 
@@ -94,6 +97,7 @@ def _config(service: Service, place: Place) -> uvicorn.Config:
             proxy_headers=False,
             log_level="warning",
             limit_concurrency=_MOST_AT_ONCE,
+            timeout_keep_alive=_SECONDS_IDLE,
             timeout_graceful_shutdown=_SECONDS_TO_FINISH,
             **tls,
         )
