@@ -42,7 +42,8 @@ COMMANDS = {
     ),
     "node": (
         "node:node",
-        "Take part in a run as one site: connect to the neighbours, train, and write model.safetensors.",
+        "Take part in a run as one site, and write model.safetensors; "
+        "or stand, and train the studies that are approved.",
     ),
     "up": ("node:up", "Run every site of a network as a process of this machine, and watch them in a table."),
     "status": (
