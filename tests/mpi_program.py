@@ -22,6 +22,7 @@ FITS = {
     "int8": (DeKRRRegressor, {**PLAIN, "consensus": 1.0, "wire_precision": "int8", "topology": "random_regular"}),
     "features": (DeKRRRegressor, {**PLAIN, "consensus": 1.0, "exchange": "features"}),
     "census": (DeKRRRegressor, {**PLAIN, "features": "plain", "consensus": 1.0, "n_features": 60}),
+    "parts": (DeKRRRegressor, {"n_features": 12, "random_state": 0}),
     "dkla": (DKLARegressor, {**PLAIN, "max_rounds": 60}),
     "coke": (COKERegressor, {**PLAIN, "max_rounds": 60}),
     "allreduce": (AllReduceRegressor, {**PLAIN, "features": "energy"}),

@@ -26,6 +26,7 @@ from .privacy.mechanism import Spent
 from .protocols.outcome import Outcome
 from .rows.batches import AnyColumns, inputs_of
 from .rows.sources import is_source, open_source
+from .rows.spread import is_spread, predicted
 from .scaling import UNSCALED, AnyScaling, Scaling
 from .types import Array
 
@@ -228,7 +229,11 @@ class SiteModel:
         Returns
         -------
         ndarray of shape (n_rows,) or (n_rows, n_outputs)
+            Of a Dask frame, a Dask series or frame, which is computed when it is asked for.
         """
+        if is_spread(X):
+            lazily: Array = predicted(X, self.predict, self.n_outputs)
+            return lazily
         if is_source(X):
             columns = self.header.reading
             no_rows = np.empty((0, *self.coefficients.shape[1:]))

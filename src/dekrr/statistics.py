@@ -9,8 +9,8 @@ times in every sum: its features and responses are multiplied by the square root
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol
+from functools import lru_cache, partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -184,6 +184,20 @@ def accumulate(
         "mixed" computes the features and the products of a block of rows in single precision, and adds the blocks in
         double precision. It is about twice as fast; its error is below 1e-5 of a sum's largest entry.
     """
+    spread = getattr(rows, "summed", None)  # rows on several machines
+    if spread is not None:
+        own_sums, cross_sums = spread(partial(_accumulate, own=own, others=others, precision=precision), _plus)
+        return own_sums, cross_sums
+    return _accumulate(rows, own, others, precision)
+
+
+def _plus(one: tuple[OwnSums, dict[str, CrossSums]], other: tuple[OwnSums, dict[str, CrossSums]]) -> Any:
+    return one[0].plus(other[0]), {name: sums.plus(other[1][name]) for name, sums in one[1].items()}
+
+
+def _accumulate(
+    rows: RowBlocks, own: FeatureMap, others: Mapping[str, FeatureMap], precision: str
+) -> tuple[OwnSums, dict[str, CrossSums]]:
     maps = [own, *others.values()]
     ends = np.cumsum([feature_map.n_features for feature_map in maps])
     slices = [slice(end - m.n_features, end) for end, m in zip(ends, maps, strict=True)]

@@ -25,6 +25,7 @@ from ..networks.traffic import Traffic
 from ..rows import Rows
 from ..rows.batches import AnyColumns, NotNumbersError, count_of, counted, names_of
 from ..rows.sources import is_mapping
+from ..rows.spread import is_spread, predicted
 from ..settings import EstimatorSettings, FeatureSettings, GuardSettings
 from ..types import Array, Block
 from . import arrays, frames, parameters, streams
@@ -245,7 +246,14 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         ndarray of shape (n_rows,) or (n_rows, n_outputs)
+            Of a Dask frame, a Dask series or frame, which is computed when it is asked for.
         """
+        if is_spread(X):
+            check_is_fitted(self)
+            lazily: Array = predicted(
+                X, partial(self.predict, sites=sites), next(iter(self.models_.values())).n_outputs
+            )
+            return lazily
         if streams.predicts_from_sources(X, sites):
             check_is_fitted(self)
             parts = streams.parts_of(X, self._reading, None, sites)

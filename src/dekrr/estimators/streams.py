@@ -10,6 +10,7 @@ from ..labels import factorise
 from ..rows import Rows, StreamedRows, split_by_site
 from ..rows.batches import AnyColumns, block_of, column_names, inputs_of, labels_of
 from ..rows.sources import Source, is_mapping, is_source, open_source
+from ..rows.spread import SpreadRows, SpreadSource
 from ..types import Array
 from .ranks import Here
 
@@ -135,9 +136,22 @@ def rows_of(
     if sites is not None:
         if y is None or isinstance(columns, int):
             raise DataError("a source with a site column must have named columns, with y the response's name")
-        return split_by_site(next(iter(sources.values())), columns, y, sites, seed, weight, here)
+        source = next(iter(sources.values()))
+        if isinstance(source, SpreadSource):
+            raise DataError(
+                "a Dask frame holds the rows of one site: give a mapping of site to frame, as in "
+                "{site: frame[frame.station == site] for site in stations}"
+            )
+        return split_by_site(source, columns, y, sites, seed, weight, here)
     labels, _ = factorise(list(sources), len(sources))
-    return {label: StreamedRows(sources[label], columns, y, weight=weight, seed=seed) for label in labels}
+    rows: dict[Hashable, Rows] = {}
+    for label in labels:
+        source = sources[label]
+        if isinstance(source, SpreadSource):
+            rows[label] = SpreadRows(source, columns, y, weight=weight, seed=seed)
+        else:
+            rows[label] = StreamedRows(source, columns, y, weight=weight, seed=seed)
+    return rows
 
 
 def parts_of(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, sites: Any) -> Iterator[Part]:

@@ -19,6 +19,8 @@ def is_frame(table: Any) -> bool:
     """Return whether an object is a table in memory with named columns: of pandas, Polars or pyarrow."""
     if hasattr(table, "collect_schema") and hasattr(table, "collect_batches"):
         return False  # a lazy frame
+    if hasattr(table, "npartitions"):
+        return False  # a Dask frame
     is_arrow = hasattr(table, "schema") and hasattr(table, "column_names") and hasattr(table, "num_rows")
     return is_arrow or (hasattr(table, "columns") and hasattr(table, "shape") and hasattr(table, "__getitem__"))
 

@@ -5,6 +5,7 @@ A source is one of
 - the path of a Parquet or CSV file (also .csv.gz and .tsv), of a folder of Parquet files, or a list of paths;
 - a pyarrow dataset;
 - a Polars lazy frame;
+- a Dask DataFrame (`dekrr.rows.spread`);
 - a table in memory: a pandas or Polars frame, a pyarrow table, a mapping of names to columns;
 - a pair of arrays X, y;
 - a callable that returns an iterator of batches, or an iterable that is not an iterator. A batch is a table, or a pair
@@ -231,6 +232,10 @@ def open_source(given: Any, *, once: bool = False) -> Source:
         return _LazyFrame(given)
     if hasattr(given, "get_fragments"):
         return _Dataset(given)
+    if hasattr(given, "to_delayed") and hasattr(given, "npartitions"):
+        from .spread import SpreadSource
+
+        return SpreadSource(given)
     if column_names(given) is not None:
         return _Batches("the table", _Again([given]))
     if isinstance(given, tuple) and len(given) == 2 and is_pair(given) and np.ndim(given[1]) == 1:
@@ -269,7 +274,7 @@ def is_source(given: Any) -> bool:
     """Return whether `given` is a source to be read in batches, and not an array or a table of rows."""
     if isinstance(given, str | os.PathLike | Mapping) or _is_paths(given):
         return not hasattr(given, "shape")
-    if any(hasattr(given, name) for name in ("collect_batches", "get_fragments", "column_names")):
+    if any(hasattr(given, name) for name in ("collect_batches", "get_fragments", "column_names", "npartitions")):
         return True
     if hasattr(given, "__array__") or hasattr(given, "shape") or column_names(given) is not None:
         return False
