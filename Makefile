@@ -4,7 +4,7 @@ BIN := .venv/bin
 # No xdist on one core; otherwise one worker a core, with one BLAS thread each.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup demo docs package test test-slow soak lint bench bench-compare clean
+.PHONY: setup demo docs package pins test test-slow soak lint bench bench-compare clean
 
 setup: .venv/.installed
 
@@ -12,6 +12,11 @@ setup: .venv/.installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+# Versions and hashes for deployments, of the machine that this runs on.
+pins: setup
+	$(BIN)/python -m pip install --quiet --dry-run --ignore-installed --report .venv/report.json -c constraints.txt '.[mesh,dp,fast]'
+	$(BIN)/python packaging/pins.py .venv/report.json packaging/requirements.txt
 
 demo: setup
 	$(BIN)/dekrr demo

@@ -557,3 +557,21 @@ def test_training_again_after_one_new_row_is_refused_and_after_many_is_not(tmp_p
     with pytest.raises(DataError, match="parts 1 row, fewer than"):
         node("august", 61)
     node("september", 100)
+
+
+def test_what_a_node_keeps_of_its_rows_holds_for_its_columns_in_any_order(tmp_path):
+    mesh = Mesh(tmp_path, 2, rows=60)
+    home = mesh.home("s00")
+    config = read_site(home / "site.toml")
+    turned = msgspec.structs.replace(config.data, columns=config.data.columns[::-1])
+    rules = []
+    for run, data in (("june", config.data), ("july", turned)):
+        node = Node(msgspec.structs.replace(config, run=run, data=data), home, insecure=True)
+        node.note_rows()
+        node.close()
+        rules.append(node._admission)
+    assert len(list(home.glob("admission-*"))) == len(list(home.glob("history-*"))) == 1
+    assert len({entry.rows for entry in node._history.entries}) == 1
+    X = np.random.default_rng(0).normal(size=(200, len(turned.columns)))
+    np.testing.assert_array_equal(rules[0](X), rules[1](X[:, ::-1]))
+    assert 0 < rules[0](X).sum() < 200

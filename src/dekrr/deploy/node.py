@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from ..disk import replacing, synchronise
 from ..errors import DataError, NetworkError, SettingsError
@@ -34,7 +35,7 @@ from ..protocols import dekrr
 from ..protocols.outcome import Outcome
 from ..protocols.reading import MessageReader
 from ..protocols.site import Procedure, Site
-from ..rows import StreamedRows
+from ..rows import ArrayRows, StreamedRows
 from ..rows.sources import open_source
 from ..scaling import Scaling
 from ..selection import CHOOSERS
@@ -72,7 +73,8 @@ def open_rows(config: SiteFile, folder: Path) -> StreamedRows:
     missing = [name for name in (*config.data.columns, config.data.target) if name not in there]
     if missing:
         raise DataError(f"{source.name} has no columns {', '.join(missing)}; it has {', '.join(there)}")
-    rows = StreamedRows(source, config.data.columns, config.data.target, seed=config.features().seed)
+    # The sample does not depend on the run's seed: runs over the same rows tune on the same ones of them.
+    rows = StreamedRows(source, config.data.columns, config.data.target, seed=0)
     _ = rows.survey
     return rows
 
@@ -129,7 +131,9 @@ class Node:
         secret = kept_secret(self._kept_in / SECRET)
         self._nonce = folder / f"{config.run}.nonce"  # neighbours cannot compare the rows of two runs
         self._vault = Vault(folder / f"{config.run}.release", secret)
-        named = hashlib.sha256(json.dumps(config.data.columns).encode()).hexdigest()[:12]  # this choice of columns
+        columns = config.data.columns
+        self._order = np.argsort(columns)  # what is kept about a choice of columns is the same in every order of them
+        named = hashlib.sha256(json.dumps(sorted(columns)).encode()).hexdigest()[:12]
         self._admission = self._admits(named)
         self._history = History(self._kept_in / f"history-{named}", secret)
         self._note_rows = self._judge_rows(repeats=there and force)
@@ -162,14 +166,17 @@ class Node:
             raise DataError(f"{path} keeps rows out of sums since an earlier run; max_leverage=1 would give them away")
         if limit >= 1:
             return None
-        make = partial(admission.learn, self._rows.sample, limit)
-        return admission.kept(path, make, self._rows.n_columns)
+        sample = self._rows.sample
+        ordered = ArrayRows(sample.X[:, self._order], sample.y, expansion=sample.expansion)
+        rule = admission.kept(path, partial(admission.learn, ordered, limit), self._rows.n_columns)
+        return replace(rule, order=self._order)
 
     def _judge_rows(self, *, repeats: bool) -> Callable[[], None]:
         """Refuse a run that would tell rows, or spend too much, together with earlier ones; return what notes it."""
         settings, run = self.config.method_settings(), self.config.run
         rows = self._rows.admitted(self._admission) if self._admission is not None else self._rows
-        hashes = self._history.hashes(rows.blocks(_ROWS_AT_A_TIME))
+        blocks = (block._replace(X=block.X[:, self._order]) for block in rows.blocks(_ROWS_AT_A_TIME))
+        hashes = self._history.hashes(blocks)
         if repeats:
             self._history.refuse_other_rows(run, hashes)
         privacy = settings.privacy if isinstance(settings, DeKRRSettings) else None

@@ -48,16 +48,20 @@ class Admission:
     whitening : ndarray of shape (n_features, n_features)
         (Z'Z)^-1/2 over the rows that are admitted, of the rows that the rule was learnt from.
     max_leverage : float
+    order : ndarray of int, shape (n_columns,), optional
+        The places of the rule's columns in the rows that it is asked about, where they come in another order.
     """
 
     bounds: Scaling
     reference: FeatureMap
     whitening: Array
     max_leverage: float
+    order: np.ndarray | None = None
 
     def __call__(self, X: Array) -> np.ndarray:
         """Return which rows are admitted, shape (n_rows,), from rows in their own units."""
-        return leverages(self.reference(self.bounds.rows(X)), self.whitening) <= self.max_leverage
+        ordered = X if self.order is None else X[:, self.order]
+        return leverages(self.reference(self.bounds.rows(ordered)), self.whitening) <= self.max_leverage
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the rule to a file for its owner's eyes alone; it holds sums over the site's rows."""
