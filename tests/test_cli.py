@@ -127,6 +127,24 @@ def test_what_is_refused_before_any_work(table):
         run("predict", models, data, "--interval", 90)
 
 
+def test_intervals(table):
+    fitted(table, "--holdout", 0)
+    out = table / "out.csv"
+    run("predict", table / "models", table / "data.csv", "--site", "station", "--interval", 0.8, "--out", out)
+    found = pd.read_csv(out)
+    assert (found["prediction_lower"] < found["prediction"]).all()
+    assert (found["prediction"] < found["prediction_upper"]).all()
+    covered = (found["prediction_lower"] <= found["y"]) & (found["y"] <= found["prediction_upper"])
+    assert covered.mean() > 0.7
+    run("predict", table / "models", table / "data.csv", "--interval", 0.8, "--out", out)
+    assert (
+        pd.read_csv(out)["prediction_lower"] <= found["prediction_lower"] + 1e-9
+    ).all()  # holds for rows of any site
+    fitted(table, "--holdout", 0, "--force", "--no-intervals")
+    with pytest.raises(SettingsError, match=r"the models of 'station 00', .* have no intervals: `dekrr fit` without"):
+        run("predict", table / "models", table / "data.csv", "--interval", 0.8)
+
+
 def test_rows_of_unknown_sites(table):
     fitted(table, "--holdout", 0)
     frame = pd.DataFrame(X[:3], columns=COLUMNS).assign(station=["station 00", "atlantis", "station 01"])

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import DataError, SettingsError
-from ..labels import factorise, names_of
+from ..estimators.intervals import intervals_of
+from ..labels import factorise, listed, names_of
 from ..model import SiteModel, load
 from ..rows.batches import inputs_of
 from ..rows.sources import open_source
@@ -51,7 +52,7 @@ def predict(
     require_output(out, data, models)
     by_site = load_all(models)
     if interval is not None:
-        _require_intervals(by_site, site)
+        _require_intervals(by_site)
     if site is None and len(by_site) > 1:
         note = f"each row is predicted by the mean of {len(by_site)} models; --site COLUMN takes each site's own"
         typer.echo(f"note: {note}", err=True)
@@ -62,7 +63,8 @@ def predict(
             owners = _owners(table, site, by_site, data, unknown_sites)
             table[column] = _predictions(rows, owners, by_site)
             if interval is not None:
-                ends = _intervals(table, owners, by_site, interval)
+                known: Any = by_site
+                ends = intervals_of(known, rows, owners, interval)
                 table[f"{column}_lower"], table[f"{column}_upper"] = ends.T
             write(table)
 
@@ -95,20 +97,13 @@ def _predictions(rows: Array, owners: np.ndarray, by_site: dict[str, SiteModel])
     return prediction
 
 
-def _require_intervals(by_site: dict[str, SiteModel], site: str | None) -> None:
-    if not all(hasattr(model, "predict_interval") for model in by_site.values()):
-        raise SettingsError("these models have no intervals; fit them again with a newer dekrr")
-    if site is None and len(by_site) > 1:
-        raise SettingsError("an interval is of one site's model: add --site COLUMN, or give one model file")
-
-
-def _intervals(table: Any, owners: np.ndarray, by_site: dict[str, SiteModel], coverage: float) -> Array:
-    ends = np.full((len(table), 2), np.nan)
-    for name in set(owners) - {""}:
-        own = np.asarray(owners == name)
-        model: Any = by_site[name]
-        ends[own] = model.predict_interval(table[own], coverage=coverage)
-    return ends
+def _require_intervals(by_site: dict[str, SiteModel]) -> None:
+    without = sorted(name for name, model in by_site.items() if model.calibration is None)
+    if without:
+        raise SettingsError(
+            f"the models of {listed(without)} have no intervals: `dekrr fit` without --no-intervals makes them, where "
+            "a site has enough rows"
+        )
 
 
 def load_all(models: Path) -> dict[str, SiteModel]:

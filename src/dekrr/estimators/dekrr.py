@@ -228,7 +228,7 @@ class DeKRRRegressor(NetworkRegressor):
         """Return whether a fit trains a second time, for intervals."""
         if self.intervals == "auto":
             tuned |= any(_is_auto(getattr(self, name)) for name in GRIDS)
-            return tuned and self.privacy is None and not self.rows_per_feature
+            return tuned and self.privacy is None and not self.rows_per_feature and not self.deployment
         if self.intervals and self.privacy is not None:
             raise SettingsError(
                 "intervals take a second training, which the privacy budget does not pay for: give intervals=False"
