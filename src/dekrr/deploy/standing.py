@@ -16,20 +16,19 @@ from typing import Any
 import msgspec
 
 from ..disk import replacing
-from ..errors import DataError, DekrrError, GoneError, one_line
+from ..errors import DataError, DekrrError, one_line
 from ..networks.session import Phase
 from . import policy as policies
 from .audit_trail import TRAIL, AuditTrail
 from .carrier import StandingCarrier
 from .leaving import describe
-from .node import MODEL, Node, open_rows
-from .page import SiteView
-from .record import RECORD, Log, Record
+from .node import Node, open_rows
 from .standing_file import StandingFile
 from .studies.book import Book, StudyState
 from .studies.gossip import CHANNEL, Gossip, told
 from .studies.items import Call, Item, Report
 from .studies.versions import Versions
+from .study_run import StudyRun, digest_of_file
 
 logger = logging.getLogger("dekrr")
 STUDIES, KEPT, STATE = "studies", "kept", "state.json"
@@ -64,7 +63,7 @@ class StandingSite:
         self._certificate_seen = _changed_at(config.key_files(folder).certificate)
         self._gossip = Gossip(self.book, self._refuse)
         self._carrier = StandingCarrier(config.ways(folder), self._identity, self._leaves, self._refuse)
-        self._runs: dict[tuple[str, int], _Run] = {}
+        self._runs: dict[tuple[str, int], StudyRun] = {}
         self._up: dict[str, bool] = dict.fromkeys(config.neighbors, False)
         self._told: set[tuple[str, str]] = set()
         self._rows_lock = threading.Lock()
@@ -93,7 +92,8 @@ class StandingSite:
                     self._look(speak)
                     self._act()
                     self._write_state()
-                except OSError as error:  # for instance a full disk: nothing leaves that cannot be audited
+                except (OSError, DekrrError) as error:
+                    # For instance a full disk, or a wrong clock: nothing leaves that cannot be audited or signed.
                     self._complain(str(error))
 
     def _complain(self, reason: str) -> None:
@@ -152,7 +152,7 @@ class StandingSite:
             self._policy_seen = seen
             try:
                 self.policy = policies.read_policy(path)
-                self.trail.decide("policy", digest=_digest(path))
+                self.trail.decide("policy", digest=digest_of_file(path))
             except DekrrError as error:
                 logger.warning("%s: %s; the policy of before holds", self.config.site, error)
 
@@ -195,7 +195,8 @@ class StandingSite:
     def _begin_if_due(self, state: StudyState) -> None:
         versions = Versions(self.folder / STUDIES / state.label)
         known = {one.number: one for one in versions.states}
-        number = state.number
+        self._report_again(state, versions)
+        number = min((one.number for one in known.values() if one.state == "running"), default=state.number)
         here = known.get(number)
         if here is None and any(n == number and report.outcome == "model" for (_, n), report in state.reports.items()):
             versions.note(number, "missed", "the other sites have ended it without this one")
@@ -204,7 +205,7 @@ class StandingSite:
                 return
             if policies.refusals(self.policy, state.study, state.proposer, self.config.sources):
                 return  # the policy has changed since
-            run = _Run(self, state, number, versions)
+            run = StudyRun(self, state, number, versions)
             self._runs[state.digest, number] = run
             run.start()
         elif here.state in ("done", "missed", "failed"):
@@ -231,10 +232,12 @@ class StandingSite:
         self._audit_once(self.book.say(Call(study=state.digest, number=number, reason=reason, time=time.time())))
         self._due["tell"] = 0.0
 
-    def _end_if_stopped(self, state: StudyState, run: "_Run") -> None:
+    def _end_if_stopped(self, state: StudyState, run: StudyRun) -> None:
         if not state.may_run and not state.is_expired:
             run.stop(f"the study is {state.state}")
-        elif run.phase in (None, Phase.GREETING):
+        elif not run.resumes and run.phase in (None, Phase.GREETING):
+            if state.number > run.number:
+                run.stop(f"run {state.number} was called for before run {run.number} had started")
             for (who, number), report in state.reports.items():
                 if number == run.number and report.outcome == "failed":
                     run.stop(f"run {number} has failed at {who}: {report.reason}")
@@ -252,6 +255,12 @@ class StandingSite:
         said = Report(state.digest, number, outcome, reason, line, head, time.time())  # type: ignore[arg-type]
         self.book.say(said)
         self._due["tell"] = 0.0
+
+    def _report_again(self, state: StudyState, versions: Versions) -> None:
+        """Report runs whose report could not be made when they ended, for instance because the clock was wrong."""
+        for one in versions.states:
+            if one.state != "running" and (self.config.site, one.number) not in state.reports:
+                self.report(state, one.number, "model" if one.state == "done" else "failed", one.reason)
 
     def node_of(self, state: StudyState, number: int, place: Path) -> Node:
         """Return the node of a run; rows are judged and noted by one run at a time."""
@@ -332,86 +341,6 @@ class StandingSite:
                 temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.status())))
 
 
-class _Run(threading.Thread):
-    """One run of a study, in a thread of its own."""
-
-    def __init__(self, site: StandingSite, state: StudyState, number: int, versions: Versions) -> None:
-        super().__init__(daemon=True, name=f"{state.label} {number}")
-        self.number = number
-        self.n_rows = 0
-        self._site = site
-        self._state = state
-        self._versions = versions
-        self._node: Node | None = None
-        self._view: SiteView | None = None
-        self._stop_reason: str | None = None
-        self._quietly = False
-
-    @property
-    def phase(self) -> Phase | None:
-        """The phase of the run; None before it has read its rows."""
-        return None if self._node is None else self._node.session.phase
-
-    def status(self) -> dict[str, Any] | None:
-        """Return the status of the run."""
-        return None if self._node is None else msgspec.to_builtins(self._node.status())
-
-    def view(self) -> dict[str, Any] | None:
-        """Return what the page shows of the run."""
-        return None if self._view is None or self._node is None else self._view.state(self._node.status())
-
-    def stop(self, reason: str, *, quietly: bool = False) -> None:
-        """Let the run end soon; quietly: it will be resumed."""
-        self._quietly |= quietly
-        if self._stop_reason is None:
-            self._stop_reason = reason
-        if self._node is not None:
-            self._node.stop(reason or "the site is stopped")
-
-    def run(self) -> None:
-        """Take part in the run to its end, and report it; without space on the disk it is tried again later."""
-        try:
-            self._run()
-        except OSError as error:
-            logger.warning("%s: run %s of %s waits: %s", self._site.config.site, self.number, self._state.label, error)
-
-    def _run(self) -> None:
-        site, versions, number = self._site, self._versions, self.number
-        place = versions.place(number)
-        versions.note(number, "running")
-        site.trail.decide("run begun", study=self._state.digest, run=number)
-        try:
-            if not (place / MODEL).exists():  # a model is written when it is final
-                self._take_part(place)
-        except GoneError as error:
-            self._fail("missed", str(error))
-        except Exception as error:
-            self._fail("failed", one_line(f"{error}" or type(error).__name__))
-            if not isinstance(error, DekrrError | OSError):
-                logger.exception("%s: run %s of %s failed", site.config.site, number, self._state.label)
-        else:
-            versions.use(number)
-            versions.note(number, "done")
-            digest = _digest(place / MODEL)
-            site.trail.decide("model", study=self._state.digest, run=number, digest=digest)
-            site.report(self._state, number, "model", "")
-
-    def _take_part(self, place: Path) -> None:
-        node = self._site.node_of(self._state, self.number, place)
-        self._node, self.n_rows, self._view = node, node.n_rows, SiteView(node.config, place)
-        node.listeners.append(self._view)
-        if self._stop_reason is not None:
-            node.stop(self._stop_reason or "the site is stopped")
-        node.listeners += [Log(self._site.config.site), Record(place / RECORD)]
-        node.run()
-
-    def _fail(self, state: str, reason: str) -> None:
-        if self._quietly:
-            return
-        self._versions.note(self.number, state, reason)
-        self._site.report(self._state, self.number, "failed", reason)
-
-
 def _begun(keep: Path) -> list[tuple[float, str]]:
     path = keep / "begun.json"
     if not path.exists():
@@ -433,7 +362,3 @@ def _decision_of(state: StudyState, site: str) -> str:
 
 def _changed_at(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
