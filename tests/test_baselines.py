@@ -128,7 +128,7 @@ def test_sums_that_cannot_be_solved_are_told():
     procedures = {}
     for name in graph:
         site = Site(name, graph[name], ArrayRows(rng.uniform(size=(20, 2)), rng.uniform(size=20)))
-        procedures[name] = allreduce.train(site, Plain(4), AllReduceSettings(scale=None))
+        procedures[name] = allreduce.train(site, Plain(4), AllReduceSettings(scale=None, masks=False))
     procedures["b"] = tampered(procedures["b"], absurd)
     with pytest.raises(SettingsError, match="not positive definite"):
         LocalNetwork(graph).run(procedures)

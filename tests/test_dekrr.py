@@ -43,6 +43,7 @@ def run(problem, **changes):
         "rows_per_feature": 0,
         "max_leverage": problem.max_leverage,
         "verify_features": False,
+        "masks": False,
     }
     chosen = DeKRRSettings(**{**common, **changes})
     network = LocalNetwork(problem.graph)
@@ -301,7 +302,8 @@ def test_who_sends_coefficients_that_overflow_is_named(size):
         return message
 
     problem = make_problem(3, n_sites=4)
-    settings = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
+    guards = {"min_rows": 1, "rows_per_feature": 0, "max_leverage": 1, "masks": False}
+    settings = DeKRRSettings(**guards, scale=None, verify_features=False)
     procedures = {name: dekrr.train(site, Plain(), settings) for name, site in problem.sites.items()}
     liar = sorted(procedures)[1]
     procedures[liar] = tampered(procedures[liar], huge)
@@ -380,7 +382,8 @@ def test_two_outputs_are_two_runs_of_the_baselines(module):
 def test_tuning_two_outputs_adds_up_their_errors():
     both, single = outputs_of(make_problem(6, n_sites=3, rows=(40, 60)))
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3, 1e-2), consensuses=(0.5, 1.0), folds=3)
-    chosen = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1.0, verify_features=False)
+    guards = {"min_rows": 1, "rows_per_feature": 0, "max_leverage": 1.0, "masks": False}
+    chosen = DeKRRSettings(**guards, scale=None, verify_features=False)
     errors = []
     for problem in (both, *single):
         sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
@@ -526,7 +529,7 @@ def test_a_further_policy_is_a_class_and_a_line(monkeypatch):
 @pytest.mark.parametrize("exchange", ["sums", "features"])
 def test_an_output_that_is_0_changes_nothing_about_another(chooser, tuning, exchange):
     problem = make_problem(3, rows=(30, 40))
-    chosen = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, exchange=exchange)
+    chosen = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, exchange=exchange, masks=False)
     results = []
     for n_outputs in (1, 2):
         sites = {}

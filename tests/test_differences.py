@@ -6,6 +6,7 @@ has rank 0 or as many dimensions as features.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from dekrr.settings import AllReduceSettings, DeKRRSettings, DKLASettings
 from dekrr.statistics import unpack_symmetric
 
 GRAPH = {"a": ("b", "c", "d"), "b": ("a", "c"), "c": ("a", "b", "d"), "d": ("a", "c")}
-SETTINGS = DeKRRSettings(scale=None, max_leverage=0.9, verify_features=False, tol=0.0, max_rounds=2)
+SETTINGS = DeKRRSettings(masks=False, scale=None, max_leverage=0.9, verify_features=False, tol=0.0, max_rounds=2)
 TUNING = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=3)
 
 
@@ -135,7 +136,8 @@ def test_no_difference_tells_a_row(selector, tuning):
 def test_shared_features_have_sums_over_admitted_rows_and_over_enough_of_them(method):
     graph = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}
     sites = sites_of(graph)
-    settings = (AllReduceSettings if method is allreduce else DKLASettings)(scale=None, max_leverage=0.9)
+    kind = partial(AllReduceSettings, masks=False) if method is allreduce else DKLASettings
+    settings = kind(scale=None, max_leverage=0.9)
     outcomes, record = recorded(graph, {n: method.train(s, Plain(6), settings) for n, s in sites.items()})
     shared = outcomes["c"].feature_map
     admitted = sites["c"].withholding(settings.max_leverage).rows

@@ -174,7 +174,7 @@ def slow_place():
 
 @pytest.mark.slow
 def test_frames_over_links_that_share_4_mbit_are_sent_once(tmp_path, slow_place):
-    mesh = Mesh(tmp_path, 4, rows=900, patience=20.0, settings={"n_features": 150, "tol": 1e-3})
+    mesh = Mesh(tmp_path, 4, rows=900, patience=20.0, settings={"n_features": 150, "tol": 1e-3, "masks": False})
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     places = [str(mesh.home(name) / "site.toml") for name in mesh.names]
     processes = [

@@ -32,7 +32,8 @@ GRAPHS = {
     "pair": nx.path_graph(2),
     "alone": nx.empty_graph(1),
 }
-SETTINGS = DeKRRSettings(min_rows=1, rows_per_feature=0, max_leverage=1, alpha=1e-5, tol=1e-7, verify_features=False)
+GUARDS = {"min_rows": 1, "rows_per_feature": 0, "max_leverage": 1, "masks": False}
+SETTINGS = DeKRRSettings(**GUARDS, alpha=1e-5, tol=1e-7, verify_features=False)
 quiet = pytest.mark.filterwarnings("ignore:site .* is the only neighbour")
 
 
@@ -142,7 +143,7 @@ def test_tuning_under_masks_chooses_the_same(graph):
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("scale", ["minmax", None])
 def test_allreduce_under_masks(graph, scale):
-    chosen = AllReduceSettings(min_rows=1, rows_per_feature=0, max_leverage=1, scale=scale)
+    chosen = AllReduceSettings(**GUARDS, scale=scale)
     sites = sites_of(GRAPHS[graph], scale=1e4)
     plain, masked = (
         run_all(sites, lambda site, s=s: allreduce.train(site, Plain(9), s))[0] for s in (chosen, with_masks(chosen))

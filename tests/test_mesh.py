@@ -34,6 +34,11 @@ from dekrr.networks.session.frames import Hello, frame_decoder
 from meshes import Mesh, free_ports, run_command, wait_until
 
 
+def without_keys(traffic, name):
+    """Return what a site sent, but for keys of masks: their proofs are certificates here, and nothing there."""
+    return {key: counted for key, counted in traffic._items() if key[0] == name and "MaskKey" not in key[2]}
+
+
 @pytest.mark.parametrize("method", ["dekrr", "dkla", "allreduce"])
 def test_ten_sites_equal_the_local_network(tmp_path, method):
     settings = {"features": "plain", "max_rounds": 150} if method == "dkla" else {}
@@ -46,7 +51,7 @@ def test_ten_sites_equal_the_local_network(tmp_path, method):
             mesh.model(name).coefficients, reference[name].coefficients, rtol=0, atol=1e-9, err_msg=name
         )
         sent = nodes[name].session.course.progress.traffic
-        assert {edge: size for edge, size in traffic.bytes.items() if edge[0] == name} == dict(sent.bytes)
+        assert without_keys(traffic, name) == without_keys(sent, name)
         assert {edge: size for edge, size in traffic.messages.items() if edge[0] == name} == dict(sent.messages)
         assert nodes[name].network.wire_bytes > sent.total_bytes
         assert not (mesh.home(name) / CHECKPOINT).exists()
@@ -493,12 +498,17 @@ def test_a_secret_stays_with_the_site_and_what_neighbours_hear_depends_on_it(tmp
     mesh = Mesh(tmp_path, 2)
     secret = mesh.home("s00") / SECRET
     plans = []
-    for _ in range(2):
-        node = mesh.node("s00", fresh=True)
+    secrets = []
+    for fresh in (True, False, True):
+        node = mesh.node("s00", fresh=fresh)
         plans.append(node.session.plan)
+        secrets.append(node._identity().private)
         node._journal.close()
     assert secret.stat().st_mode & 0o777 == 0o600
     assert plans[0].origin == plans[1].origin != plans[0].digest
+    assert plans[0].digest == plans[2].digest
+    assert plans[0].origin != plans[2].origin  # otherwise masks would be used for two runs
+    assert secrets[0] == secrets[1] != secrets[2]
     secret.unlink()
     other = mesh.node("s00")
     assert other.session.plan.digest == plans[0].digest
@@ -575,3 +585,32 @@ def test_what_a_node_keeps_of_its_rows_holds_for_its_columns_in_any_order(tmp_pa
     X = np.random.default_rng(0).normal(size=(200, len(turned.columns)))
     np.testing.assert_array_equal(rules[0](X), rules[1](X[:, ::-1]))
     assert 0 < rules[0](X).sum() < 200
+
+
+def test_keys_for_masks_are_proved_by_certificates(tmp_path):
+    """A signature counts for its own site, statement and network alone, and the refusal names the site."""
+    folders = tmp_path / "one", tmp_path / "two"
+    for folder in folders:
+        folder.mkdir()
+    mesh, other = Mesh(folders[0], 3), Mesh(folders[1], 2)
+    signers = {name: mesh.node(name)._signer for name in mesh.names}
+    proof = signers["s00"].sign(b"statement")
+    signers["s01"].verify("s00", b"statement", proof)
+    with pytest.raises(KeysError, match="the certificate of 's00' in the name of 's02'"):
+        signers["s01"].verify("s02", b"statement", proof)
+    with pytest.raises(KeysError, match="it is not signed by the key of 's00'"):
+        signers["s01"].verify("s00", b"another statement", proof)
+    with pytest.raises(KeysError, match="a certificate that the authority has not signed"):
+        other.node("s01")._signer.verify("s00", b"statement", proof)
+    for nonsense in (b"", b"\x93", msgspec.msgpack.encode(["a", "b"]), proof[:-1]):
+        with pytest.raises(KeysError, match=r"it has no proof that 's00' made it|a certificate that the authority"):
+            signers["s01"].verify("s00", b"statement", nonsense)
+
+
+def test_the_only_neighbor_is_told_in_its_log(tmp_path):
+    mesh = Mesh(tmp_path, 2)
+    _, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}
+    told = [event["reason"] for event in mesh.events("s00") if event["event"] == "exposed"]
+    assert len(told) == 1
+    assert "site 's00' is the only neighbour of 's01'" in told[0]

@@ -77,7 +77,9 @@ def test_a_neighbour_gets_all_rows_with_or_without_rows_of_its_own(coast, own_ro
 def test_the_attacker_uses_messages_alone(coast):
     """The rows' features that the attack starts from are those that the receiver decoded."""
     selector = Energy(coast.n_features, sigma=coast.sigma)
-    record, outcomes = overhear(coast.sites, selector, DeKRRSettings(exchange="features", scale=None, max_rounds=1))
+    record, outcomes = overhear(
+        coast.sites, selector, DeKRRSettings(masks=False, exchange="features", scale=None, max_rounds=1)
+    )
     victim, attacker = coast.pair()
     (rows,) = record.between(victim.name, attacker.name, RowFeatures)
     np.testing.assert_allclose(rows.own, outcomes[victim.name].feature_map(victim.X), atol=1e-12)

@@ -43,11 +43,16 @@ def sites(n_rows=60, **changes):
     ]
 
 
+def unmasked(**changes):
+    """Return settings of a deployment, without masks: these tests look at what single sites send."""
+    return DeKRRSettings(**{"masks": False, **changes})
+
+
 def run(all_sites, selector, **changes):
     record = Record()
     network = LocalNetwork(RING, observers=[record])
     changes = {"scale": None, "tol": 0.0, "max_rounds": 5, **changes}
-    outcomes = network.run({site.name: dekrr.train(site, selector, DeKRRSettings(**changes)) for site in all_sites})
+    outcomes = network.run({site.name: dekrr.train(site, selector, unmasked(**changes)) for site in all_sites})
     return outcomes, record
 
 
@@ -168,7 +173,7 @@ class Malicious:
 
 
 def attack_with(feature_map, selector=None, **changes):
-    run_settings = DeKRRSettings(scale=None, **{"verify_features": False, **changes})
+    run_settings = unmasked(scale=None, **{"verify_features": False, **changes})
     selector = selector or Greedy(6, sigma=0.5)
     first, *others = sites()
     procedures = {site.name: dekrr.train(site, selector, run_settings) for site in others}
@@ -195,8 +200,8 @@ def test_by_default_frequencies_have_to_be_proved():
 
     first, *others = sites()
     selector = Greedy(6, sigma=0.5)
-    procedures = {site.name: dekrr.train(site, selector, DeKRRSettings(scale=None)) for site in others}
-    procedures["a"] = Unproved(short).train(first, selector, DeKRRSettings(scale=None))
+    procedures = {site.name: dekrr.train(site, selector, unmasked(scale=None)) for site in others}
+    procedures["a"] = Unproved(short).train(first, selector, unmasked(scale=None))
     with pytest.raises(MessageError, match="'a' sent Features where Chosen is due"):
         LocalNetwork(RING).run(procedures)
 
@@ -223,7 +228,7 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
     few, *others = sites(n_rows=90)
     few = replace(few, rows=few.rows.take(slice(n_rows)))
     selector = Greedy(6, sigma=0.5, mapping=mapping, shortlist=8.0)
-    run_settings = DeKRRSettings(
+    run_settings = unmasked(
         scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature, max_leverage=1, verify_features=False
     )
     record = Record()
@@ -244,7 +249,7 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
 def test_rows_of_a_fold_count_where_folds_are_tuned():
     """Sums over all rows but a fold's, with the same features, differ by sums over one fold."""
     tuning = Tuning(sigmas=(0.5,), alphas=(1e-3, 1e-2), consensuses=(1.0,), folds=5)
-    run_settings = DeKRRSettings(scale=None, rows_per_feature=1.5)
+    run_settings = unmasked(scale=None, rows_per_feature=1.5)
     for n_rows, refused in ((90, False), (89, True)):
         procedures = {s.name: dekrr.train(s, Energy(6), run_settings, tuning) for s in sites(n_rows=n_rows)}
         if refused:
@@ -258,7 +263,7 @@ def test_rows_of_a_fold_count_where_folds_are_tuned():
 def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
     """With the guards on there are as many folds as have min_rows rows at the smallest site, and two at least."""
     tuning = Tuning(sigmas=(0.5,), alphas=(1e-3, 1e-2), consensuses=(1.0,), folds=5)
-    run_settings = DeKRRSettings(scale=None, rows_per_feature=0.1, max_leverage=1, max_rounds=2, tol=0.0)
+    run_settings = unmasked(scale=None, rows_per_feature=0.1, max_leverage=1, max_rounds=2, tol=0.0)
     few, *others = sites(n_rows=60)
     few = replace(few, rows=few.rows.take(slice(n_rows)))
     record = Record()
@@ -283,11 +288,11 @@ def test_maps_of_tuning_are_counted_and_allowed():
     assert tuning.n_maps == 42 <= DeKRRSettings().max_maps
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=3)
     all_sites = sites(n_rows=90)
-    run_settings = DeKRRSettings(scale=None, max_maps=tuning.n_maps)
+    run_settings = unmasked(scale=None, max_maps=tuning.n_maps)
     selector = Greedy(6)
     LocalNetwork(RING).run({s.name: dekrr.train(s, selector, run_settings, tuning) for s in all_sites})
     assert 8 < len(all_sites[0].ledger.maps["b"]) <= tuning.n_maps
-    again = {s.name: dekrr.train(s, selector, DeKRRSettings(scale=None, max_maps=5), tuning) for s in sites(90)}
+    again = {s.name: dekrr.train(s, selector, unmasked(scale=None, max_maps=5), tuning) for s in sites(90)}
     with pytest.raises(MessageError, match="max_maps=5"):
         LocalNetwork(RING).run(again)
 
@@ -328,7 +333,7 @@ def test_maps_are_counted_over_a_run():
 
 def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
     site = sites()[0]
-    run_settings = DeKRRSettings(max_maps=1)
+    run_settings = unmasked(max_maps=1)
     for seed, refused in ((0, False), (1, True)):
         rng = np.random.default_rng(seed)
         maps = {p: FeatureMap.unweighted(rng.normal(size=(2, 3)), np.zeros(3)) for p in site.neighbors}
@@ -444,7 +449,7 @@ def test_amplitudes_that_no_feature_has_are_refused(verify):
             return msgspec.structs.replace(message, amplitudes=np.full(8, 1e200))
         return message
 
-    settings = DeKRRSettings(scale=None, verify_features=verify)
+    settings = unmasked(scale=None, verify_features=verify)
     procedures = {site.name: dekrr.train(site, Energy(8), settings) for site in sites()}
     procedures["b"] = tampered(procedures["b"], larger)
     with pytest.raises(MessageError, match="'b' sent an amplitude of 1e\\+200, which no feature has"):
@@ -458,7 +463,7 @@ def test_a_neighbour_has_at_least_this_one(n_neighbors):
             return msgspec.structs.replace(message, n_neighbors=n_neighbors)
         return message
 
-    settings = DeKRRSettings(scale=None)
+    settings = unmasked(scale=None)
     procedures = {site.name: dekrr.train(site, Energy(8), settings) for site in sites()}
     procedures["b"] = tampered(procedures["b"], alone)
     with pytest.raises(MessageError, match=f"'b' says that it has {n_neighbors} neighbours"):
@@ -475,7 +480,7 @@ def test_a_pool_that_is_too_large_to_draw_is_refused():
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("make_selector", [Energy, Greedy])
 def test_more_features_than_agreed_are_refused(make_selector, verify):
-    settings = DeKRRSettings(scale=None, verify_features=verify, max_features=8)
+    settings = unmasked(scale=None, verify_features=verify, max_features=8)
     agreed = {site.name: dekrr.train(site, make_selector(8), settings) for site in sites(n_rows=90)}
     assert LocalNetwork(RING).run(agreed)["a"].feature_map.n_features == 8
     procedures = {site.name: dekrr.train(site, make_selector(8), settings) for site in sites(n_rows=90)}
@@ -491,7 +496,7 @@ def test_a_choice_is_no_shortlist_and_a_shortlist_is_no_choice():
     def never_chosen(receiver, message):
         return Shortlist(message) if isinstance(message, Features) else message
 
-    settings = DeKRRSettings(scale=None, verify_features=False)
+    settings = unmasked(scale=None, verify_features=False)
     for selector, change, reason in (
         (Greedy(4, sigma=0.5), chosen_at_once, "'b' sent Features where Shortlist is due"),
         (Energy(4), never_chosen, "'b' sent Shortlist where Features is due"),

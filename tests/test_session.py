@@ -22,6 +22,7 @@ from dekrr.messages import (
     Chosen,
     Coefficients,
     Features,
+    Masked,
     Message,
     Roll,
     Sums,
@@ -303,6 +304,8 @@ def wrong(message):
             return Sums(gram[:-1], cross)
         case Coefficients(values, progress):
             return Coefficients(values[:-1], progress)
+        case Masked(words):
+            return Masked(words[:-1])
         case Total(values):
             return Total(values[:-1])
     return message
@@ -835,6 +838,7 @@ def test_every_row_of_the_phase_table_happens_and_nothing_else(monkeypatch):
     lost_when_closing()
     cut_off_when_closing()
     gone_when_closing()
+    unconfirmed_when_closing()
     assert taken == set(phases.TABLE)
 
 
@@ -877,6 +881,14 @@ def lost_when_closing():
     session = closing()
     session.receive([("b", hello("b", gone=("c",), exchange=0))], 0.0)
     assert (session.phase, session.exchange, session.result) == ("running", 0, None)
+
+
+def unconfirmed_when_closing():
+    session = closing()
+    for name in "bcd":
+        session.learn(name, 0.0, up=False)
+    session.tick(100.0)
+    assert session.phase == "finished"
 
 
 def gone_when_closing():

@@ -130,7 +130,7 @@ def test_a_study_from_proposal_to_retraining_and_back(consortium):
         trail, _ = verify(consortium.home(name) / TRAIL, identity(consortium, name).trust, name)
         left = [entry for entry in trail if entry["kind"] == "left"]
         assert {entry["to"] for entry in left} == set(consortium.names) - {name}
-        assert {"Sums", "Coefficients", "hello", "statements"} <= {entry["message"] for entry in left}
+        assert {"Masked", "MaskedRound", "hello", "statements"} <= {entry["message"] for entry in left}
         assert {entry["message"] for entry in left} <= set(REVEALS)
         record = consortium.versions(name).place(2) / "run.jsonl"
         finished = next(json.loads(line) for line in record.read_text().splitlines() if '"finished"' in line)
@@ -460,7 +460,7 @@ def test_a_preview_lists_what_a_run_sends(consortium):
     left = {(entry["to"], entry["message"]) for entry in trail if entry["kind"] == "left"}
     messages = {(to, kind) for to, kind in left if kind not in ("hello", "nothing", "statements")}
     assert messages == {(line.to, line.message) for line in shown.lines}
-    assert "Sums" in consortium.command("a", "preview", "air")
+    assert "MaskedRound" in consortium.command("a", "preview", "air")
 
 
 def test_what_each_kind_of_message_reveals_is_said():

@@ -38,7 +38,9 @@ TOLERANCES = (1e-3, 1e-6)
 _MOST_SPACES = 16
 _RANDOM_STARTS = 0.3
 RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-UNGUARDED = DeKRRSettings(scale=None, rows_per_feature=0, max_leverage=1, min_rows=1, verify_features=False)
+UNGUARDED = DeKRRSettings(
+    masks=False, scale=None, rows_per_feature=0, max_leverage=1, min_rows=1, verify_features=False
+)
 
 
 def attack_features(
@@ -64,7 +66,7 @@ def attack_features(
     """
     victim, attacker = problem.pair(target)
     selector = Energy(problem.n_features, sigma=problem.sigma)
-    settings = DeKRRSettings(exchange="features", scale=None, max_leverage=1.0, max_rounds=1)
+    settings = DeKRRSettings(masks=False, exchange="features", scale=None, max_leverage=1.0, max_rounds=1)
     record, outcomes = overhear(problem.sites, selector, settings)
     (rows,) = record.between(victim.name, attacker.name, RowFeatures)
     maps = stack(outcomes[victim.name].feature_map, outcomes[attacker.name].feature_map)

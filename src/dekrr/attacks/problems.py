@@ -20,7 +20,7 @@ from ..settings import DeKRRSettings
 from ..types import Array
 
 # The defaults of a deployment. One round is enough: further rounds show only a site's own sums, which are granted.
-GUARDED = DeKRRSettings(scale=None)
+GUARDED = DeKRRSettings(scale=None, masks=False)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from .problems import Problem
 from .sums import Advantage, NullSpace, advantage, recovered, rows_in_null_space
 from .views import Block, summed
 
-SETTINGS = DeKRRSettings(scale=None, verify_features=False, max_rounds=30, tol=0.0)
+SETTINGS = DeKRRSettings(masks=False, scale=None, verify_features=False, max_rounds=30, tol=0.0)
 TUNING = Tuning(sigmas=(1.0,), alphas=(1e-9, 1e-7, 1e-5, 1e-3), consensuses=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0))
 _WHOLE = np.ones(1, dtype=bool)
 _OF_ROUNDING = 1e-6  # of A: what of L is less

@@ -28,6 +28,12 @@ class ModelNotWritten(Event, frozen=True, tag="model not written"):
     reason: str
 
 
+class Exposed(Event, frozen=True, tag="exposed"):
+    """Something of the site's sums arrives at a neighbour without masks."""
+
+    reason: str
+
+
 class Finished(Status, Event, frozen=True, tag="finished"):
     """The result is final and the model is written: the status, and a summary of the outcome."""
 

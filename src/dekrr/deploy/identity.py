@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
@@ -129,6 +130,33 @@ class Identity:
     def sign(self, data: bytes) -> str:
         """Return a signature, as text."""
         return base64.b64encode(self.key.sign(data, _ECDSA)).decode()
+
+
+@dataclass(frozen=True)
+class CertificateSigner:
+    """Proves whose a public key for masks is: by a certificate of the network's authority, and a signature by its key.
+
+    So a site can check the keys of sites that it has no link to. It is a `dekrr.privacy.masks.Signer`.
+
+    Parameters
+    ----------
+    identity : Identity
+    """
+
+    identity: Identity
+
+    def sign(self, statement: bytes) -> bytes:
+        """Return the proof that this site makes the statement."""
+        return msgspec.msgpack.encode([self.identity.pem, self.identity.sign(statement)])
+
+    def verify(self, site: str, statement: bytes, proof: bytes) -> None:
+        """Raise `KeysError` unless the proof shows that `site` makes the statement."""
+        try:
+            pem, signature = msgspec.msgpack.decode(proof, type=tuple[str, str])
+        except msgspec.MsgspecError as error:
+            raise KeysError(f"it has no proof that {site!r} made it: {error}") from None
+        if not is_signed(self.identity.trust.check(pem, site), statement, signature):
+            raise KeysError(f"it is not signed by the key of {site!r}'s certificate")
 
 
 def is_signed(certificate: x509.Certificate, data: bytes, signature: str) -> bool:

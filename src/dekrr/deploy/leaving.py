@@ -44,7 +44,7 @@ def describe(frame: bytes) -> dict[str, Any]:
     >>> frame = msgspec.msgpack.encode(["data", "run", "a", [], 3, ["degree", 2]])
     >>> about = describe(frame)
     >>> about["message"], about["exchange"], about["bytes"]
-    ('Degree', 3, 25)
+    ('Degree', 3, 23)
     """
     parts = _frames.decode(frame)
     tag = msgspec.msgpack.decode(parts[0])

@@ -30,6 +30,7 @@ from ..networks.session.journal import FileJournal, Opening
 from ..privacy import admission
 from ..privacy.history import History
 from ..privacy.maps_of_neighbors import Ledger
+from ..privacy.masks import Identity, Signer, Unsigned, derived_secret
 from ..privacy.vault import Vault
 from ..protocols import dekrr
 from ..protocols.outcome import Outcome
@@ -41,7 +42,9 @@ from ..scaling import Scaling
 from ..selection import CHOOSERS
 from ..settings import DeKRRSettings
 from . import keys
-from .events import Ended, Started, Stopped, finished
+from .events import Ended, Exposed, Started, Stopped, finished
+from .identity import CertificateSigner
+from .identity import Identity as CertifiedIdentity
 from .saving import save_model
 from .status import Status, status_of
 from .tables import METHODS, SiteFile
@@ -98,6 +101,8 @@ class Node:
         `folder`.
     carrier : Carrier, optional
         Carries frames for several runs of this process; by default the run has links of its own.
+    identity : Identity, optional
+        The site's certificate and private key, which prove its keys for masks; by default those that `config` names.
 
     Attributes
     ----------
@@ -115,6 +120,7 @@ class Node:
         force: bool = False,
         keep: Path | None = None,
         carrier: Carrier | None = None,
+        identity: CertifiedIdentity | None = None,
     ) -> None:
         self.config = config
         self.folder = folder
@@ -130,6 +136,8 @@ class Node:
         self._ledger = Ledger()
         secret = kept_secret(self._kept_in / SECRET)
         self._nonce = folder / f"{config.run}.nonce"  # neighbours cannot compare the rows of two runs
+        if fresh:
+            self._nonce.unlink(missing_ok=True)
         self._vault = Vault(folder / f"{config.run}.release", secret)
         columns = config.data.columns
         self._order = np.argsort(columns)  # what is kept about a choice of columns is the same in every order of them
@@ -139,6 +147,10 @@ class Node:
         self._note_rows = self._judge_rows(repeats=there and force)
         terms = config.terms(version("dekrr"))
         digest = _digest(terms, tuple(sorted(config.neighbors)), self._rows.digest)
+        secret += kept_secret(self._nonce)
+        self._masks_secret = derived_secret(secret, "masks", digest)
+        self._signer = _signer(config, folder, identity, insecure=insecure)
+        self._told: set[str] = set()
         plan = Plan(
             run=config.run,
             name=config.site,
@@ -146,7 +158,7 @@ class Node:
             sites=frozenset(config.sites),
             terms=terms,
             digest=digest,
-            origin=hmac.digest(secret + kept_secret(self._nonce), digest.encode(), "sha256").hex(),
+            origin=hmac.digest(secret, digest.encode(), "sha256").hex(),
             patience=config.patience,
             start_patience=config.start_patience,
         )
@@ -251,6 +263,7 @@ class Node:
         tuning = self.config.tuning()
         site = Site(self.config.site, neighbors, self._rows, seed=features.seed)
         site = replace(site, ledger=self._ledger, vault=self._vault, admission=self._admission)
+        site = replace(site, identity=self._identity(), tell=self._tell_once)
         settings = self.config.method_settings(len(self.session.lost))
         if self.config.method == "dekrr":
             if offer is not None and tuning is None:
@@ -258,6 +271,17 @@ class Node:
             return dekrr.train(site, selector, settings, tuning)
         train, _ = METHODS[self.config.method]
         return train(site, selector, settings)
+
+    def _identity(self) -> Identity:
+        """Return the site's key for masks in this epoch, the same whenever the site goes through it again."""
+        lost = sorted(self.session.lost)
+        private = derived_secret(self._masks_secret, *lost)
+        return Identity(json.dumps([self.config.run, lost]), private, self._signer)
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._events.append(Exposed(reason=text))
 
     def _model(self, outcome: Outcome) -> SiteModel:
         features = self.config.features()
@@ -333,6 +357,14 @@ def _has_ended(config: SiteFile, checkpoint: Path) -> bool:
     if not openings or not isinstance(records[-1], EndedRecord):
         return False
     return (openings[-1].run, openings[-1].site) == (config.run, config.site)
+
+
+def _signer(config: SiteFile, folder: Path, identity: CertifiedIdentity | None, *, insecure: bool) -> Signer:
+    """Return the proof of keys for masks: by the site's certificate, or none on a loopback without TLS."""
+    if identity is None and config.keys is not None and not insecure:
+        files = config.keys.authority, config.keys.certificate, config.keys.key
+        identity = CertifiedIdentity.load(config.site, *(folder / file for file in files))
+    return Unsigned() if identity is None else CertificateSigner(identity)
 
 
 def kept_secret(path: Path) -> bytes:

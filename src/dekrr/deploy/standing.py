@@ -270,7 +270,7 @@ class StandingSite:
         keep = self.folder / KEPT / study.source
         keep.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._rows_lock:
-            node = Node(config, place, keep=keep, carrier=self._carrier)
+            node = Node(config, place, keep=keep, carrier=self._carrier, identity=self._carrier.identity)
             times = [t for t, run in _begun(keep) if run != config.run]
             broken = policies.refusals_of_run(self.policy, study, node.n_rows, times, time.time())
             if broken:

@@ -181,6 +181,7 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
     def terms(self, version: str) -> dict[str, str]:
         """Return the terms: all sites must agree on them before a message that depends on rows is sent."""
         settings = {**msgspec.to_builtins(self.features()), **msgspec.to_builtins(self.method_settings())}
+        local = {name for name, entry in entries(METHODS[self.method][1]).items() if not entry.setting.agreed}
         tuning = self.tuning()
         if tuning is not None:
             settings |= {"sigma": tuning.sigmas, "alpha": tuning.alphas, "consensus": tuning.consensuses}
@@ -192,7 +193,7 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
             "target": self.data.target,
             "columns": ", ".join(self.data.columns),
             "patience": f"{self.patience:g}",
-            **{key: json.dumps(value) for key, value in settings.items()},
+            **{key: json.dumps(value) for key, value in settings.items() if key not in local},
         }
 
 

@@ -29,8 +29,10 @@ uniform words (ChaCha20 under a key of X25519 and HKDF) makes that a statement a
 passes its neighbours' public keys on to each other. `Signer` proves whose a public key is. So a centre that replaces a
 key to be in the middle is noticed. Without certificates (all sites in one process) nothing is proved.
 
-**The labels.** No word of a stream is used twice. A stream is named by the run, the epoch, the pair and the centre (by
-its key), and by a number that must grow from sum to sum (by its nonce).
+**The labels.** No word of a stream is used twice. A stream is named by the run, the epoch, the public keys of the pair
+and of the centre (by its key), and by a number that must grow from sum to sum (by its nonce). A site that loses its
+checkpoint and goes through an epoch again has the same keys. From the same messages of its neighbours it makes the same
+words. A malicious centre could then send it other features, and learn a difference of its sums.
 """
 
 import hashlib

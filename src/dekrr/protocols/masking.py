@@ -34,7 +34,7 @@ from .roster import Roster
 from .site import Outbox, Procedure, Site
 
 ROOM = 2  # exponents of two above what sums over rows can be
-_ROOM_OF_ROUNDS = 13  # the same for the products of rounds, whose coefficients may swing before they settle
+_ROOM_OF_ROUNDS = 9  # the same for the products of rounds, whose coefficients may swing before they settle
 _LARGEST_EXPONENT = 900
 
 
@@ -67,12 +67,12 @@ class Masks:
         self._site = site
         self._sizes = {centre: len(others) + 1 for centre, others in groups.items()}
         context = site.identity.context
-        self._pads = {
-            centre: Pads(site.name, partners(others, keys, [context, centre])) for centre, others in groups.items()
-        }
+        self._pads = {}
         over_tree = partners(direct, keys, [context, "", "tree"])
         for centre, others in groups.items():
-            over_tree += partners(others, keys, [context, centre, "tree"])
+            label = [context, centre, direct[centre].hex()]  # a centre that starts from other rows has another key
+            self._pads[centre] = Pads(site.name, partners(others, keys, label))
+            over_tree += partners(others, keys, [*label, "tree"])
         self._tree = Pads(site.name, over_tree)
         self._number = 0
 

@@ -258,7 +258,7 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
         ),
     ] = "double"
     wire: Annotated[Wire, Setting("How coefficients travel.")] = Wire()
-    masks: Annotated[bool, _MASKS] = False
+    masks: Annotated[bool, _MASKS] = True
     lone_neighbor: Annotated[str, _LONE] = "warn"
     intervals: Annotated[
         bool,
@@ -328,7 +328,7 @@ class SharedSettings(GuardSettings, frozen=True, kw_only=True):
 class AllReduceSettings(SharedSettings, frozen=True, kw_only=True):
     """What all sites of an AllReduce run must agree on, beside the features."""
 
-    masks: Annotated[bool, _MASKS] = False
+    masks: Annotated[bool, _MASKS] = True
     lone_neighbor: Annotated[str, _LONE] = "warn"
 
 

@@ -73,11 +73,15 @@ def preview(study: StudyFile, config: StandingFile, folder: Path) -> Preview:
     procedures = {}
     for number, (name, them) in enumerate(sorted(graph.items())):
         rows: Rows = own if name == me else _made_up(own, number)
-        site = Site(name, tuple(sorted(them)), rows, seed=features.seed, admission=admits)
+        site = Site(name, tuple(sorted(them)), rows, seed=features.seed, admission=admits, tell=_unheard)
         procedures[name] = METHODS[study.method][0](site, chooser, settings, *([tuning] if tuning else []))
     LocalNetwork(graph, observers=[count]).run(procedures)
     lines = [Leaving(*key, counts[key], sizes[key], REVEALS.get(key[1], "")) for key in sorted(counts)]
     return Preview(lines, own.n_rows, neighbors)
+
+
+def _unheard(text: str) -> None:
+    """Tell nobody: the neighbourhoods of the other sites are made up."""
 
 
 def _made_up(own: Rows, seed: int) -> ArrayRows:
