@@ -1,6 +1,6 @@
 """Draw the README's picture: a map of stations, each alone and all together.
 
-    python docs/pictures/stations_map.py docs/images/stations-map.png
+python docs/pictures/stations_map.py docs/images/stations-map.png
 """
 
 import sys
