@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dekrr.deploy import keys
 from dekrr.deploy.node import CHECKPOINT
 from dekrr.deploy.standard_error import SteadyStream
 from dekrr.errors import DataError
@@ -229,3 +230,20 @@ def test_a_node_that_reads_parquet_needs_neither_pandas_nor_scikit_learn(tmp_pat
     path = str(mesh.home("s00") / "site.toml")
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["60", "set()"]
+
+
+def test_a_single_run_goes_on_when_its_certificate_is_renewed(tmp_path):
+    mesh = Mesh(tmp_path, 2, settings={"tol": 0.0, "max_rounds": 4000})
+    process = mesh.process("s01")
+    node = mesh.node("s00")
+    thread = threading.Thread(target=node.run, daemon=True)
+    thread.start()
+    wait_until(lambda: node.session.course.progress.rounds > 20)
+    home = mesh.home("s00")
+    (home / "new").write_bytes(mesh.authority.sign(keys.read_request(home / keys.REQUEST), days=30))
+    (home / "new").rename(home / keys.CERTIFICATE)
+    wait_until(lambda: any(event["event"] == "down" for event in mesh.events("s01")))
+    thread.join(100)
+    process.join(100)
+    assert process.exitcode == 0
+    assert mesh.check_models(mesh.names) == {frozenset()}

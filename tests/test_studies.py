@@ -38,6 +38,7 @@ from dekrr.privacy.admission import kept
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import CHOOSERS
+from dekrr.serving.current import find_model
 from soak_studies import Play
 
 
@@ -124,6 +125,9 @@ def test_a_study_from_proposal_to_retraining_and_back(consortium):
         wait_until(lambda: len(sites["c"].book.studies[digest].reports) == 6)
     assert "current is version 1" in consortium.command("a", "use", "air", "1")
     np.testing.assert_array_equal(consortium.model("a").coefficients, first)
+    assert (
+        find_model(consortium.versions("a").folder) == consortium.versions("a").place(1).resolve() / "model.safetensors"
+    )
     assert "1 done, 2 done" in consortium.command("a", "list")
     for name in consortium.names:
         assert "is whole" in consortium.command(name, "audit", "verify")
