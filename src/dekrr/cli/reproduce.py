@@ -11,11 +11,13 @@ from rich.console import Console
 
 from ..data.files import require
 from ..experiments.plans import EXPERIMENTS, Options, plan, run_name
+from ..experiments.ranks import end, work
 from ..experiments.results import Results, task_of
 from ..experiments.running import execute
 from ..experiments.tables import tables_of
 from ..experiments.tasks import PROTOCOLS, SPLITS
 from .progress import progress_of
+from .ranks import NetworkOption, network_of
 from .tables import print_table
 
 reproduce = typer.Typer(help="Redo the paper's tables and figures.", no_args_is_help=True)
@@ -51,6 +53,7 @@ def _command(name: str, help_text: str) -> None:
         splits: Splits = "own",
         seed: Seed = 0,
         quick: Quick = False,
+        network: NetworkOption = "local",
     ) -> None:
         options = Options(
             data=tuple(data or ()),
@@ -61,17 +64,13 @@ def _command(name: str, help_text: str) -> None:
             seed=seed,
             quick=quick,
         )
-        names = list(EXPERIMENTS) if name == "all" else [name]
-        results = Results(out)
-        try:
-            for experiment in names:
-                run = run_name(experiment, protocol, quick=quick, seed=seed)
-                results.note_command(run, command_line(experiment, options))
-                _run(experiment, options, results, data_dir, jobs)
-        except KeyboardInterrupt:
-            Console(stderr=True).print(f"stopped; what is done is in {out}, and the same command goes on from there")
-            sys.exit(130)
-        Console().print(f"results: {results.folder}; pictures and tables in one page: dekrr report {out}")
+        with network_of(network) as ranks:
+            if ranks is not None and ranks.rank:
+                work(ranks, _plain(data_dir))
+                return
+            _run_all(name, options, Results(out), data_dir, jobs, ranks)
+            if ranks is not None:
+                end(ranks)
 
 
 for _name, _experiment in EXPERIMENTS.items():
@@ -100,7 +99,21 @@ def command_line(name: str, options: Options) -> str:
     return shlex.join(words + (["--quick"] if options.quick else []))
 
 
-def _run(name: str, options: Options, results: Results, directory: Path | None, jobs: int) -> None:
+def _run_all(name: str, options: Options, results: Results, directory: Path | None, jobs: int, ranks: Any) -> None:
+    names = list(EXPERIMENTS) if name == "all" else [name]
+    out = results.folder
+    try:
+        for experiment in names:
+            run = run_name(experiment, options.protocol, quick=options.quick, seed=options.seed)
+            results.note_command(run, command_line(experiment, options))
+            _run(experiment, options, results, directory, jobs, ranks)
+    except KeyboardInterrupt:
+        Console(stderr=True).print(f"stopped; what is done is in {out}, and the same command goes on from there")
+        sys.exit(130)
+    Console().print(f"results: {out}; pictures and tables in one page: dekrr report {out}")
+
+
+def _run(name: str, options: Options, results: Results, directory: Path | None, jobs: int, ranks: Any) -> None:
     tasks = plan(name, options, directory)
     for data in dict.fromkeys(task.data for task in tasks if task.splits == "own"):
         require(data, directory)
@@ -111,7 +124,7 @@ def _run(name: str, options: Options, results: Results, directory: Path | None, 
         def show(task: Any, left: int) -> None:
             show_done(total - left, f"{task.data} {task.method}")
 
-        execute(tasks, results, directory=_plain(directory), jobs=jobs, after_each=show)
+        execute(tasks, results, directory=_plain(directory), jobs=jobs, after_each=show, network=ranks)
     keys = set(tasks)
     rows = [row for row in results.rows if task_of(row) in keys]
     for table in tables_of(name, rows):

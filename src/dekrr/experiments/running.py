@@ -12,6 +12,7 @@ from joblib.parallel import get_active_backend
 from ..disk import lock
 from ..errors import SettingsError
 from .fits import run
+from .ranks import hand_out
 from .results import Results
 from .tasks import Task
 
@@ -25,6 +26,7 @@ def execute(
     directory: str | os.PathLike[str] | None = None,
     jobs: int = 1,
     after_each: Callable[[Task, int], None] = lambda task, waiting: None,
+    network: Any = None,
 ) -> int:
     """Do the tasks that `results` does not have yet, and return their number.
 
@@ -39,13 +41,16 @@ def execute(
         cluster.
     after_each : callable
         Called after each task with the task and the number of tasks that are left.
+    network : MPINetwork, optional
+        Whose ranks do the tasks, instead of jobs of this machine.
     """
     with _alone(results.folder):
         results.take_over(tasks)
         results.save()
         waiting = results.waiting(tasks)
         left = len(waiting)
-        for task, row, seconds in _in_parallel(waiting, directory, jobs):
+        on_ranks = network is not None and network.n_ranks > 1
+        for task, row, seconds in hand_out(waiting, network) if on_ranks else _in_parallel(waiting, directory, jobs):
             results.add(task, row, seconds)
             left -= 1
             after_each(task, left)

@@ -1,0 +1,185 @@
+"""Time fits of many sites on the ranks of an MPI program, and fit a cost model to the times.
+
+mpiexec -n 2 python benchmarks/scaling.py run --sites 1000 --features 20 --out benchmarks/results/scaling.jsonl
+python benchmarks/scaling.py model --figures benchmarks/results/scaling.jsonl
+
+Every fit is of random 4-regular graphs with plain features, sigma 0.5, alpha 1e-6, consensus 1, tol 1e-6, without a
+shared or a local part. Times are CPU seconds of the rank that used most, because the ranks of a test may share cores.
+"""
+
+import argparse
+import json
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from scipy.optimize import nnls
+
+DEGREE = 4
+TERMS = ("a site", "a site, exchange", "a site, exchange, feature^2", "a site, row, feature^2", "a site of all")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from dekrr import DeKRRRegressor
+    from dekrr.networks.mpi import MPINetwork
+
+    network = MPINetwork(gather=False)
+    n_sites, n_rows = arguments.sites, arguments.rows
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(n_rows * n_sites, 5))
+    y, sites = np.sin(3 * X.sum(axis=1)), np.repeat(np.arange(n_sites), n_rows)
+    graph = nx.random_regular_graph(DEGREE, n_sites, seed=0)
+    parts = {"shared": None, "local": None, "column_scales": None}
+    settings = {name: None for name in parts if name in DeKRRRegressor().get_params()}
+    regressor = DeKRRRegressor(
+        n_features=arguments.features,
+        features="plain",
+        sigma=0.5,
+        alpha=1e-6,
+        consensus=1.0,
+        tol=1e-6,
+        scale=None,
+        random_state=0,
+        topology=graph,
+        network=network,
+        **settings,
+    )
+    latency, bandwidth = link(network)
+    network.share(b"")
+    cpu, wall = time.process_time(), time.perf_counter()
+    regressor.fit(X, y, sites=sites)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    here = set(network.sites_here({site: list(graph[site]) for site in range(n_sites)}))
+    traffic = regressor.traffic_
+    crossing = sum(size for (_, receiver), size in traffic.bytes.items() if receiver not in here)
+    exchanges = max(traffic.messages.values())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    own = [cpu, wall, float(peak), float(crossing), float(len(here))]
+    all_ranks = np.array([json.loads(data) for data in network.share(json.dumps(own).encode())])
+    if network.rank:
+        return
+    figure = {
+        "sites": n_sites,
+        "features": arguments.features,
+        "rows": n_rows,
+        "ranks": network.n_ranks,
+        "rounds": regressor.n_rounds_,
+        "exchanges": exchanges,
+        "cpu": all_ranks[:, 0].max(),
+        "cpu of all ranks": all_ranks[:, 0].sum(),
+        "wall": all_ranks[:, 1].max(),
+        "peak bytes of all ranks": all_ranks[:, 2].sum(),
+        "bytes between ranks": all_ranks[:, 3].sum(),
+        "most sites of a rank": all_ranks[:, 4].max(),
+        "latency": latency,
+        "bandwidth": bandwidth,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+    }
+    print(json.dumps(figure))
+    if arguments.out:
+        with arguments.out.open("a") as file:
+            file.write(json.dumps(figure) + "\n")
+
+
+def link(network: Any) -> tuple[float, float]:
+    """Return the seconds of a short message and the bytes per second of a long one, between ranks 0 and 1."""
+    comm = network.comm
+    if network.n_ranks == 1:
+        return 0.0, float("inf")
+    times = []
+    for size, repeats in ((8, 200), (1 << 24, 4)):
+        data, best = bytearray(size), np.inf
+        for _ in range(5):
+            comm.Barrier()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                if network.rank == 0:
+                    comm.Send(data, dest=1)
+                    comm.Recv(data, source=1)
+                elif network.rank == 1:
+                    comm.Recv(data, source=0)
+                    comm.Send(data, dest=0)
+            best = min(best, (time.perf_counter() - start) / (2 * repeats))
+        times.append(best)
+    return times[0], (1 << 24) / times[1]
+
+
+def terms(figure: dict[str, Any]) -> list[float]:
+    """Return what a rank does: by site, exchange, feature and row of its own, and for every site of the graph."""
+    own, size = figure["most sites of a rank"], figure["features"]
+    return [
+        own,
+        own * figure["exchanges"],
+        own * figure["exchanges"] * size**2 * (1 + DEGREE),
+        own * figure["rows"] * size**2 * (1 + 2 * DEGREE),
+        figure["sites"],
+    ]
+
+
+def seconds(figure: dict[str, Any], costs: np.ndarray) -> float:
+    """Return the predicted seconds of a fit: computing, and the messages between ranks."""
+    n_peers = min(figure["ranks"] - 1, 64)
+    if not n_peers:
+        return float(terms(figure) @ costs)
+    waits = figure["exchanges"] * n_peers * figure["latency"]
+    return float(terms(figure) @ costs + waits + figure["bytes between ranks"] / figure["ranks"] / figure["bandwidth"])
+
+
+def model(arguments: argparse.Namespace) -> None:
+    figures = [json.loads(line) for line in arguments.figures.read_text().splitlines()]
+    largest = max(figure["sites"] for figure in figures)
+    known = [figure for figure in figures if figure["sites"] < largest]
+    work, measured = np.array([terms(figure) for figure in known]), np.array([figure["cpu"] for figure in known])
+    costs, _ = nnls(work / measured[:, None], np.ones(len(known)))  # relative errors
+    for name, cost in zip(TERMS, costs, strict=True):
+        print(f"{name}: {cost:.3g} s")
+    print("\nsites, D, ranks: measured and predicted CPU seconds of a rank")
+    for figure in figures:
+        predicted = float(np.array(terms(figure)) @ costs)
+        kept = "" if figure["sites"] < largest else "  (not in the fit)"
+        shape = f"{figure['sites']}, {figure['features']}, {figure['ranks']}"
+        print(f"{shape}: {figure['cpu']:.2f} {predicted:.2f} {predicted / figure['cpu'] - 1:+.0%}{kept}")
+    worst = max(figures, key=lambda figure: figure["sites"])
+    print("\npredictions, with 2 microseconds and 10 GB/s between ranks")
+    for n_sites, size, n_ranks, diameter in ((10_000, 100, 64, 11), (100_000, 20, 2, 14), (1_000_000, 20, 1000, 34)):
+        exchanges = worst["exchanges"] + 4 * (diameter - 10)
+        bytes_of_edge = 8 * (size * (size + 1) / 2 + size**2) + exchanges * (8 * size + 40)
+        crossing = 0.5 if n_ranks == 2 else 0.9
+        figure = {
+            "sites": n_sites,
+            "features": size,
+            "rows": 200 if size == 100 else 30,
+            "ranks": n_ranks,
+            "exchanges": exchanges,
+            "most sites of a rank": 1.03 * n_sites / n_ranks,
+            "latency": 2e-6,
+            "bandwidth": 1e10,
+            "bytes between ranks": crossing * DEGREE * n_sites * bytes_of_edge,
+        }
+        whole = costs[-1] * n_sites
+        print(f"{n_sites} sites, D = {size}, {n_ranks} ranks: {seconds(figure, costs):.0f} s, the graph {whole:.0f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    timing = commands.add_parser("run")
+    timing.add_argument("--sites", type=int, default=1000)
+    timing.add_argument("--features", type=int, default=20)
+    timing.add_argument("--rows", type=int, default=30)
+    timing.add_argument("--out", type=Path)
+    timing.set_defaults(do=run)
+    fitting = commands.add_parser("model")
+    fitting.add_argument("--figures", type=Path, default=Path("benchmarks/results/scaling.jsonl"))
+    fitting.set_defaults(do=model)
+    arguments = parser.parse_args()
+    arguments.do(arguments)
+
+
+if __name__ == "__main__":
+    main()
