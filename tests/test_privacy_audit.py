@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dekrr.attacks.audit import _upper, audit, everything_sent, gaussian_epsilon
+from dekrr.attacks.audit import _upper, audit, canaries, everything_sent, gaussian_epsilon, released
 from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, clip_responses, pack
 from dekrr.protocols import exchange
 from dekrr.protocols.exchange import shared_features
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
+from dekrr.scaling import Scaling
 from dekrr.selection import Plain
 from dekrr.settings import DifferentialPrivacy
 from dekrr.statistics import OwnSums, accumulate
@@ -103,3 +104,37 @@ def test_a_whole_run_passes_and_a_leak_through_coefficients_is_caught(monkeypatc
     assert max(found.lower_bound, found.gaussian_bound) <= PRIVACY.epsilon
     monkeypatch.setattr(exchange, "GaussianSums", WithoutNoiseOnTheMoment)
     assert audit(release, *pair, runs=300, delta=PRIVACY.delta).lower_bound > 2 * PRIVACY.epsilon
+
+
+CANARIES = ["ordinary", "at the bounds", "beyond the bounds", "fill values", "fill values of x"]
+
+
+@pytest.mark.parametrize("name", CANARIES)
+def test_no_canary_moves_the_release_by_more_than_the_sensitivity(name, monkeypatch):
+    monkeypatch.setattr(GaussianSums, "perturb", lambda self, sums: sums)
+    feature_map = shared_features(Plain(N_FEATURES, sigma=0.1), 1, 0)
+    first, second = map(released(PRIVACY, feature_map, 201), canaries(feature_map)[name])
+    assert np.linalg.norm(first - second) <= SENSITIVITY
+    if name == "ordinary":
+        assert np.linalg.norm(first - second) > 0.999 * SENSITIVITY
+
+
+def test_without_clipped_columns_a_fill_value_moves_it_further(monkeypatch):
+    """What an outside audit found in release 0.1."""
+    monkeypatch.setattr(GaussianSums, "perturb", lambda self, sums: sums)
+    monkeypatch.setattr(exchange, "clip_columns", lambda X, frequencies: X)
+    monkeypatch.setattr(Scaling, "clipping", lambda lower, upper, n_columns: Scaling(lower, upper))
+    moved = []
+    for seed in range(20):
+        feature_map = shared_features(Plain(N_FEATURES, sigma=0.1), 1, seed)
+        first, second = map(released(PRIVACY, feature_map, 201), canaries(feature_map)["fill values of x"])
+        moved.append(np.linalg.norm(first - second))
+    assert max(moved) > 1.05 * SENSITIVITY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CANARIES)
+def test_the_audit_of_every_canary_stays_below_the_promise(name):
+    feature_map = shared_features(Plain(N_FEATURES, sigma=0.1), 1, 0)
+    found = audit(released(PRIVACY, feature_map, 201), *canaries(feature_map)[name], runs=4000, delta=PRIVACY.delta)
+    assert max(found.lower_bound, found.gaussian_bound) <= PRIVACY.epsilon

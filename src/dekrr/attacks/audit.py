@@ -21,10 +21,13 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from ..errors import SettingsError
+from ..features import FeatureMap
 from ..messages import Coefficients, Sums
 from ..networks.local import LocalNetwork
-from ..privacy.mechanism import GaussianSums
+from ..privacy.mechanism import GaussianSums, pack
 from ..protocols import dekrr
+from ..protocols.exchange import sum_and_digest
+from ..protocols.preparation import public_scaling
 from ..protocols.site import Site
 from ..rows import ArrayRows
 from ..selection import Plain
@@ -196,5 +199,55 @@ def everything_sent(
         ridge = settings.alpha / 2 + GaussianSums(privacy, len(rows[1])).ridge(n_features) / n_rows
         hessian = (1 / n_rows + pull) * sums["target"] + pull * sums["other"] + ridge * np.eye(n_features)
         return np.concatenate([pack_symmetric(sums["target"]), *coefficients, hessian @ coefficients[0]])
+
+    return release
+
+
+Rows = tuple[Array, Array]
+
+
+def canaries(feature_map: FeatureMap, n_rows: int = 200) -> dict[str, tuple[Rows, Rows]]:
+    """Return pairs of neighbouring data sets of one column, with bounds 0 and 1 of the column, and -1 and 1 of y.
+
+    The pairs differ in one row: in an ordinary one as far as the sensitivity allows, or in one that is at the bounds,
+    beyond them, or a fill value in the place of a measurement (9.97e36 is that of netCDF).
+
+    Parameters
+    ----------
+    feature_map : FeatureMap
+        One cos/sin pair of one column.
+    n_rows : int, default=200
+        Other rows.
+    """
+    X = np.linspace(0, 1, n_rows)[:, None]
+    y = np.sin(3 * X[:, 0])
+    turn = np.pi / 3 / abs(float(feature_map.frequencies[0, 0]))
+    fill = 9.969209968386869e36
+    rows = {
+        "ordinary": ((0.1, 1.0), (0.1 + turn, -1.0)),
+        "at the bounds": ((0.0, -1.0), (1.0, 1.0)),
+        "beyond the bounds": ((-7.3, -50.0), (12.8, 50.0)),
+        "fill values": ((fill, fill), (0.1, -1.0)),
+        "fill values of x": ((fill, 1.0), (-fill, -1.0)),
+    }
+    return {
+        name: tuple((np.vstack([X, [[value]]]), np.append(y, response)) for value, response in pair)  # type: ignore[misc]
+        for name, pair in rows.items()
+    }
+
+
+def released(privacy: DifferentialPrivacy, feature_map: FeatureMap, n_rows: int) -> Callable[[Rows], Array]:
+    """Return a function that maps rows (X, y) to what a site releases of them, by public bounds 0, 1 and -1, 1.
+
+    It is the code of a run: public scaling, clipping, sums and noise.
+    """
+    mechanism = GaussianSums(privacy, n_rows)
+    n_columns = feature_map.n_columns
+    scaling = public_scaling(((0.0,) * n_columns + (-1.0,), (1.0,) * (n_columns + 1)), n_columns)
+
+    def release(rows: Rows) -> Array:
+        exact, _ = sum_and_digest(ArrayRows(*rows).scaled(scaling), feature_map, {})
+        noisy = mechanism.perturb(exact)
+        return pack(noisy.gram, noisy.moment)
 
     return release
