@@ -122,7 +122,7 @@ def _held_out(
     """Return the errors on held-out rows of a fit to the others, where they are told, and the tuned settings."""
     trial = DeKRRRegressor(**settings, intervals=False)
     trial.fit(parts_of(data, site, share, held_out=False), target, sites=site, columns=columns)
-    tuned = {name: getattr(trial, f"{name}_") for name in _TUNED}
+    tuned = {name: getattr(trial, f"{name}_") for name in _TUNED} if trial.tuning_ else {}
     if not tells:
         return None, tuned
     models = {model.header.site: model for model in trial.models_.values()}

@@ -173,7 +173,11 @@ class DeKRRRegressor(NetworkRegressor):
         """Return which parts the models have; "auto" is none where the run cannot have any."""
         given = {"shared": self.shared, "local": self.local, "column_scales": self.column_scales}
         if not isinstance(self.column_scales, str | None):
-            given["column_scales"] = tuple(np.asarray(self.column_scales, dtype=float).tolist())
+            scales = np.asarray(self.column_scales, dtype=float)
+            columns = getattr(self, "columns_", None)
+            if columns is not None and len(scales) == len(columns.columns):
+                scales = columns.spread(scales)
+            given["column_scales"] = tuple(scales.tolist())
         cannot = self.privacy is not None or self.exchange != "sums"
         return {name: None if cannot and _is_auto(part) else part for name, part in given.items()}
 

@@ -187,6 +187,18 @@ class Columns(msgspec.Struct, frozen=True):
             )
         return {name: rows[:, j] for j, name in enumerate(self.names)}
 
+    def spread(self, values: Sequence[float] | Array) -> Array:
+        """Return one number per column that the user's become from one per column of the user: each for all its parts.
+
+        Examples
+        --------
+        >>> when = Column(name="when", kind="datetime", parts=("hour",))
+        >>> Columns((when, Column(name="gust", kind="number"))).spread([0.5, 1.0])
+        array([0.5, 0.5, 1. ])
+        """
+        sizes = [len(column.names_out) for column in self.columns]
+        return np.repeat(np.asarray(values, dtype=np.float64), sizes)
+
     def per_column(self, values: Sequence[float] | Array) -> Array:
         """Return one number per column of the user from one per column that they become: the largest of each.
 
