@@ -48,7 +48,7 @@ def test_warnings_of_predict_point_at_the_caller(monkeypatch):
     source = "def neighborhood_prediction(self, rows):\n    warn('far away', FutureWarning)\n    return rows[:, 0]"
     inside = {"warn": dekrr.errors.warn}
     exec(compile(source, dekrr.model.__file__, "exec"), inside)
-    monkeypatch.setattr(dekrr.model.SiteModel, "_predict", inside["neighborhood_prediction"])
+    monkeypatch.setattr(dekrr.model.SiteModel, "predict_encoded", inside["neighborhood_prediction"])
     one_site = SITES[0] == SITES
     assert warned(lambda: regressor.predict(X[one_site], sites=SITES[one_site]), FutureWarning) == here()
 

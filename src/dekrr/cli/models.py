@@ -32,12 +32,13 @@ def _option(entry: Entry) -> Any:
 
 def fit(
     data: Annotated[Path, typer.Argument(help="A CSV or Parquet file.")],
-    target: Annotated[str, typer.Option(help="The column to predict.")],
+    target: Annotated[list[str], typer.Option(help="The column to predict; give it several times for several.")],
     site: Annotated[str, typer.Option("--site", "--sites", help="The column that says whose row it is.")],
     out: Annotated[Path, typer.Option(help="The folder to write one model per site to.")],
     columns: Annotated[
         str | None, typer.Option(help="The columns to predict from, with commas; all others by default.")
     ] = None,
+    weight: Annotated[str | None, typer.Option(help="The column that says how often a row counts.")] = None,
     holdout: Annotated[
         float, typer.Option(help="The share of rows that the errors are measured on. 0 measures none.", min=0, max=0.5)
     ] = 0.2,
@@ -70,7 +71,8 @@ def fit(
     """
     with network_of(network) as ranks:
         tells = ranks is None or ranks.rank == 0
-        for column in (target, site):
+        targets: Any = target[0] if len(target) == 1 else target
+        for column in (*target, site, *([weight] if weight else [])):
             require_column(column, open_source(data).columns or [], data)
         wanted = [name.strip() for name in columns.split(",")] if columns else None
         for column in wanted or ():
@@ -98,9 +100,10 @@ def fit(
         }
         errors = None
         if holdout:
-            errors, tuned = _held_out(data, target, site, wanted, holdout, settings, tells=tells)
+            errors, tuned = _held_out(data, targets, site, wanted, weight, holdout, settings, tells=tells)
             settings |= tuned
-        regressor = DeKRRRegressor(**settings, intervals=intervals).fit(data, target, sites=site, columns=wanted)
+        regressor = DeKRRRegressor(**settings, intervals=intervals)
+        regressor.fit(data, targets, sites=site, columns=wanted, sample_weight=weight)
         if tells:
             for old in out.glob(f"*{SUFFIX}"):
                 old.unlink()
@@ -111,9 +114,10 @@ def fit(
 
 def _held_out(
     data: Path,
-    target: str,
+    target: str | list[str],
     site: str,
     columns: list[str] | None,
+    weight: str | None,
     share: float,
     settings: dict[str, Any],
     *,
@@ -121,7 +125,8 @@ def _held_out(
 ) -> tuple[Errors | None, dict[str, float]]:
     """Return the errors on held-out rows of a fit to the others, where they are told, and the tuned settings."""
     trial = DeKRRRegressor(**settings, intervals=False)
-    trial.fit(parts_of(data, site, share, held_out=False), target, sites=site, columns=columns)
+    kept = parts_of(data, site, share, held_out=False)
+    trial.fit(kept, target, sites=site, columns=columns, sample_weight=weight)
     tuned = {name: getattr(trial, f"{name}_") for name in _TUNED} if trial.tuning_ else {}
     if not tells:
         return None, tuned

@@ -61,11 +61,14 @@ def predict(
             rows = inputs_of(batch, next(iter(by_site.values())).header.reading)
             table = frame_of(batch)
             owners = _owners(table, site, by_site, data, unknown_sites)
-            table[column] = _predictions(rows, owners, by_site)
-            if interval is not None:
-                known: Any = by_site
-                ends = intervals_of(known, rows, owners, interval)
-                table[f"{column}_lower"], table[f"{column}_upper"] = ends.T
+            found = _predictions(rows, owners, by_site)
+            known: Any = by_site
+            ends = None if interval is None else intervals_of(known, rows, owners, interval)
+            n_outputs = found.shape[1]
+            for k, name in enumerate([column] if n_outputs == 1 else [f"{column}_{k}" for k in range(n_outputs)]):
+                table[name] = found[:, k]
+                if ends is not None:
+                    table[f"{name}_lower"], table[f"{name}_upper"] = ends.reshape(len(rows), 2, n_outputs)[:, :, k].T
             write(table)
 
 
@@ -87,13 +90,15 @@ def _owners(table: Any, site: str | None, by_site: dict[str, SiteModel], data: P
 
 
 def _predictions(rows: Array, owners: np.ndarray, by_site: dict[str, SiteModel]) -> Array:
-    prediction = np.empty(len(rows))
+    n_outputs = next(iter(by_site.values())).n_outputs
+    prediction = np.empty((len(rows), n_outputs))
     for name in set(owners):
         own = np.asarray(owners == name)
         if name:
-            prediction[own] = by_site[name].predict_encoded(rows[own])
+            prediction[own] = by_site[name].predict_encoded(rows[own]).reshape(-1, n_outputs)
         else:
-            prediction[own] = np.mean([model.predict_encoded(rows[own]) for model in by_site.values()], axis=0)
+            mean = np.mean([model.predict_encoded(rows[own]) for model in by_site.values()], axis=0)
+            prediction[own] = mean.reshape(-1, n_outputs)
     return prediction
 
 
@@ -120,7 +125,7 @@ def load_all(models: Path) -> dict[str, SiteModel]:
 def score(
     models: Models,
     data: Annotated[Path, typer.Argument(help="A CSV or Parquet file of rows with their responses.")],
-    target: Annotated[str, typer.Option(help="The column that was predicted.")],
+    target: Annotated[list[str], typer.Option(help="The column that was predicted; several times for several.")],
     site: SiteColumn = None,
 ) -> None:
     """Measure the errors of models on a table: own and union relative square error, and each site's.

@@ -54,23 +54,27 @@ class Errors:
 
     def __init__(self, models: Mapping[str, SiteModel]) -> None:
         self._models = models
-        self._own: dict[str, float] = defaultdict(float)
-        self._union = dict.fromkeys(models, 0.0)
+        self._own: dict[str, Any] = defaultdict(float)  # an entry per output
+        self._union: dict[str, Any] = dict.fromkeys(models, 0.0)
         self._truths: dict[str, list[Array]] = defaultdict(list)
 
-    def add(self, batch: Batch, target: str, site: str | None) -> None:
+    def add(self, batch: Batch, target: str | Sequence[str], site: str | None) -> None:
         """Take in some rows; without the name of a site column, every model is scored on all of them."""
         frame = frame_of(batch)
-        for column in (target, *([site] if site else [])):
+        targets = [target] if isinstance(target, str) else list(target)
+        for column in (*targets, *([site] if site else [])):
             if column not in frame.columns:
                 raise DataError(f"{batch.where} has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
         if not len(frame):
             return
-        truth = _numbers(frame[target], batch, target)
-        rows = inputs_of(batch, next(iter(self._models.values())).header.reading)
-        predictions = {name: model.predict_encoded(rows) for name, model in self._models.items()}
+        truth = np.column_stack([_numbers(frame[name], batch, name) for name in targets])
+        first = next(iter(self._models.values()))
+        if first.n_outputs != len(targets):
+            raise DataError(f"the models predict {first.n_outputs} columns, not {len(targets)}: give --target for each")
+        rows = inputs_of(batch, first.header.reading)
+        predictions = {name: model.predict_encoded(rows).reshape(truth.shape) for name, model in self._models.items()}
         for name, prediction in predictions.items():
-            self._union[name] += float(np.sum((prediction - truth) ** 2))
+            self._union[name] = self._union[name] + np.sum((prediction - truth) ** 2, axis=0)
         if site is None:
             self._truths[""].append(truth)
             return
@@ -78,7 +82,7 @@ class Errors:
         for name, own in zip(names_of(labels), places_of(index, len(labels)), strict=True):
             if name not in predictions:
                 raise DataError(f"no model for site {name!r}; there are {sorted(self._models)}")
-            self._own[name] += float(np.sum((predictions[name][own] - truth[own]) ** 2))
+            self._own[name] = self._own[name] + np.sum((predictions[name][own] - truth[own]) ** 2, axis=0)
             self._truths[name].append(truth[own])
 
     @property
@@ -87,19 +91,20 @@ class Errors:
         return sum(len(part) for parts in self._truths.values() for part in parts)
 
     def own(self) -> float:
-        """Return the relative square error of all rows, each by its own site's model."""
-        return sum(self._own.values()) / _spread(part for parts in self._truths.values() for part in parts)
+        """Return the relative square error of all rows, each by its own site's model; its mean over outputs."""
+        spread = _spread(part for parts in self._truths.values() for part in parts)
+        return float(np.mean(sum(self._own.values()) / spread))
 
     def union(self) -> float:
         """Return the mean over models of the relative square error on all rows."""
         spread = _spread(part for parts in self._truths.values() for part in parts)
-        return float(np.mean(list(self._union.values()))) / spread
+        return float(np.mean(np.array(list(self._union.values())) / spread))
 
     def of_site(self, name: str) -> tuple[int, float]:
         """Return the number of rows of a site, and the relative square error of its model on them."""
         if name not in self._own:
             return 0, float("nan")
-        return sum(map(len, self._truths[name])), self._own[name] / _spread(self._truths[name])
+        return sum(map(len, self._truths[name])), float(np.mean(self._own[name] / _spread(self._truths[name])))
 
     def table(self, title: str) -> Table:
         """Return the errors of all sites as a table for a terminal."""
@@ -112,7 +117,9 @@ class Errors:
         return table
 
 
-def errors_on(models: Mapping[str, SiteModel], batches: Iterable[Batch], target: str, site: str | None) -> Errors:
+def errors_on(
+    models: Mapping[str, SiteModel], batches: Iterable[Batch], target: str | Sequence[str], site: str | None
+) -> Errors:
     """Return the errors of models on all batches."""
     errors = Errors(models)
     for batch in batches:
@@ -120,9 +127,14 @@ def errors_on(models: Mapping[str, SiteModel], batches: Iterable[Batch], target:
     return errors
 
 
-def _spread(parts: Iterable[Array] | Sequence[Array]) -> float:
-    y = np.concatenate([np.empty(0), *parts])
-    return float(np.sum((y - y.mean()) ** 2)) or float("nan") if len(y) else float("nan")
+def _spread(parts: Iterable[Array] | Sequence[Array]) -> Array:
+    """Return the sum of squared deviations of each output, NaN where there are none."""
+    known = list(parts)
+    if not known:
+        return np.full(1, np.nan)
+    y = np.concatenate(known)
+    spread = np.sum((y - y.mean(axis=0)) ** 2, axis=0)
+    return np.where(spread > 0, spread, np.nan)
 
 
 def _numbers(column: Any, batch: Batch, target: str) -> Array:

@@ -36,7 +36,7 @@ def audit_page(site: str, entries: list[dict[str, Any]], unsigned: int, book: Bo
     studies = [
         (
             *(state.label, state.digest, state.proposer, state.study.source),
-            *(", ".join(state.study.data.columns), state.study.data.target, state.state),
+            *(", ".join(state.study.data.columns), ", ".join(state.study.data.targets), state.state),
         )
         for state in book.studies.values()
     ]

@@ -145,9 +145,13 @@ def _check_twice(values: Any, what: str, mistakes: list[str]) -> None:
 def _check_data(data: DataTable, mistakes: list[str]) -> None:
     if not data.columns:
         mistakes.append("data.columns is empty")
-    if data.target in data.columns:
-        mistakes.append(f"data.columns has the target {data.target!r}")
+    if not data.targets:
+        mistakes.append("data.target is empty")
+    mistakes += [f"data.columns has the target {target!r}" for target in data.targets if target in data.columns]
+    if data.weight and data.weight in (*data.columns, *data.targets):
+        mistakes.append(f"data.weight is {data.weight!r}, which is a column or a target too")
     _check_twice(data.columns, "column", mistakes)
+    _check_twice(data.targets, "target", mistakes)
 
 
 # Of the choices that the estimators have, a deployment has only these.

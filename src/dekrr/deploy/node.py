@@ -73,11 +73,13 @@ def open_rows(config: SiteFile, folder: Path) -> StreamedRows:
     """Return a site's rows, which are read in batches, after a first pass that checks them."""
     source = open_source(folder / config.data.file)
     there = source.columns or []
-    missing = [name for name in (*config.data.columns, config.data.target) if name not in there]
+    data = config.data
+    missing = [name for name in data.used if name not in there]
     if missing:
         raise DataError(f"{source.name} has no columns {', '.join(missing)}; it has {', '.join(there)}")
+    response = data.target if isinstance(data.target, str) else list(data.target)
     # The sample does not depend on the run's seed: runs over the same rows tune on the same ones of them.
-    rows = StreamedRows(source, config.data.columns, config.data.target, seed=0)
+    rows = StreamedRows(source, data.columns, response, weight=data.weight or None, seed=0)
     _ = rows.survey
     return rows
 

@@ -109,7 +109,7 @@ def refusals(policy: Policy, study: StudyFile, proposer: str, sources: Any) -> l
     """
     found = []
     own = policy.sources.get(study.source, SourcePolicy())
-    used = (*study.data.columns, study.data.target)
+    used = study.data.used
     if policy.proposers and proposer not in policy.proposers:
         found.append(f"proposers: {proposer} is not among {', '.join(policy.proposers)}")
     if study.source not in sources:

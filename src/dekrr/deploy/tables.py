@@ -36,17 +36,30 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    target : str
-        The column to predict.
+    target : str or tuple of str
+        The column to predict, or several.
     columns : tuple of str
         The columns to predict from.
     file : str
         A site's CSV or Parquet file, or a folder of Parquet files. In network.toml it is in each [[site]] instead.
+    weight : str
+        The column that says how often a row counts, the same at all sites; empty where all rows count once.
     """
 
-    target: str
+    target: str | tuple[str, ...]
     columns: tuple[str, ...]
     file: str = ""
+    weight: str = ""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns to predict."""
+        return (self.target,) if isinstance(self.target, str) else self.target
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """All columns that are read."""
+        return (*self.columns, *self.targets, *([self.weight] if self.weight else []))
 
 
 class SiteEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +167,8 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
         """
         kind: Any = METHODS[self.method][1]
         settings = msgspec.convert(part_of(_untuned(self.method, self.settings), kind), kind)
+        if self.data.weight:
+            settings = msgspec.structs.replace(settings, weighted=True)
         if self.method == "dekrr" and settings.allocation == "equal" and not settings.max_features:
             settings = msgspec.structs.replace(settings, max_features=self.features().n_features)
         tuning = self.tuning()
@@ -190,7 +205,8 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
             "version of dekrr": version,
             "method": self.method,
             "sites": ", ".join(sorted(self.sites)),
-            "target": self.data.target,
+            "target": ", ".join(self.data.targets),
+            "weight": self.data.weight,
             "columns": ", ".join(self.data.columns),
             "patience": f"{self.patience:g}",
             **{key: json.dumps(value) for key, value in settings.items() if key not in local},

@@ -220,8 +220,15 @@ class DeKRRRegressor(NetworkRegressor):
             self.deployment_: dict[Hashable, Verdict] = judge(sites, choosing.choosers(list(rows)), settings, folds)
         training = train_parts(settings, tuning, prediction=self.prediction, objective=self.objective)
         if self._finds_intervals(tuned=bool(tuned)):
-            goals = {"prediction": self.prediction, "objective": self.objective}
-            training, trainings = with_second(training, settings, self._keep_of_second, **goals), trainings + 1
+            training = with_second(
+                training,
+                settings,
+                self._keep_of_second,
+                fits_shared=self.intervals is True,
+                prediction=self.prediction,
+                objective=self.objective,
+            )
+            trainings += 1
         run = self._train(rows, graph, seed, training, choosing, self.network, trainings)
         if self.privacy is not None:
             _tell_spent(rows, self.privacy.epsilon)

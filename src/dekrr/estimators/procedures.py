@@ -38,7 +38,13 @@ def train_parts(settings: DeKRRSettings, tuning: Tuning | None, *, prediction: s
 
 
 def with_second(
-    training: Training, settings: DeKRRSettings, keep: Keep = keep_intervals, *, prediction: str, objective: str
+    training: Training,
+    settings: DeKRRSettings,
+    keep: Keep = keep_intervals,
+    *,
+    fits_shared: bool,
+    prediction: str,
+    objective: str,
 ) -> Training:
     """Return a training of DeKRR, and a second one without some rows, for intervals or probabilities of classes.
 
@@ -50,6 +56,8 @@ def with_second(
         How sites predict.
     keep : callable
         What to keep of the second training; see `dekrr.protocols.calibration`.
+    fits_shared : bool
+        Whether the second training fits the shared part anew, which most of a fit's bytes are for.
     objective : {"mean", "own", "union"}
         Whose rows matter.
     """
@@ -73,7 +81,8 @@ def with_second(
             found = chooser.replace(sigma=outcome.sigma)
         if outcome.column_scales is not None:
             fixed = msgspec.structs.replace(fixed, column_scales=tuple(outcome.column_scales.tolist()))
-        fixed = msgspec.structs.replace(fixed, shared=None)  # `calibrate` takes it off the responses
+        if not fits_shared:
+            fixed = msgspec.structs.replace(fixed, shared=None)  # `calibrate` takes it off the responses
         # A fifth of the rows is what sums over all rows differ by from those over the others.
         fixed = msgspec.structs.replace(fixed, rows_per_feature=fixed.rows_per_feature * (PARTS - 1))
         return (
@@ -84,6 +93,7 @@ def with_second(
                 predict,
                 keep,
                 min_rows=settings.min_rows,
+                fits_shared=fits_shared,
                 masked=settings.masks,
                 lone_neighbor=settings.lone_neighbor,
             )

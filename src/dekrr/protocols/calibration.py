@@ -1,10 +1,10 @@
 """What sites keep for intervals (`dekrr.intervals`) and probabilities of classes (`dekrr.classes`).
 
 Any training will do. It is run a second time on four fifths of every site's rows, with the settings that the first run
-found. A shared part, which has few features for its rows, is not fitted again: what it would be without a row follows
-from the row's leverage. The site compares what this second model predicts with the rows that it held out. Sums and
-counts over the held-out rows of all sites go over the spanning tree. A site with so few rows that it must not send sums
-over four fifths of them holds none out, and has no intervals.
+found. A shared part need not be fitted again: its error without a row follows from the row's leverage, about. The site
+compares what this second model predicts with the rows that it held out. Sums and counts over the held-out rows of all
+sites go over the spanning tree. A site with so few rows that it must not send sums over four fifths of them holds none
+out, and has no intervals.
 """
 
 from collections.abc import Callable
@@ -86,6 +86,7 @@ def calibrate(
     keep: Keep,
     *,
     min_rows: int,
+    fits_shared: bool = True,
     masked: bool = False,
     lone_neighbor: str = "warn",
 ) -> Procedure[Outcome]:
@@ -103,6 +104,8 @@ def calibrate(
     keep : callable
         `keep_intervals` or `keep_classes`.
     min_rows : int
+    fits_shared : bool, default=True
+        Whether the second training fits a shared part anew. Otherwise `again` is given what the first one leaves.
     masked : bool, default=False
         Whether sums over the tree are masked.
     lone_neighbor : {"warn", "refuse"}
@@ -113,7 +116,7 @@ def calibrate(
     if held_out.sum() < _FEWEST or (site.neighbors and rows.take(~held_out).n_effective < min_rows):
         held_out[:] = False
     kept = rows.take(~held_out)
-    left = _left_by_shared(outcome, rows)
+    left = _all_of if fits_shared else _left_by_shared(outcome, rows)
     second = yield from again(replace(site, rows=ArrayRows(*left(kept).arrays(), seed=rows.seed)))
     masks = None
     if masked:
@@ -125,6 +128,10 @@ def calibrate(
     return outcome
 
 
+def _all_of(part: ArrayRows) -> ArrayRows:
+    return part
+
+
 def _left_by_shared(outcome: Outcome, rows: ArrayRows) -> Callable[[ArrayRows], ArrayRows]:
     """Return a function that leaves of responses what the shared part would without each row, e / (1 - h).
 
@@ -132,7 +139,7 @@ def _left_by_shared(outcome: Outcome, rows: ArrayRows) -> Callable[[ArrayRows], 
     """
     shared, scaling = outcome.shared, outcome.scaling
     if shared is None:
-        return lambda part: part
+        return _all_of
     n_rows, weights = outcome.roster.n_counted, rows.weights.total * rows.expansion
     features = weighted_features(shared.feature_map, rows.arrays()._replace(X=scaling.rows(rows.X)))
     gram = features.T @ features * (rows.expansion * n_rows / weights)

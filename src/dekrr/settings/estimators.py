@@ -83,7 +83,8 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Any,
         Setting(
             'Train a second time without a fifth of the rows, for predict_interval. With "auto" this is done where '
-            "a setting is left to be tuned, too, and neither privacy nor rows_per_feature is set.",
+            "sigma, alpha or consensus is left to be found and neither privacy nor rows_per_feature is set; the shared "
+            "part is then not fitted again, which costs less and is less exact.",
             Rule('True, False or "auto"', lambda value: isinstance(value, bool) or value == "auto"),
             agreed=False,
         ),
