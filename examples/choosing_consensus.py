@@ -1,7 +1,8 @@
 """How much should neighbours agree? Cross-validate the weight c, on training rows alone.
 
 A small c lets every site follow its own rows: good for them, bad elsewhere. A large c pulls the models together.
-Here c is chosen by each site's error on its own held-out rows; the test errors by both metrics are beside it.
+DeKRR is alone here, without a shared and a local part. c is chosen by each site's error on its own held-out rows; the
+test errors by both metrics are beside it.
 """
 
 import numpy as np
@@ -10,6 +11,7 @@ from dekrr import DeKRRRegressor
 from dekrr.data import Split, by_column, make_sites
 from dekrr.experiments.tuning import choose_consensus, cross_validate
 from dekrr.selection import Greedy
+from dekrr.settings import ALONE
 
 WEIGHTS = (0.0625, 0.25, 1.0, 4.0, 16.0)
 
@@ -21,7 +23,7 @@ def main(rows_per_site: int = 60) -> tuple[float, dict[float, float]]:
         X, y, stations = make_sites(rows_per_site=rows_per_site, random_state=seed)
         parts += [X, y, by_column(stations)]
     split = Split(*parts)
-    settings = {"n_features": 30, "sigma": 0.3, "alpha": 1e-4}
+    settings = {"n_features": 30, "sigma": 0.3, "alpha": 1e-4, **ALONE}
     selectors = [Greedy(30, sigma=0.3)] * split.n_sites
     errors = cross_validate(split, selectors, WEIGHTS, alpha=1e-4, prediction="own", shuffle=True, random_state=0)
     chosen = choose_consensus(errors)

@@ -29,7 +29,7 @@ from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows, ChainedRows
 from dekrr.scaling import UNSCALED
 from dekrr.selection import CHOOSERS, Energy, Greedy, Plain
-from dekrr.settings import GRIDS, DeKRRSettings
+from dekrr.settings import ALONE, GRIDS, DeKRRSettings
 from dekrr.statistics import accumulate, unpack_symmetric
 
 RING = {"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")}
@@ -303,7 +303,7 @@ def test_a_site_that_joins_is_checked_like_the_others(verify):
     regressor = DeKRRRegressor(
         n_features=8, sigma=0.5, alpha=1e-3, consensus=1.0, verify_features=verify, rows_per_feature=1.5, random_state=0
     )
-    regressor.set_params(store_rows=True).fit(X, y, sites=labels)
+    regressor.set_params(store_rows=True, **ALONE).fit(X, y, sites=labels)
     with pytest.raises(DataError, match="has 12 rows, too few"):
         regressor.partial_fit(X[:12], y[:12], sites=labels[:12])
     edges = [("harbour", label) for label in regressor.sites_[:2]]

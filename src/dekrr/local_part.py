@@ -16,9 +16,9 @@ from .statistics import OwnSums, weighted_features, weighted_responses
 from .types import Array, Block
 
 _BANDWIDTHS = (0.5, 1.0, 2.0)
-_RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0)  # of Z'Z, where a row's features have length 1
+_RIDGES = (1.0, 3.0, 10.0, 30.0)  # of Z'Z, where a row's features have length 1
 _FOLDS = 3
-_ROWS_PER_FEATURE = 2
+_ROWS_PER_FEATURE = 3
 _MOST_FEATURES = 1500
 _FEWEST_ROWS = 20
 _LEAST_GAIN = 0.002  # of the squared residual, below which the part is left out

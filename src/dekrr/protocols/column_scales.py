@@ -1,6 +1,7 @@
 """Column scales that all sites agree on: how much the response depends on each column.
 
-A small shared model is fitted in equal scales. Its average gradient outer product has a closed form
+A small shared model of Gaussian features is fitted in equal scales. (The derivative of a rough feature is so large that
+a single one would decide.) Its average gradient outer product has a closed form
 (`dekrr.gradients`); the diagonal is one sum over the spanning tree, of as many numbers as there are columns. The root
 of a column's mean squared derivative is its scale.
 """
@@ -42,7 +43,7 @@ def agree_on_scales(
     if wanted is None:
         return None
     if isinstance(wanted, str):
-        model = yield from fit_shared(start, run, n_features, sigma, purpose="column scales")
+        model = yield from fit_shared(start, run, n_features, sigma, purpose="column scales", rough=False)
         return (yield from scales_of(start, model))
     scales = np.asarray(wanted, dtype=float)
     if scales.shape != (start.rows.n_columns,):

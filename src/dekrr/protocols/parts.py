@@ -67,7 +67,7 @@ def train(
     start.site.require_rows(settings.min_rows)
     spreads = yield from agree_on_spreads(start)
     sigma = chooser.sigma or bandwidth_of(spreads)
-    n_shared = shared_size(settings.shared or "auto", roster, settings.rows_per_feature)
+    n_shared = shared_size(settings.shared or "auto", roster, start.rows.n_columns, settings.rows_per_feature)
     n_scaling = max(1, n_shared // _SHARE_OF_SCALES)
     scales = yield from agree_on_scales(start, run, settings.column_scales, n_scaling, sigma)
     sets = candidate_scales(scales, spreads)

@@ -28,9 +28,9 @@ from .site import Procedure
 from .spanning_tree import tree_result, tree_sum
 from .stages import Start
 
-_MOST_FEATURES = 600
+_MOST_FEATURES = 700
 _ROWS_PER_FEATURE = 10  # of all sites together
-_RIDGES = tuple(10.0 ** np.arange(-7, -1.9, 0.5))
+_RIDGES = tuple(10.0 ** np.arange(-6.5, -1.9, 0.5))  # with less, a few rows far from all others decide
 _VOTES_PER_FEATURE = 1.5  # of all sites together; several sites vote for the same
 _FEWEST_VOTES = 5
 _MOST_ROWS = 1000  # that a site votes by
@@ -68,12 +68,14 @@ def bandwidth_of(spreads: Array) -> float:
     return float(np.round(np.sqrt(len(spreads)) * there.mean(), 12)) if there.size else 1.0
 
 
-def shared_size(wanted: int | str, roster: Roster, rows_per_feature: float) -> int:
+def shared_size(wanted: int | str, roster: Roster, n_columns: int, rows_per_feature: float) -> int:
     """Return the number of shared features: as wanted or, for "auto", by the rows of all sites.
 
-    No more are taken than the site with the fewest rows sends sums of (`rows_per_feature`).
+    No more are taken than the site with the fewest rows sends sums of (`rows_per_feature`). Where there are more than
+    columns, a constant and the raw columns come on top, and count there too.
     """
     most = longest_shortlist(roster.whole.fewest[0], rows_per_feature)
+    most = most - n_columns - 1 if most > 2 * n_columns + 1 else min(most, n_columns)
     auto = max(1, min(_MOST_FEATURES, roster.n_rows // _ROWS_PER_FEATURE))
     return int(max(1, min(auto if isinstance(wanted, str) else wanted, most)))
 
@@ -85,6 +87,8 @@ def fit_shared(
     sigma: float,
     column_scales: Sequence[Sequence[float]] = (),
     purpose: str = "shared part",
+    *,
+    rough: bool = True,
 ) -> Procedure[Part]:
     """Return a model that is the same at all sites.
 
@@ -100,18 +104,21 @@ def fit_shared(
         As `dekrr.selection.Chooser` has them.
     purpose : str
         Names the pool: each purpose has its own.
+    rough : bool, default=True
+        Whether there are Laplacian candidates.
     """
-    feature_map = yield from elect(start, run, n_features, sigma, column_scales, purpose)
+    feature_map = yield from elect(start, n_features, sigma, column_scales, purpose, rough=rough)
     return (yield from solve_shared(start, run, feature_map))
 
 
 def elect(
     start: Start,
-    run: Run,
     n_features: int,
     sigma: float,
     column_scales: Sequence[Sequence[float]],
     purpose: str,
+    *,
+    rough: bool = True,
 ) -> Procedure[FeatureMap]:
     """Return the features that all sites vote for."""
     site, sample = start.site, start.rows.sample
@@ -119,6 +126,8 @@ def elect(
     chooser = Mixed(
         n_features,
         sigma=sigma,
+        rough=rough,
+        linear=n_features > sample.n_columns,
         column_scales=tuple(map(tuple, column_scales)),
         pool_ratio=_POOL_RATIO,
         max_rows=_MOST_ROWS,

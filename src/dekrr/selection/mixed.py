@@ -8,7 +8,7 @@ import numpy as np
 
 from ..features import FeatureMap
 from ..kernels import Gaussian, Kernel, Laplacian
-from ..rules import Rule, whole_number
+from ..rules import FLAG, Rule, whole_number
 from ..types import Array
 from .greedy import Greedy, PoolSums, Products, greedy_path
 from .pool import Pool, random_columns
@@ -27,6 +27,8 @@ class Mixed(Greedy):
 
     Parameters
     ----------
+    rough : bool, default=True
+        Whether there are Laplacian candidates. Without, all are Gaussian.
     max_columns : int, default=3
     pool_ratio : float, default=10
     shortlist : float, default=1.0
@@ -44,8 +46,9 @@ class Mixed(Greedy):
     6
     """
 
-    rules: ClassVar[Mapping[str, Rule]] = {**Greedy.rules, "max_columns": whole_number(1)}
+    rules: ClassVar[Mapping[str, Rule]] = {**Greedy.rules, "max_columns": whole_number(1), "rough": FLAG}
 
+    rough: bool = True
     bandwidths: tuple[float, ...] = (1.0,)
     max_columns: int = 3
     pool_ratio: float = 10
@@ -53,7 +56,8 @@ class Mixed(Greedy):
 
     def _kernels_for(self, n_columns: int) -> list[Kernel]:
         sigma = self.bandwidth
-        return [Gaussian(sigma), *(Laplacian(sigma * float(np.sqrt(n_columns)) * factor) for factor in _ROUGH)]
+        factors = _ROUGH if self.rough else ()
+        return [Gaussian(sigma), *(Laplacian(sigma * float(np.sqrt(n_columns)) * factor) for factor in factors)]
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
         """Return a length that a candidate's frequency exceeds with probability at most `chance`."""
@@ -103,8 +107,7 @@ class Mixed(Greedy):
         return votes
 
     def elected(self, pool: Pool, votes: Array) -> FeatureMap:
-        """Return the `n_features` candidates with the most votes, and the constant and the raw columns in any case."""
+        """Return the `n_features` drawn candidates with the most votes, and the constant and the raw columns."""
         n_drawn = round(self.n_kept * self.pool_ratio)
-        always = np.arange(n_drawn, pool.n_candidates)
-        first = np.argsort(-votes[:n_drawn], kind="stable")[: max(1, self.n_kept - always.size)]
-        return pool.keep(np.concatenate([np.sort(first), always]))
+        first = np.argsort(-votes[:n_drawn], kind="stable")[: self.n_kept]
+        return pool.keep(np.concatenate([np.sort(first), np.arange(n_drawn, pool.n_candidates)]))
