@@ -274,7 +274,7 @@ BOUNDS = (np.append(X.min(axis=0), Y.min()) - 1, np.append(X.max(axis=0), Y.max(
         (DeKRRRegressor(**{**FIXED, "alpha": (1e-4, 1e-2), "folds": 2}), 2),
         (DeKRRRegressor(features="plain", bounds=BOUNDS, **FIXED), 1),
         (DeKRRRegressor(features="plain", scale=None, **FIXED), 1),
-        (DeKRRRegressor(features="plain", bounds=BOUNDS, privacy=DifferentialPrivacy(5.0), **FIXED), 1),
+        (DeKRRRegressor(features="plain", bounds=BOUNDS, privacy=DifferentialPrivacy(5.0), **FIXED), 2),
         (AllReduceRegressor(n_features=10), 2),
         (AllReduceRegressor(n_features=10, scale=None), 1),
         (DKLARegressor(n_features=10, features="energy", max_rounds=20, tol=0), 2),
@@ -481,10 +481,14 @@ def site_file(path, **settings):
 def test_a_node_reads_its_file_in_batches(suffix, tmp_path, small_sample, small_batches):
     path = tmp_path / f"north.{suffix}"
     TABLE.to_csv(path, index=False) if suffix == "csv" else TABLE.to_parquet(path)
-    node = Node(site_file(path, sigma=0.5, alpha=1e-3, n_features=10, seed=4), tmp_path, insecure=True)
-    site = Site("north", (), ArrayRows(X, Y, seed=4), seed=4)
+    node = Node(site_file(path, sigma=0.5, alpha=1e-3, n_features=10, seed=4, scale="minmax"), tmp_path, insecure=True)
+    site = Site("north", (), ArrayRows(X, Y, seed=0), seed=4)
     selector = Greedy(10, sigma=0.5)
-    (expected,) = LocalNetwork({"north": []}).run({"north": train(site, selector, DeKRRSettings(alpha=1e-3))}).values()
+    (expected,) = (
+        LocalNetwork({"north": []})
+        .run({"north": train(site, selector, DeKRRSettings(alpha=1e-3, scale="minmax"))})
+        .values()
+    )
     (outcome,) = LocalNetwork({"north": []}).run({"north": node._procedure((), None)}).values()
     np.testing.assert_allclose(outcome.coefficients, expected.coefficients, rtol=1e-8)
     digest = node.session.plan.digest

@@ -73,7 +73,7 @@ def digest_of(text: str) -> str:
     Examples
     --------
     >>> digest_of("name = 'air'")[:8]
-    '46c1e8c4'
+    'c1445e91'
     """
     return hashlib.sha256(text.encode()).hexdigest()
 
