@@ -1,6 +1,6 @@
 """What a round over the mesh costs, against a bare Zenoh exchange of the same bytes by the same processes.
 
-    python benchmarks/mesh.py [--sites 2 10 50] [--rounds 300] [--repeats 3]
+    python benchmarks/mesh.py [--sites 2 10 50] [--rounds 300] [--repeats 3] [--no-masks]
 
 Every site is a process with mutual TLS on loopback, four neighbours in a ring and 100 features. In each repeat the
 same processes do three things one after another:
@@ -148,14 +148,14 @@ def site(path, rounds, barrier, n_ready, results):
     results.put((bare, carried, full))
 
 
-def measure(n_sites, rounds):
+def measure(n_sites, rounds, masks=True):
     """Return the milliseconds of a bare, a carried and a full round, then those of CPU.
 
     The clock's are medians over sites, those of CPU sums over sites.
     """
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"n_features": D, "tol": 0.0, "max_rounds": rounds}
+        settings = {"n_features": D, "tol": 0.0, "max_rounds": rounds, "masks": masks}
         mesh = Mesh(folder, n_sites, settings=settings, rows=ROWS, start_patience=300.0)
         barrier, results = context.Barrier(n_sites), context.Queue()
         n_ready = context.Value("i"), context.Value("i")
@@ -188,13 +188,14 @@ def main():
     parser.add_argument("--sites", type=int, nargs="+", default=[2, 10, 50])
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--masks", action=argparse.BooleanOptionalAction, default=True, help="mask sums")
     arguments = parser.parse_args()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dekrr.deploy.node", "dekrr.cli.network", "pandas", "pyarrow.parquet"])
     print(f"milliseconds, medians of {arguments.repeats} repeats; ratios to bare with their range")
     print(f"{'sites':>5} {'of':>5} {'bare':>7} {'carried':>7} {'ratio':>19} {'round':>7} {'ratio':>19}")
     for n_sites in arguments.sites:
-        repeats = [measure(n_sites, arguments.rounds) for _ in range(arguments.repeats)]
+        repeats = [measure(n_sites, arguments.rounds, arguments.masks) for _ in range(arguments.repeats)]
         for of, first in (("clock", 0), ("CPU", 3)):
             columns = [[each[first + i] for each in repeats] for i in range(3)]
             ratios = [[each[first + i] / each[first] for each in repeats] for i in (1, 2)]

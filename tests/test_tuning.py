@@ -140,7 +140,8 @@ def test_bad_grids(bad):
 def test_neighbours_sums_take_part_in_the_choice():
     problem = make_problem(2, n_sites=4, rows=(60, 61))
     sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
-    settings = DeKRRSettings(masks=False, scale=None, min_rows=1, consensus=1.0, max_leverage=1, verify_features=False)
+    guards = {"masks": False, "min_rows": 1, "max_leverage": 1, "shortlist_rows": 0}
+    settings = DeKRRSettings(**guards, scale=None, consensus=1.0, verify_features=False)
     selector = Greedy(5, sigma=0.5, shortlist=2.0)
     network = LocalNetwork(problem.graph)
     outcomes = network.run({n: dekrr.train(s, selector, settings) for n, s in sites.items()})

@@ -39,7 +39,7 @@ _MOST_SPACES = 16
 _RANDOM_STARTS = 0.3
 RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 UNGUARDED = DeKRRSettings(
-    masks=False, scale=None, rows_per_feature=0, max_leverage=1, min_rows=1, verify_features=False
+    masks=False, shortlist_rows=0, scale=None, rows_per_feature=0, max_leverage=1, min_rows=1, verify_features=False
 )
 
 

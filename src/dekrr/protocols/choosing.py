@@ -6,7 +6,7 @@ import numpy as np
 
 from ..features import FeatureMap
 from ..messages import Moments, expect
-from ..privacy.rows_per_feature import check_leverages, check_rows_of_shortlists, longest_shortlist
+from ..privacy.rows_per_feature import check_leverages, check_rows_of_shortlists, discreet_shortlist, longest_shortlist
 from ..rows import ArrayRows, Rows
 from ..rows.survey import sampled
 from ..selection import Chooser, Pool
@@ -126,6 +126,7 @@ def choose(start: Start, run: Run, shortlist: Pool | None = None) -> Procedure[F
         if shortlist is None:
             fewest_rows = min(sampled(roster.rows[p]) for p in site.neighbors)
             limited = limit_shortlist(chooser, fewest_rows, run.settings.rows_per_feature)
+            limited = limited.shortened(discreet_shortlist(rows_around(site, roster), run.settings.shortlist_rows))
             weight = weights_for(limited, "shortlisted", sample.weight)
             shortlist = limited.shortlisted(sample.X, sample.y, site.rng(), **weight)
         own_map = shortlist.feature_map
@@ -145,6 +146,11 @@ def choose_alone(site: Site, rows: Rows, chooser: Chooser) -> FeatureMap:
         return chooser.select(np.empty((0, rows.n_columns)), np.empty(0), site.rng())
     sample = rows.sample
     return chooser.select(sample.X, sample.y, site.rng(), **weights_for(chooser, "select", sample.weight))
+
+
+def rows_around(site: Site, roster: Roster) -> int:
+    """Return how many rows a site's neighbours have together, in the samples that they choose features by."""
+    return sum(sampled(roster.rows[p]) for p in site.neighbors)
 
 
 def limit_shortlist(chooser: Chooser, fewest_rows: int, rows_per_feature: float) -> Chooser:

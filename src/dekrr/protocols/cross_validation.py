@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 
 from ..errors import DataError
+from ..privacy.rows_per_feature import discreet_shortlist
 from ..rows.survey import sampled
 from ..selection import Pool
 from ..selection.choosers import weights_for
 from ..types import Array
-from .choosing import asks_neighbors, choose, limit_shortlist
+from .choosing import asks_neighbors, choose, limit_shortlist, rows_around
 from .exchange import ExactSums
 from .offers import exchange_maps
 from .roster import Roster
@@ -51,6 +52,7 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
     roster = yield from start.roll.roster()
     if settings.rows_per_feature:
         tuning = msgspec.structs.replace(tuning, folds=folds_of_enough_rows(roster, tuning.folds, settings.min_rows))
+    discreet = discreet_shortlist(rows_around(site, roster), settings.shortlist_rows)
     # What is sent for two folds has nearly the same features, so that its difference tells sums over one fold's rows:
     # the guard is about those, a (folds - 1)th of the rows in a sum.
     settings = msgspec.structs.replace(settings, rows_per_feature=settings.rows_per_feature * (tuning.folds - 1))
@@ -63,7 +65,7 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
         run = replace(run, chooser=run.chooser.replace(sigma=sigma))
         shortlists: list[Pool | None] = [None] * tuning.folds
         if asks_neighbors(site, run.chooser):
-            limited = limit_shortlist(run.chooser, fewest_rows, settings.rows_per_feature)
+            limited = limit_shortlist(run.chooser, fewest_rows, settings.rows_per_feature).shortened(discreet)
             shortlists = [
                 *limited.fold_shortlists(
                     rows.X,

@@ -258,6 +258,15 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
         ),
     ] = "double"
     wire: Annotated[Wire, Setting("How coefficients travel.")] = Wire()
+    shortlist_rows: Annotated[
+        float,
+        Setting(
+            "Rows of all neighbours together for each feature that a site asks them about before it chooses; 0 is no "
+            "limit. Fewer rows choose better features, and make it easier to tell whether a known row is among them.",
+            _NOT_NEGATIVE,
+            in_process=0.0,
+        ),
+    ] = 30.0
     masks: Annotated[bool, _MASKS] = True
     lone_neighbor: Annotated[str, _LONE] = "warn"
     intervals: Annotated[
