@@ -9,7 +9,7 @@ import msgspec
 from ..errors import SettingsError, TopologyError
 from ..networks.session.frames import RESERVED
 from ..protocols.preparation import public_scaling
-from ..settings import GRIDS, DifferentialPrivacy, FeatureSettings, TuningSettings, Wire, entries, grid_of
+from ..settings import ALONE, GRIDS, DifferentialPrivacy, FeatureSettings, TuningSettings, Wire, entries, grid_of
 from .tables import (
     METHODS,
     NAME,
@@ -168,12 +168,26 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
         unknown = [key for key in unknown if key != "privacy"]
     mistakes += [f"settings.{key} is not known to {method}{_suggestion(key, known)}" for key in unknown]
     if method == "dekrr":
+        mistakes += [
+            f"settings.{key}: a node trains DeKRR alone; the estimators have this part" for key in parts(settings)
+        ]
         settings = _check_grids(settings, mistakes)
     convert(part_of(settings, FeatureSettings), FeatureSettings, "settings.", mistakes)
     convert(part_of(settings, own), own, "settings.", mistakes)
     for key, choices in DEPLOYED.items():
         if key in settings and settings[key] not in choices:
             mistakes.append(f"settings.{key} is {settings[key]!r}; between organisations it is {' or '.join(choices)}")
+
+
+def parts(settings: Mapping[str, Any]) -> list[str]:
+    """Return the settings that ask for parts of a model that a node does not train.
+
+    Examples
+    --------
+    >>> parts({"shared": "auto", "alpha": 1e-3})
+    ['shared']
+    """
+    return [key for key in ALONE if settings.get(key) is not None]
 
 
 def _check_grids(settings: Mapping[str, Any], mistakes: list[str]) -> dict[str, Any]:
