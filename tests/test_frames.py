@@ -19,7 +19,7 @@ from dekrr import CentralizedKRR, DataError, DeKRRRegressor, LocalRegressor
 from dekrr.errors import SettingsError
 from dekrr.frames import Column, Columns, Facts, is_frame, read_raw
 from dekrr.frames.dates import places, years
-from dekrr.frames.raw import Raw, raw_of
+from dekrr.frames.kinds_of_columns import Raw, raw_of
 from dekrr.messages import RawColumns
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.columns import agree_on_columns

@@ -10,7 +10,6 @@ its arrays. Nothing is ever unpickled.
 import itertools
 import math
 import struct
-import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -25,8 +24,7 @@ _EXTENSIONS = {  # code: (number of dimensions, element type)
     for code, (n_dimensions, name) in enumerate([*itertools.product((1, 2), ("<f8", "<f4", "|i1")), (1, "<u8")])
 }
 _CODES = {extension: code for code, extension in _EXTENSIONS.items()}
-_SHAPE = struct.Struct("<2I")  # the shape of a matrix
-_SMALL = 1 << 14  # bytes of an array that is copied even inside a process
+SHAPE = struct.Struct("<2I")  # the shape of a matrix
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -269,7 +267,8 @@ AnyMessage = (
 Kind = TypeVar("Kind", bound=Message)
 
 
-def _code_of(value: Any) -> int:
+def code_of(value: Any) -> int:
+    """Return the code of an array's extension."""
     code = _CODES.get((value.ndim, value.dtype)) if isinstance(value, np.ndarray) else None
     if code is None:
         raise NotImplementedError(
@@ -279,33 +278,34 @@ def _code_of(value: Any) -> int:
 
 
 def _to_wire(value: Any) -> msgspec.msgpack.Ext:
-    code = _code_of(value)
+    code = code_of(value)
     data = np.ascontiguousarray(value).data
-    return msgspec.msgpack.Ext(code, data if value.ndim == 1 else _SHAPE.pack(*value.shape) + data)
+    return msgspec.msgpack.Ext(code, data if value.ndim == 1 else SHAPE.pack(*value.shape) + data)
 
 
 def _from_wire(code: int, data: memoryview) -> np.ndarray:
     if code not in _EXTENSIONS:
         raise ValueError(f"an extension of code {code}, which is no array's")
     n_dimensions, dtype = _EXTENSIONS[code]
-    return _finite(np.frombuffer(bytes(data), dtype) if n_dimensions == 1 else _read_matrix(bytes(data), dtype))
+    return finite(np.frombuffer(bytes(data), dtype) if n_dimensions == 1 else _read_matrix(bytes(data), dtype))
 
 
-def _finite(array: np.ndarray) -> np.ndarray:
-    finite = np.isfinite(array)
-    if finite.size and not finite.item(finite.argmin()):
+def finite(array: np.ndarray) -> np.ndarray:
+    """Return an array of finite numbers; raise ValueError for any other."""
+    is_finite = np.isfinite(array)
+    if is_finite.size and not is_finite.item(is_finite.argmin()):
         raise ValueError("an array has NaN or infinite values")
     return array
 
 
 def _read_matrix(data: bytes, dtype: np.dtype) -> np.ndarray:
-    if len(data) < _SHAPE.size:
+    if len(data) < SHAPE.size:
         raise ValueError("a matrix without its shape")
-    shape = _SHAPE.unpack_from(data)
-    size, expected = len(data) - _SHAPE.size, math.prod(shape) * dtype.itemsize
+    shape = SHAPE.unpack_from(data)
+    size, expected = len(data) - SHAPE.size, math.prod(shape) * dtype.itemsize
     if size != expected:
         raise ValueError(f"{size} bytes of data where shape {shape} needs {expected}")
-    return np.frombuffer(data, dtype, offset=_SHAPE.size).reshape(shape)
+    return np.frombuffer(data, dtype, offset=SHAPE.size).reshape(shape)
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
@@ -334,82 +334,17 @@ def decode(data: bytes, sender: str) -> AnyMessage:
     """Return the message in `data`, or raise a `MessageError` that names `sender` and the fault."""
     if len(data) > MAX_BYTES:
         raise MessageError(f"site {sender!r} sent {len(data)} bytes; the most is {MAX_BYTES}", sender)
-    return _decoded(_decoder, data, sender)
+    return decoded(_decoder, data, sender)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[AnyMessage], data: bytes, sender: str) -> AnyMessage:
+def decoded(decoder: msgspec.msgpack.Decoder[AnyMessage], data: bytes, sender: str) -> AnyMessage:
+    """Return the message in some bytes, after the checks that need no other knowledge."""
     try:
         message = decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MessageError(f"site {sender!r} sent what is no message: {error}", sender) from None
     check(message, sender)
     return message
-
-
-class _Handover(threading.local):
-    """Encodes a message without its arrays, and decodes it with them."""
-
-    def __init__(self) -> None:
-        self._arrays: list[np.ndarray] = []
-        self._extra = 0  # bytes of the arrays as they would be encoded, less those that stand for them
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._keep)
-        self._decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage, ext_hook=self._give)
-
-    def __call__(self, message: Message, sender: str) -> tuple[AnyMessage, int]:
-        self._arrays, self._extra = [], 0
-        try:
-            data = self._encoder.encode(message)
-            size = len(data) + self._extra
-            if size > MAX_BYTES:
-                raise MessageError(f"site {sender!r} sent {size} bytes; the most is {MAX_BYTES}", sender)
-            return _decoded(self._decoder, data, sender), size
-        finally:
-            self._arrays = []
-
-    def _keep(self, value: Any) -> msgspec.msgpack.Ext:
-        code = _code_of(value)
-        stand_in = len(self._arrays).to_bytes(4, "little")
-        self._arrays.append(_settled(value))
-        size = value.nbytes + (_SHAPE.size if value.ndim == 2 else 0)
-        self._extra += size + _extension_header(size) - len(stand_in) - _extension_header(len(stand_in))
-        return msgspec.msgpack.Ext(code, stand_in)
-
-    def _give(self, code: int, data: memoryview) -> np.ndarray:
-        return _finite(self._arrays[int.from_bytes(data, "little")])
-
-
-def _extension_header(size: int) -> int:
-    """Return the bytes that MessagePack puts before the data of an extension."""
-    return 2 if size in (1, 2, 4, 8, 16) else 3 if size < 1 << 8 else 4 if size < 1 << 16 else 6
-
-
-def _settled(array: np.ndarray) -> np.ndarray:
-    """Return an array that nobody can write to any more: the same where it is large and has no other owner."""
-    if array.nbytes > _SMALL and array.flags.owndata and array.flags.c_contiguous:
-        array.flags.writeable = False
-        return array
-    copy = np.array(array, order="C")
-    copy.flags.writeable = False
-    return copy
-
-
-_handover = _Handover()
-
-
-def hand_over(message: Message, sender: str) -> tuple[AnyMessage, int]:
-    """Return a message as its receiver in the same process gets it, and the bytes that it would have on the wire.
-
-    Everything but the arrays is encoded and decoded, and all checks on arrival are made. A large array is handed over
-    as it is. Nobody can write to it any more, the sender included. Other arrays are copied.
-
-    Examples
-    --------
-    >>> message = Sums(np.ones(5000), np.ones((3, 3)))
-    >>> received, n_bytes = hand_over(message, "a")
-    >>> received.gram is message.gram, received.cross is message.cross, n_bytes == len(encode(message))
-    (True, False, True)
-    """
-    return _handover(message, sender)
 
 
 def check(message: AnyMessage, sender: str) -> None:

@@ -5,10 +5,10 @@ Each run is a `Node` in a thread of its own; all runs share the site's links. Wh
 it leaves.
 """
 
-import hashlib
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,19 @@ from typing import Any
 import msgspec
 
 from ..disk import replacing
-from ..errors import DataError, DekrrError, one_line
+from ..errors import DataError, DekrrError
 from ..networks.session import Phase
 from . import policy as policies
 from .audit_trail import TRAIL, AuditTrail
 from .carrier import StandingCarrier
-from .leaving import describe
 from .node import Node, open_rows
 from .standing_file import StandingFile
 from .studies.book import Book, StudyState
 from .studies.gossip import CHANNEL, Gossip, told
-from .studies.items import Call, Item, Report
+from .studies.items import Call, Report
 from .studies.versions import Versions
 from .study_run import StudyRun, digest_of_file
+from .witness import Witness
 
 logger = logging.getLogger("dekrr")
 STUDIES, KEPT, STATE = "studies", "kept", "state.json"
@@ -57,15 +57,15 @@ class StandingSite:
         self.folder = folder
         self._identity = config.identity(folder)
         self.trail = AuditTrail(folder / TRAIL, self._identity)
+        self._witness = Witness(config.site, self.trail)
         self.book = Book(folder, self._identity)
         self.policy = policies.read_policy(folder / policies.POLICY)
         self._policy_seen = _changed_at(folder / policies.POLICY)
         self._certificate_seen = _changed_at(config.key_files(folder).certificate)
-        self._gossip = Gossip(self.book, self._refuse)
-        self._carrier = StandingCarrier(config.ways(folder), self._identity, self._leaves, self._refuse)
+        self._gossip = Gossip(self.book, self._witness.refuse)
+        self._carrier = StandingCarrier(config.ways(folder), self._identity, self._witness.leaves, self._witness.refuse)
         self._runs: dict[tuple[str, int], StudyRun] = {}
         self._up: dict[str, bool] = dict.fromkeys(config.neighbors, False)
-        self._told: set[tuple[str, str]] = set()
         self._rows_lock = threading.Lock()
         self._stopping = threading.Event()
         self._due: dict[str, float] = {}
@@ -79,7 +79,7 @@ class StandingSite:
         with ExitStack() as stack:
             stack.callback(self.trail.close)
             stack.callback(self._carrier.close)
-            stack.callback(self._end_runs)
+            stack.callback(_end, self._runs)
             opened = self._carrier.open(CHANNEL, self._see)
             arrivals, speak = stack.enter_context(opened)
             logger.info("%s stands; neighbours: %s", self.config.site, ", ".join(sorted(self.config.neighbors)))
@@ -87,11 +87,12 @@ class StandingSite:
                 try:
                     if self._is_due("statements", _STATE_EVERY):
                         for item in self.book.get(self.book.ids):
-                            self._audit_once(item)
+                            self._witness.hear(item)
                     self._hear(arrivals, speak)
                     self._look(speak)
                     self._act()
-                    self._write_state()
+                    if self._is_due("state", _STATE_EVERY):
+                        _write_state(self.folder, self.status())
                 except (OSError, DekrrError) as error:
                     # For instance a full disk, or a wrong clock: nothing leaves that cannot be audited or signed.
                     self._complain(str(error))
@@ -116,7 +117,7 @@ class StandingSite:
                 for answer in answers:
                     speak[sender].put(answer)
                 for item in news:
-                    self._audit_once(item)
+                    self._witness.hear(item)
                 if news:
                     self._due["tell"] = 0.0
             arrival = arrivals.try_recv()
@@ -125,7 +126,7 @@ class StandingSite:
         """Look for statements of this site's people, a new policy and a new certificate, and tell the neighbours."""
         if self._is_due("look", _LOOK_EVERY / 4):
             for item in self.book.refresh():
-                self._audit_once(item)
+                self._witness.hear(item)
                 self._due["tell"] = 0.0
         if self._is_due("files", _LOOK_EVERY):
             self._reload_policy()
@@ -178,16 +179,16 @@ class StandingSite:
                 self._decide(state)
             running = [run for (digest, _), run in self._runs.items() if digest == state.digest and run.is_alive()]
             for run in running:
-                self._end_if_stopped(state, run)
+                _end_if_stopped(state, run)
             if state.may_run and not running:
                 self._begin_if_due(state)
 
     def _decide(self, state: StudyState) -> None:
         broken = policies.refusals(self.policy, state.study, state.proposer, self.config.sources)
         if broken:
-            self._audit_once(self.book.decide(state.digest, "refuse", "; ".join(broken), "policy"))
+            self._witness.hear(self.book.decide(state.digest, "refuse", "; ".join(broken), "policy"))
         elif self.policy.approval == "policy":
-            self._audit_once(self.book.decide(state.digest, "approve", "no rule is broken", "policy"))
+            self._witness.hear(self.book.decide(state.digest, "approve", "no rule is broken", "policy"))
         else:
             return
         self._due["tell"] = 0.0
@@ -219,34 +220,12 @@ class StandingSite:
         elif study.new_rows and self._is_due(f"rows of {state.digest}", _NEW_ROWS_EVERY):
             before = [run.n_rows for (digest, n), run in self._runs.items() if digest == state.digest and run.n_rows]
             path = self.folder / self.config.sources[study.source]
-            if before and self._n_rows(path, study) >= before[-1] + study.new_rows:
+            if before and _n_rows(study, self.config, path, self.folder) >= before[-1] + study.new_rows:
                 self._call(state, number + 1, f"at least {study.new_rows} new rows")
 
-    def _n_rows(self, path: Path, study: Any) -> int:
-        with suppress(DekrrError, OSError):
-            config = study.site_file("count", self.config.site, dict(self.config.neighbors), str(path))
-            return open_rows(config, self.folder).n_rows
-        return 0
-
     def _call(self, state: StudyState, number: int, reason: str) -> None:
-        self._audit_once(self.book.say(Call(study=state.digest, number=number, reason=reason, time=time.time())))
+        self._witness.hear(self.book.say(Call(study=state.digest, number=number, reason=reason, time=time.time())))
         self._due["tell"] = 0.0
-
-    def _end_if_stopped(self, state: StudyState, run: StudyRun) -> None:
-        if not state.may_run and not state.is_expired:
-            run.stop(f"the study is {state.state}")
-        elif not run.resumes and run.phase in (None, Phase.GREETING):
-            if state.number > run.number:
-                run.stop(f"run {state.number} was called for before run {run.number} had started")
-            for (who, number), report in state.reports.items():
-                if number == run.number and report.outcome == "failed":
-                    run.stop(f"run {number} has failed at {who}: {report.reason}")
-
-    def _end_runs(self) -> None:
-        for run in self._runs.values():
-            run.stop("", quietly=True)
-        for run in self._runs.values():
-            run.join(10.0)
 
     def report(self, state: StudyState, number: int, outcome: str, reason: str) -> None:
         """Tell all sites how a run has ended here."""
@@ -279,28 +258,6 @@ class StandingSite:
             node.note_rows()
             _note_begun(keep, config.run)
         return node
-
-    def _leaves(self, channel: str, receiver: str, frame: bytes) -> None:
-        """Write to the audit trail what is about to leave."""
-        if channel == CHANNEL:
-            about = {"message": "statements", "bytes": len(frame), "digest": hashlib.sha256(frame).hexdigest()}
-        else:
-            about = describe(frame)
-        self.trail.add("left", to=receiver, run=channel, **about)
-        self.trail.write()
-
-    def _refuse(self, neighbor: str, reason: str) -> None:
-        reason = one_line(reason)
-        if (neighbor, reason) not in self._told and len(self._told) < 1000:
-            self._told.add((neighbor, reason))
-            logger.warning("%s refused something of %s: %s", self.config.site, neighbor, reason)
-            self.trail.add("refused", sender=neighbor, reason=reason)
-
-    def _audit_once(self, item: Item) -> None:
-        """Write a statement to the audit trail when it is first heard of."""
-        if item.id not in self.trail.statements:
-            self.trail.statements.add(item.id)
-            self.trail.decide("statement", site=item.site, said=item.said, id=item.id)
 
     def status(self) -> dict[str, Any]:
         """Return the state of the site, its studies and its runs, as `state.json` has it."""
@@ -335,11 +292,6 @@ class StandingSite:
         shown = [view for run in list(self._runs.values())[-8:] if (view := run.view()) is not None]
         return [{**view, "studies": self.status()["studies"]} for view in shown]
 
-    def _write_state(self) -> None:
-        if self._is_due("state", _STATE_EVERY):
-            with suppress(OSError), replacing(self.folder / STATE) as temporary:
-                temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.status())))
-
 
 def _begun(keep: Path) -> list[tuple[float, str]]:
     path = keep / "begun.json"
@@ -362,3 +314,33 @@ def _decision_of(state: StudyState, site: str) -> str:
 
 def _changed_at(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _end_if_stopped(state: StudyState, run: StudyRun) -> None:
+    if not state.may_run and not state.is_expired:
+        run.stop(f"the study is {state.state}")
+    elif not run.resumes and run.phase in (None, Phase.GREETING):
+        if state.number > run.number:
+            run.stop(f"run {state.number} was called for before run {run.number} had started")
+        for (who, number), report in state.reports.items():
+            if number == run.number and report.outcome == "failed":
+                run.stop(f"run {number} has failed at {who}: {report.reason}")
+
+
+def _end(runs: Mapping[tuple[str, int], StudyRun]) -> None:
+    for run in runs.values():
+        run.stop("", quietly=True)
+    for run in runs.values():
+        run.join(10.0)
+
+
+def _n_rows(study: Any, config: StandingFile, path: Path, folder: Path) -> int:
+    """Return the rows of a study's source now; 0 where they cannot be read."""
+    with suppress(DekrrError, OSError):
+        return open_rows(study.site_file("count", config.site, dict(config.neighbors), str(path)), folder).n_rows
+    return 0
+
+
+def _write_state(folder: Path, status: dict[str, Any]) -> None:
+    with suppress(OSError), replacing(folder / STATE) as temporary:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(status)))

@@ -18,9 +18,10 @@ from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 
 from ..errors import DataError, SettingsError, warn
 from ..frames import Columns, is_frame
+from ..kernel_model import KernelModel
 from ..labels import factorise, listed, places_of
 from ..metrics import relative, rse
-from ..model import Header, KernelModel, SiteModel
+from ..model import Header, SiteModel
 from ..networks.traffic import Traffic
 from ..rows import Rows
 from ..rows.batches import AnyColumns, NotNumbersError, count_of, counted, names_of
@@ -77,7 +78,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         parameters.check(self)
         with unchanged_by_failure(self):
             seed = seed_of(self.random_state)
-            given = (X, y, sites, seed, self._dealt, columns, sample_weight)
+            given = (X, y, sites, seed, partial(_dealt, self), columns, sample_weight)
             try:
                 self._fit_rows(self._read(*given), seed)
             except NotNumbersError:  # of a source, whose columns have to be looked at first
@@ -106,10 +107,6 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     @abstractmethod
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
         """Train on the rows of each site, and set `models_`."""
-
-    def _dealt(self, n_rows: int) -> np.ndarray:
-        """Return a site for each of rows that come without."""
-        return np.arange(n_rows) % min(self.n_sites, max(1, n_rows // self.min_rows))
 
     def _read(
         self,
@@ -271,15 +268,15 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _predict(self, X: Array, sites: Any) -> Array:
         if sites is None:
-            if len(self._different_models()) > 1:
+            if len(_different(self.models_)) > 1:
                 warn(
                     f"sites was left out, so each row is predicted by the mean of {len(self.models_)} sites' models; "
                     "give the site of every row, or use models_[site].predict(X)"
                 )
-            return _mean_of(self._different_models(), X)
+            return _mean_of(_different(self.models_), X)
         labels, index = factorise(sites, len(X))
-        self._refuse_unknown(labels)
-        everyone, prediction = partial(_mean_of, self._different_models()), None
+        _refuse_unknown(self, labels)
+        everyone, prediction = partial(_mean_of, _different(self.models_)), None
         for label, own in zip(labels, places_of(index, len(labels)), strict=True):
             known = label in self.models_
             part = self.models_[label].predict_encoded(X[own]) if known else everyone(X[own])
@@ -311,22 +308,8 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             X, _, sites, _ = frames.named(X, None, sites, names_of(self._reading))
         X = self._checked(X)
         if sites is not None:
-            self._refuse_unknown(factorise(sites, len(X))[0])
+            _refuse_unknown(self, factorise(sites, len(X))[0])
         return intervals_of(self.models_, X, sites, coverage)
-
-    def _refuse_unknown(self, labels: Sequence[Hashable]) -> None:
-        unknown = [label for label in labels if label not in self.models_]
-        if unknown and self.unknown_sites == "error":
-            raise DataError(
-                f"unknown sites {unknown}: no rows of theirs were in fit; the sites are {listed(self.sites_)}. "
-                "In cross-validation, dekrr.model_selection.SiteKFold keeps every site in every fold. "
-                'unknown_sites="mean" predicts their rows by the mean of all models, and models_[site].predict(X) '
-                "applies any site's model to any rows"
-            )
-
-    def _different_models(self) -> list[SiteModel | KernelModel]:
-        """Return the models, each once: some methods end with one model for all sites."""
-        return list({id(model): model for model in self.models_.values()}.values())
 
     def fit_summary(self) -> FitSummary:
         """Return what came of the fit, as a table: print it, or have a notebook show it."""
@@ -367,7 +350,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if is_frame(X) and isinstance(sites, str):
             X = frames.named(X, None, sites, names_of(self._reading)).X
         X = self._checked(X)
-        different = {id(model): rse(y, model.predict_encoded(X), sample_weight) for model in self._different_models()}
+        different = {id(model): rse(y, model.predict_encoded(X), sample_weight) for model in _different(self.models_)}
         return float(np.mean([different[id(model)] for model in self.models_.values()]))
 
     def _streamed_rse(self, X: Any, y: Any, sites: Any, metric: str) -> float:
@@ -379,7 +362,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             assert truth is not None
             responses.append(truth)
             if models:
-                known = {id(model): model.predict_encoded(rows) for model in self._different_models()}
+                known = {id(model): model.predict_encoded(rows) for model in _different(self.models_)}
                 predictions = [known[id(model)] for model in models]
             else:
                 predictions = [self._predict(rows, labels)]
@@ -423,3 +406,24 @@ def unchanged_by_failure(regressor: Any) -> Iterator[None]:
         regressor.__dict__.clear()
         regressor.__dict__.update(before)
         raise
+
+
+def _dealt(regressor: SiteRegressor, n_rows: int) -> np.ndarray:
+    """Return a site for each of rows that come without."""
+    return np.arange(n_rows) % min(regressor.n_sites, max(1, n_rows // regressor.min_rows))
+
+
+def _refuse_unknown(regressor: SiteRegressor, labels: Sequence[Hashable]) -> None:
+    unknown = [label for label in labels if label not in regressor.models_]
+    if unknown and regressor.unknown_sites == "error":
+        raise DataError(
+            f"unknown sites {unknown}: no rows of theirs were in fit; the sites are {listed(regressor.sites_)}. "
+            "In cross-validation, dekrr.model_selection.SiteKFold keeps every site in every fold. "
+            'unknown_sites="mean" predicts their rows by the mean of all models, and models_[site].predict(X) '
+            "applies any site's model to any rows"
+        )
+
+
+def _different(models: Mapping[Hashable, Any]) -> list[SiteModel | KernelModel]:
+    """Return the models, each once: some methods end with one model for all sites."""
+    return list({id(model): model for model in models.values()}.values())

@@ -8,9 +8,9 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from ..errors import SettingsError
+from ..kernel_model import KernelModel
 from ..kernels import make_kernel, name_of
 from ..labels import listed, names_of
-from ..model import KernelModel
 from ..rows import ChainedRows, Rows
 from ..settings import AllReduceSettings, DKLASettings, FeatureSettings, GuardSettings, SharedSettings
 from .base import SiteRegressor

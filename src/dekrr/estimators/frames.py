@@ -8,7 +8,7 @@ import numpy as np
 from .. import topology as topologies
 from ..errors import DataError, SettingsError
 from ..frames import Columns, Facts, RawTable, is_plain, read_raw
-from ..frames.raw import is_missing
+from ..frames.kinds_of_columns import is_missing
 from ..frames.tables import array_of, column_names, require_columns, select
 from ..labels import factorise, places_of
 from ..networks.base import Connect

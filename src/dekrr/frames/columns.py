@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import DataError
 from ..types import Array
 from .dates import places, years
-from .raw import WORDS, Raw, as_words
+from .kinds_of_columns import WORDS, Raw, as_words
 from .tables import column_names, is_frame, read_raw
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import DataError
 from ..types import Array
 from .dates import PARTS, parts_that_differ, years
-from .raw import WORDS, Kind, Raw, as_words
+from .kinds_of_columns import WORDS, Kind, Raw, as_words
 from .tables import RawTable
 
 MOST_CATEGORIES = 64

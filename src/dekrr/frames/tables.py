@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .raw import Raw, UnusableError, raw_of
+from .kinds_of_columns import Raw, UnusableError, raw_of
 
 RawTable = dict[str, Raw]
 """The columns of a table by name."""

@@ -1,7 +1,7 @@
 """All sites of a run on the ranks of an MPI program: many sites a rank, many ranks.
 
 Every rank drives the procedures of its own sites. A message between two sites of a rank is handed over
-(`messages.hand_over`). All messages of an exchange from one rank to another travel together, in their usual encoding,
+(`handover.hand_over`). All messages of an exchange from one rank to another travel together, in their usual encoding,
 without blocking. A message to several sites of a rank travels once. An inbox is in the order of all sites, wherever
 they are, so that the result is that of the local network to the last bit.
 
@@ -13,8 +13,7 @@ import contextlib
 import gc
 import hashlib
 import os
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -22,36 +21,18 @@ import numpy as np
 
 from .. import errors
 from ..errors import DekrrError, MessageError, NetworkError, one_line
-from ..messages import AnyMessage, decode, encode, hand_over
+from ..handover import hand_over
+from ..messages import AnyMessage, decode, encode
 from ..protocols.site import Outbox, Procedure, Result
 from ..rows import batches
 from .base import Neighbors
+from .parcels import Entry, Label, Parcels, opened, sealed
 from .placement import place
-from .ranks import MPI, PIECE, Notice, Ranks
+from .ranks import MPI, Notice, Ranks
 from .threads import Step, free_cores, sharing_out
 from .traffic import Traffic
 
 PATIENCE = 3600.0
-
-
-class _Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One message of a parcel: its sender, its receivers at the other rank, and its length."""
-
-    sender: int
-    receivers: list[int]
-    size: int
-
-
-class _Label(msgspec.Struct, frozen=True, array_like=True):
-    """What is in one parcel: all messages of an exchange, or some of them and more to come.
-
-    `goes_on` tells whether any site of the sending rank goes on.
-    """
-
-    exchange: int
-    goes_on: bool
-    is_last: bool
-    entries: list[_Entry]
 
 
 class _Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -293,14 +274,14 @@ class _RankRun:
         self._going_on = list(outboxes)
         if self._results:
             for rank in self._network._peers:
-                self._ranks.send(rank, _parcel(_Label(self._exchange, False, True, []), []))
+                self._ranks.send(rank, sealed(Label(self._exchange, False, True, []), []))
             return None
         return outboxes
 
     def _carry(self, outboxes: dict[str, Outbox]) -> dict[str, dict[str, AnyMessage]] | None:
         """Return the inboxes, or None where sites of another rank have ended."""
         arrived: dict[str, list[tuple[int, AnyMessage]]] = {name: [] for name in outboxes}
-        parcels = _Parcels(self._ranks, self._exchange, self._network._peers)
+        parcels = Parcels(self._ranks, self._exchange, self._network._peers)
         for sender in list(outboxes):
             self._send(sender, outboxes.pop(sender), arrived, parcels)
         self._place = -1
@@ -309,7 +290,7 @@ class _RankRun:
 
         def take(rank: int, data: bytearray) -> bool:
             nonlocal all_go_on
-            label, contents = _opened(data)
+            label, contents = opened(data)
             all_go_on &= label.goes_on
             for entry, content in zip(label.entries, contents, strict=True):
                 self._place = entry.sender
@@ -327,7 +308,7 @@ class _RankRun:
             for name, messages in arrived.items()
         }
 
-    def _send(self, sender: str, outbox: Outbox, arrived: dict[str, Any], parcels: "_Parcels") -> None:
+    def _send(self, sender: str, outbox: Outbox, arrived: dict[str, Any], parcels: "Parcels") -> None:
         network, place_of = self._network, self._network._places
         place = self._place = place_of[sender]
         if not network.neighbors[sender].issuperset(outbox):
@@ -351,7 +332,7 @@ class _RankRun:
             network.traffic.count(sender, receiver, type(message).__name__, size)
         for data, by_rank in remote.values():
             for rank, receivers_there in by_rank.items():
-                parcels.add(rank, _Entry(place, receivers_there, len(data)), data)
+                parcels.add(rank, Entry(place, receivers_there, len(data)), data)
 
     def _end(self) -> None:
         """End together with all other ranks: raise the first error of all, or that sites did not end together."""
@@ -400,49 +381,6 @@ class _RankRun:
             name for exchange, here, on in names for name in (on if exchange == earliest else [*here, *on])
         )
         raise agreed(MessageError(f"sites {ended} ended after {earliest} exchanges while {going_on} go on"))
-
-
-class _Parcels:
-    """What one rank sends to others in one exchange: a parcel for each, or several where it is much."""
-
-    def __init__(self, ranks: Ranks, exchange: int, peers: Collection[int]) -> None:
-        self._ranks = ranks
-        self._exchange = exchange
-        self._waiting: dict[int, tuple[list[_Entry], list[bytes]]] = {rank: ([], []) for rank in peers}
-        self._sizes = Counter[int]()
-
-    def add(self, rank: int, entry: _Entry, data: bytes) -> None:
-        """Put a message into the parcel for a rank."""
-        entries, contents = self._waiting[rank]
-        if entries and self._sizes[rank] + len(data) > PIECE // 2:
-            self._post(rank, is_last=False)
-            entries, contents = self._waiting[rank]
-        entries.append(entry)
-        contents.append(data)
-        self._sizes[rank] += len(data)
-
-    def close(self) -> None:
-        """Send the last parcel to every rank."""
-        for rank in list(self._waiting):
-            self._post(rank, is_last=True)
-
-    def _post(self, rank: int, *, is_last: bool) -> None:
-        entries, contents = self._waiting[rank]
-        self._ranks.send(rank, _parcel(_Label(self._exchange, True, is_last, entries), contents))
-        self._waiting[rank], self._sizes[rank] = ([], []), 0
-
-
-def _parcel(label: _Label, contents: list[bytes]) -> bytes:
-    head = msgspec.msgpack.encode(label)
-    return b"".join([len(head).to_bytes(8, "little"), head, *contents])
-
-
-def _opened(parcel: bytearray) -> tuple[_Label, Iterator[Any]]:
-    view = memoryview(parcel)
-    start = 8 + int.from_bytes(view[:8], "little")
-    label = msgspec.msgpack.decode(view[8:start], type=_Label)
-    ends = start + np.cumsum([entry.size for entry in label.entries], dtype=np.int64)
-    return label, (view[end - entry.size : end] for entry, end in zip(label.entries, ends.tolist(), strict=True))
 
 
 def _refuse(sender: str, outbox: Outbox, neighbors: Collection[str]) -> None:

@@ -12,7 +12,7 @@ from ..errors import DataError, MessageError
 from ..frames import Column, Columns, Facts
 from ..frames.dates import PARTS
 from ..frames.facts import MOST_CATEGORIES, FactsOfColumn, joined_kind
-from ..frames.raw import WORDS
+from ..frames.kinds_of_columns import WORDS
 from ..messages import RawColumns, ToldColumn, expect, expect_senders
 from ..types import Array
 from .roll_call import roll_call

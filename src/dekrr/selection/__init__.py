@@ -4,10 +4,11 @@
 scikit-learn, and no other module of this package imports it.
 """
 
-from .choosers import MAPPINGS, Chooser, Energy, Leverage, Plain, Surrogate
+from .choosers import MAPPINGS, Chooser, Energy, Plain
 from .greedy import Greedy
 from .mixed import Mixed
 from .pool import Pool
+from .sampled import Leverage, Surrogate
 
 CHOOSERS: dict[str, type[Chooser]] = {
     "plain": Plain,

@@ -16,7 +16,6 @@ surrogate : Liu, Huang, Chen, Yang and Suykens, Random Fourier features via fast
     weighted sampling, AAAI 2020.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,6 @@ from inspect import signature
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from ..errors import SettingsError
 from ..features import FeatureMap
@@ -164,7 +162,7 @@ class Chooser:
         weight : ndarray of shape (n_rows,), optional
             How often each row counts. A chooser whose methods do not take weights is refused where rows have some.
         """
-        pool = self.draw_large_enough_pool(X.shape[1], rng)
+        pool = large_enough_pool(self, X.shape[1], rng)
         return self.choose(pool, X, y, rng, **weights_for(self, "choose", weight))
 
     def choose(
@@ -177,16 +175,6 @@ class Chooser:
         """Draw the candidates for rows of `n_columns` columns."""
         return self._draw(n_columns, round(self.n_kept * self.pool_ratio), rng)
 
-    def draw_large_enough_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
-        """Draw the candidates; raise `SettingsError` if they are fewer than those to keep."""
-        pool = self.draw_pool(n_columns, rng)
-        if self.n_kept > pool.n_candidates:
-            raise SettingsError(
-                f"{self.n_features} features cannot be chosen from a pool of {pool.n_candidates * pool.width}: "
-                f"pool_ratio={self.pool_ratio} must be at least 1"
-            )
-        return pool
-
     def most_features(self, wanted: int, n_rows: int) -> int:
         """Return the number of features to choose from `n_rows` rows: `wanted`, or fewer."""
         return wanted
@@ -197,7 +185,7 @@ class Chooser:
         A candidate that depends on q of n columns has sqrt(n / q) times the kernel's frequencies in these columns. With
         a gaussian kernel its length is distributed as sqrt(n / q) chi_q, which has a heavier tail for smaller q.
         """
-        kernel = self._kernels()[int(np.argmin(self.bandwidths))]
+        kernel = _kernels_of(self)[int(np.argmin(self.bandwidths))]
         counts = range(1, min(self.max_columns, n_columns) + 1) if self.max_columns else (n_columns,)
         longest = max(float(np.sqrt(n_columns / q)) * kernel.longest_frequency(q, chance) for q in counts)
         return longest * self.largest_scale
@@ -273,19 +261,31 @@ class Chooser:
         """Return the reduction of the squared error on these rows by each further candidate, for up to `n_taken`."""
         raise _lacks(self, "gains(X, y, n_taken, rng)")
 
-    def _kernels(self) -> list[Kernel]:
-        """Return the kernel with each of the bandwidths."""
-        kernel = make_kernel(self.kernel, self.bandwidth)
-        return [kernel.with_bandwidth(self.bandwidth * factor) for factor in self.bandwidths]
-
     def _draw(self, n_columns: int, n_candidates: int, rng: np.random.Generator) -> Pool:
         parts = np.array_split(np.arange(n_candidates), len(self.bandwidths))
-        drawn = zip(self._kernels(), parts, strict=True)
+        drawn = zip(_kernels_of(self), parts, strict=True)
         frequencies = np.hstack([kernel.draw_frequencies(n_columns, part.size, rng) for kernel, part in drawn])
         if self.max_columns is not None:
             frequencies *= random_columns(n_columns, n_candidates, self.max_columns, rng)
         phases = rng.uniform(0, 2 * np.pi, n_candidates) if self.mapping == "cos" else None
         return Pool(self.scaled(frequencies), phases)
+
+
+def large_enough_pool(chooser: Chooser, n_columns: int, rng: np.random.Generator) -> Pool:
+    """Draw the candidates; raise `SettingsError` if they are fewer than those to keep."""
+    pool = chooser.draw_pool(n_columns, rng)
+    if chooser.n_kept > pool.n_candidates:
+        raise SettingsError(
+            f"{chooser.n_features} features cannot be chosen from a pool of {pool.n_candidates * pool.width}: "
+            f"pool_ratio={chooser.pool_ratio} must be at least 1"
+        )
+    return pool
+
+
+def _kernels_of(chooser: Chooser) -> list[Kernel]:
+    """Return the kernel with each of the bandwidths."""
+    kernel = make_kernel(chooser.kernel, chooser.bandwidth)
+    return [kernel.with_bandwidth(chooser.bandwidth * factor) for factor in chooser.bandwidths]
 
 
 def _lacks(chooser: Chooser, *methods: str) -> SettingsError:
@@ -408,79 +408,3 @@ class Energy(Chooser):
         if self.redraw_phases and pool.phases is not None:
             return FeatureMap.unweighted(pool.frequencies[:, chosen], rng.uniform(0, 2 * np.pi, chosen.size))
         return pool.keep(chosen)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sampled(Chooser, ABC):
-    """Importance sampling: draw candidates with replacement in proportion to a score.
-
-    Weights keep the features an unbiased estimate of the kernel.
-    """
-
-    @abstractmethod
-    def scores(self, pool: Pool, X: Array, y: Array, weight: Array | None = None) -> Array:
-        """Return a positive score of every candidate, shape (n_candidates,)."""
-
-    def choose(
-        self, pool: Pool, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None
-    ) -> FeatureMap:
-        """Sample in proportion to the scores."""
-        scores = self.scores(pool, X, y, weight)
-        probabilities = scores / scores.sum()
-        chosen = rng.choice(pool.n_candidates, size=self.n_kept, p=probabilities)
-        return pool.keep(chosen, weights=1 / np.sqrt(pool.n_candidates * probabilities[chosen]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leverage(_Sampled):
-    """Sample by ridge leverage score, diag(Z'Z (Z'Z + n alpha I)^-1) over the pool (Li et al. 2019).
-
-    Parameters
-    ----------
-    alpha : float, default=1e-6
-        The regularisation of the scores (the paper's lambda).
-
-    See Also
-    --------
-    Chooser : the parameters that all choosers share.
-    """
-
-    rules: ClassVar[Mapping[str, Rule]] = {**Chooser.rules, "alpha": POSITIVE}
-
-    alpha: float = 1e-6
-
-    def scores(self, pool: Pool, X: Array, y: Array, weight: Array | None = None) -> Array:
-        """Return the ridge leverage score of every candidate; the score of a pair is the sum over its two features."""
-        features = pool.feature_map(X)
-        features *= np.sqrt(2 / features.shape[1]) * roots(weight, len(X))
-        ridge = (len(X) if weight is None else float(weight.sum())) * self.alpha
-        if features.shape[1] <= len(X):
-            gram = features.T @ features
-            inverse = cho_solve(cho_factor(gram + ridge * np.eye(len(gram))), np.eye(len(gram)))
-            leverage = 1 - ridge * np.diag(inverse)
-        else:
-            outer = features @ features.T
-            solved = cho_solve(cho_factor(outer + ridge * np.eye(len(outer))), features)
-            leverage = np.sum(features * solved, axis=0)
-        positive: Array = np.maximum(leverage, np.finfo(float).eps).reshape(pool.width, -1).sum(axis=0)
-        return positive
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surrogate(_Sampled):
-    """Sample by the response-weighted surrogate leverage z'(yy' + n I)z of Liu et al. 2020, in linear time.
-
-    See Also
-    --------
-    Chooser : the parameters that all choosers share.
-    """
-
-    def scores(self, pool: Pool, X: Array, y: Array, weight: Array | None = None) -> Array:
-        """Return (z'y)^2 + n |z|^2 of every candidate z; the score of a pair is the sum over its two features."""
-        root = roots(weight, len(X))
-        features = pool.feature_map(X) * root
-        correlations = sum((column @ features) ** 2 for column in outputs((y.T * root[:, 0]).T))
-        n_rows = len(X) if weight is None else float(weight.sum())
-        scores = correlations + n_rows * np.einsum("ni,ni->i", features, features)
-        summed: Array = scores.reshape(pool.width, -1).sum(axis=0)
-        return summed

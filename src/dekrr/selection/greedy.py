@@ -17,7 +17,7 @@ from ..features import FeatureMap
 from ..rules import FLAG, POSITIVE, Rule, number, whole_number
 from ..statistics import weigh
 from ..types import Array
-from .choosers import Chooser, outputs, roots
+from .choosers import Chooser, large_enough_pool, outputs, roots
 from .pool import Pool
 
 _WHOLE_FROM = 0.1  # the share of candidates taken from which on Z'Z of the whole pool is computed at once
@@ -121,7 +121,7 @@ class Greedy(Chooser):
         rng : Generator
         weight : ndarray of shape (n_rows,), optional
         """
-        pool = self.draw_large_enough_pool(X.shape[1], rng)
+        pool = large_enough_pool(self, X.shape[1], rng)
         n_listed = min(round(self.n_kept * self.shortlist), max(self.n_kept, len(y)), pool.n_candidates)
         sample = self._sample(len(y), rng)
         products = Products(pool, X[sample], y[sample], n_listed, fold_of[sample], _part(weight, sample))
@@ -131,7 +131,7 @@ class Greedy(Chooser):
 
     def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator, weight: Array | None = None) -> Array:
         """Return the reduction of the squared error on these rows by each further candidate, for up to `n_taken`."""
-        pool = self.draw_large_enough_pool(X.shape[1], rng)
+        pool = large_enough_pool(self, X.shape[1], rng)
         sample = self._sample(len(y), rng)
         n_taken = min(n_taken, pool.n_candidates)
         sums = PoolSums(Products(pool, X[sample], y[sample], n_taken, weight=_part(weight, sample)))

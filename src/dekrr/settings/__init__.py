@@ -18,7 +18,7 @@ from .runs import (
     Wire,
     grid_of,
 )
-from .table import Entry, Setting, as_table, check, entries
+from .schema import Entry, Setting, as_table, check, entries
 
 __all__ = [
     "ALONE",

@@ -6,7 +6,7 @@ import msgspec
 
 from .. import rules
 from ..rules import FLAG, Rule, one_of, whole_number
-from .table import Setting
+from .schema import Setting
 
 _COUNT = whole_number(1)
 

@@ -15,7 +15,7 @@ from ..kernels import KERNELS, is_kernel
 from ..rules import FLAG, POSITIVE, Rule, number, one_of, whole_number
 from ..selection import CHOOSERS, MAPPINGS, Chooser
 from ..solvers import SOLVERS
-from .table import Setting, check, entries
+from .schema import Setting, check, entries
 
 # What "auto" chooses from; docs/accuracy.md has the evidence.
 GRIDS = {

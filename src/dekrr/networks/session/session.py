@@ -10,7 +10,7 @@ keeps the features that it has already chosen. A site goes on only with a quorum
 """
 
 from collections.abc import Iterable
-from typing import Generic
+from typing import Any, Generic
 
 from ...errors import MessageError
 from .course import Course
@@ -161,7 +161,7 @@ class Session(Generic[Result]):
         if self.phase not in _UNDER_WAY:
             self._tick_greeting(now)
             return
-        overdue = self._overdue(now)
+        overdue = _overdue_at(self, self._started, now)
         if overdue and self.phase is Phase.CLOSING:
             self._observe(Unconfirmed(missing=overdue))
             self._finish(Cause.UNCONFIRMED, now)
@@ -173,16 +173,6 @@ class Session(Generic[Result]):
             if now - max(self.peers[name].asked, self.course.waiting_since) >= RETRY:
                 self._speaker.greet([name], self.course.epoch, now, asks=True)
         self._advance(now)
-
-    def _overdue(self, now: float) -> list[str]:
-        """Return the neighbours that are waited for no longer."""
-        suspects = {end for lost in self.lost for end in ends(lost)}
-        since, started = self.course.waiting_since, self._started
-        return [
-            name
-            for name in self.course.missing
-            if self.peers[name].is_overdue(self.plan, self.exchange, since, started, now, suspected=name in suspects)
-        ]
 
     def _tick_greeting(self, now: float) -> None:
         greeting, epoch = self._greeting, self.course.epoch
@@ -198,7 +188,7 @@ class Session(Generic[Result]):
     def _take(self, frame: Frame, data: bytes, now: float) -> None:
         """Take in a frame that has passed the checks."""
         if self.phase is Phase.REFUSING:
-            self._tell_refusal(frame, now)
+            _tell_refusal(self, self._greeting, self._speaker, frame, now)
         elif frame.sender not in self.course.epoch.present or self.phase is Phase.FINISHED:
             if isinstance(frame, Hello):
                 self._speaker.answer(frame, self.course.epoch, now)
@@ -238,7 +228,7 @@ class Session(Generic[Result]):
                 self.phase = after(self.phase, Cause.DISAGREED)
                 self._observe(Refusing(reason=reason))
                 self._speaker.greet(self.course.epoch.present, self.course.epoch, now, asks=True)
-                self._tell_refusal(hello, now)
+                _tell_refusal(self, self._greeting, self._speaker, hello, now)
                 return
             if self._greeting.hear(hello, self.course.epoch.present):
                 self._speaker.greet(self.course.epoch.present, self.course.epoch, now, asks=False)
@@ -247,13 +237,6 @@ class Session(Generic[Result]):
             peer.position = max(peer.position, hello.exchange)
             peer.finished |= hello.finished
         self._speaker.answer(hello, self.course.epoch, now)
-
-    def _tell_refusal(self, frame: Frame, now: float) -> None:
-        all_know = self._greeting.hear_refusal(frame, self.course.epoch.present)
-        if isinstance(frame, Hello) and frame.asks:
-            self._speaker.greet([frame.sender], self.course.epoch, now, asks=False)
-        if all_know:
-            raise error_after(self.phase, Cause.REFUSAL_KNOWN)(self._greeting.refusal)
 
     def _start_if_agreed(self, now: float) -> None:
         if self.phase is Phase.GREETING and self._greeting.is_complete(self.course.epoch.present, self.gone):
@@ -327,3 +310,23 @@ class Session(Generic[Result]):
         self._finished_at = now
         self.course.epoch.stands = True
         self._speaker.greet(self.course.epoch.present, self.course.epoch, now, asks=False)
+
+
+def _overdue_at(session: Session[Any], started: float, now: float) -> list[str]:
+    """Return the neighbours that are waited for no longer."""
+    suspects = {end for lost in session.lost for end in ends(lost)}
+    plan, peers, since = session.plan, session.peers, session.course.waiting_since
+    return [
+        name
+        for name in session.course.missing
+        if peers[name].is_overdue(plan, session.exchange, since, started, now, suspected=name in suspects)
+    ]
+
+
+def _tell_refusal(session: Session[Any], greeting: Greeting, speaker: Speaker, frame: Frame, now: float) -> None:
+    """Hear a frame while this site refuses the run; raise the refusal once all neighbours know it."""
+    all_know = greeting.hear_refusal(frame, session.course.epoch.present)
+    if isinstance(frame, Hello) and frame.asks:
+        speaker.greet([frame.sender], session.course.epoch, now, asks=False)
+    if all_know:
+        raise error_after(session.phase, Cause.REFUSAL_KNOWN)(greeting.refusal)
