@@ -133,7 +133,7 @@ class Line:
 
 
 def test_a_link_that_breaks_for_good_costs_no_site(tmp_path):
-    mesh = Mesh(tmp_path, 4, patience=3.0, settings={"tol": 0.0, "max_rounds": 1200})
+    mesh = Mesh(tmp_path, 4, patience=3.0, settings={"tol": 0.0, "max_rounds": 5000})
     host, port = mesh.network.site[0].endpoint.split(":")
     line = Line((host, int(port)))
     mesh.edit("s01", f's00 = "{host}:{port}"', f's00 = "{line.endpoint}"')

@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dekrr
-from dekrr import CentralizedKRR, DataError, DeKRRRegressor, LocalRegressor
+from dekrr import CentralizedKRR, DataError, DeKRRRegressor, DifferentialPrivacy, LocalRegressor
 from dekrr.errors import SettingsError
 from dekrr.frames import Column, Columns, Facts, is_frame, read_raw
 from dekrr.frames.dates import places, years
@@ -445,3 +445,14 @@ def test_unknown_sites(fitted):
     each = [model.predict(FRAME) for model in kind.models_.values()]
     np.testing.assert_allclose(stranger[0], np.mean(each, axis=0)[0])
     np.testing.assert_allclose(stranger[1:], each[0][1:])
+
+
+def test_a_private_fit_agrees_on_no_columns():
+    """Categories and fill values would be told outside the promise."""
+    frame = pd.DataFrame({"wind": ["N", "S"] * 40, "speed": np.linspace(0, 1, 80), "site": ["a", "b"] * 40})
+    regressor = DeKRRRegressor(
+        n_features=4, features="plain", sigma=1.0, alpha=1e-2, consensus=1.0, bounds=([0, 0, 0], [1, 1, 1]),
+        privacy=DifferentialPrivacy(epsilon=4.0), random_state=0,
+    )  # fmt: skip
+    with pytest.raises(SettingsError, match="with privacy, a frame must have columns of numbers"):
+        regressor.fit(frame, np.linspace(0, 1, 80), sites="site")

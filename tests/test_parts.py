@@ -219,7 +219,9 @@ def test_without_parts_it_is_algorithm_1_to_the_last_bit():
     names = {label: str(label) for label in fitted.sites_}
     graph = {names[a]: [names[b] for b in fitted.graph_[a]] for a in fitted.sites_}
     seed = int(np.random.RandomState(0).randint(np.iinfo(np.int32).max))
-    run = DeKRRSettings(alpha=1e-4, consensus=0.5, **{**IN_PROCESS, "scale": "minmax"})
+    run = DeKRRSettings(
+        alpha=1e-4, consensus=0.5, **{**IN_PROCESS, "scale": "minmax", "masks": False, "shortlist_rows": 0}
+    )
     procedures = {
         names[label]: parts.train(
             Site(names[label], tuple(graph[names[label]]), rows[label], seed=seed), Greedy(12, sigma=0.4), run
@@ -300,7 +302,8 @@ def test_several_outputs_have_parts():
 def test_intervals_are_those_of_a_second_training_with_all_parts():
     fitted = DeKRRRegressor(**SMALL, intervals=True).fit(X, y, sites=SITES)
     ends = fitted.predict_interval(X_NEW, sites=SITES_NEW, coverage=0.9)
-    assert np.mean((ends[:, 0] <= Y_NEW) & (ends[:, 1] >= Y_NEW)) == pytest.approx(0.9, abs=0.07)
+    covered = np.mean((ends[:, 0] <= Y_NEW) & (ends[:, 1] >= Y_NEW))
+    assert 0.85 < covered < 0.99  # at least what is promised; more with so few rows held out, but not all
 
 
 def test_new_rows_are_fitted_on_what_the_shared_part_leaves():

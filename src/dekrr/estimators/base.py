@@ -177,6 +177,11 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _agree_on_columns(self, facts: Mapping[Hashable, Any]) -> None:
         """Set what columns become, as all sites agree on it over the edges of the graph."""
+        if getattr(self, "privacy", None) is not None:
+            raise SettingsError(
+                "with privacy, a frame must have columns of numbers without missing values: agreeing on categories and "
+                "fill values would tell about rows outside the promise. Encode the columns by what is public"
+            )
         graph = getattr(self, "_graph", None)
         graph_of = None if graph is None else lambda rows: graph(rows, seed_of(self.random_state))
         self.columns_: Columns
