@@ -12,6 +12,7 @@ from matplotlib.animation import FuncAnimation
 
 from dekrr import DeKRRRegressor
 from dekrr.data import make_sites
+from dekrr.settings import ALONE  # the agreed part alone, as in the paper
 
 X, y, stations = make_sites(n_sites=8, rows_per_site=80, n_columns=1, random_state=0)
 line = np.linspace(X.min(), X.max(), 200)[:, None]
@@ -23,7 +24,7 @@ rounds = [1, 2, 3, 5, 8, 12, 20, 40, 80, 160]
 predictions = []
 for n_rounds in rounds:
     regressor = DeKRRRegressor(
-        n_features=12, features="energy", sigma=0.3, alpha=1e-4, consensus=4.0, solver="jacobi", tol=0.0,
+        **ALONE, n_features=12, features="energy", sigma=0.3, alpha=1e-4, consensus=4.0, solver="jacobi", tol=0.0,
         max_rounds=n_rounds, prediction="own", n_neighbors=2, random_state=0,
     ).fit(X, y, sites=stations)  # fmt: skip
     predictions.append(np.array([model.predict(line) for model in regressor.models_.values()]))

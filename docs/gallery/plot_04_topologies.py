@@ -11,6 +11,7 @@ import numpy as np
 
 from dekrr import DeKRRRegressor
 from dekrr.data import make_sites
+from dekrr.settings import ALONE  # the agreed part alone, as in the paper
 from dekrr.topology import build
 
 X, y, stations = make_sites(n_sites=12, rows_per_site=80, random_state=0)
@@ -19,7 +20,14 @@ names = list(np.unique(stations))
 fig, axes = plt.subplots(1, 3, figsize=(9, 3.4), layout="constrained")
 for ax, (topology, n_neighbors) in zip(axes, [("ring", 2), ("ring", 4), ("complete", 11)], strict=True):
     regressor = DeKRRRegressor(
-        n_features=30, sigma=0.3, alpha=1e-4, consensus=1.0, topology=topology, n_neighbors=n_neighbors, random_state=0
+        **ALONE,
+        n_features=30,
+        sigma=0.3,
+        alpha=1e-4,
+        consensus=1.0,
+        topology=topology,
+        n_neighbors=n_neighbors,
+        random_state=0,
     ).fit(X, y, sites=stations)
     union = regressor.rse(X_new, y_new, sites=new_stations, metric="union")
     graph = nx.Graph(build(topology, names, n_neighbors, seed=0))

@@ -11,11 +11,12 @@ import numpy as np
 
 from dekrr import DeKRRRegressor
 from dekrr.data import imbalanced, make_sites
+from dekrr.settings import ALONE  # the agreed part alone, as in the paper
 
 X, y, _ = make_sites(n_sites=10, rows_per_site=240, random_state=0)
 sites = imbalanced(len(y), n_sites=8, random_state=0)
 train = np.random.default_rng(0).random(len(y)) < 0.6
-settings = {"n_features": 24, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
+settings = {**ALONE, "n_features": 24, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
 
 fig, axes = plt.subplots(1, 2, figsize=(8.5, 3.4), layout="constrained")
 axes[0].bar(np.unique(sites), np.bincount(sites[train]))

@@ -10,6 +10,7 @@ import numpy as np
 
 from dekrr import DeKRRRegressor
 from dekrr.data import make_sites
+from dekrr.settings import ALONE  # the agreed part alone, as in the paper
 
 X, y, stations = make_sites(n_sites=6, rows_per_site=120, random_state=0)
 X_new, y_new, new_stations = make_sites(n_sites=6, rows_per_site=120, random_state=1)
@@ -18,7 +19,7 @@ first = ~late & (np.arange(len(y)) % 2 == 0)
 second = ~late & ~first
 
 regressor = DeKRRRegressor(
-    n_features=30, sigma=0.3, alpha=1e-4, consensus=1.0, store_rows=True, random_state=0
+    **ALONE, n_features=30, sigma=0.3, alpha=1e-4, consensus=1.0, store_rows=True, random_state=0
 ).fit(X[first], y[first], sites=stations[first])  # fmt: skip
 steps = ["half of the rows"]
 there = new_stations != "station 05"

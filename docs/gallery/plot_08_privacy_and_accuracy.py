@@ -11,8 +11,17 @@ import numpy as np
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy
 from dekrr.data import make_sites
+from dekrr.settings import ALONE  # the agreed part alone, as in the paper
 
-settings = {"n_features": 20, "features": "plain", "sigma": 0.5, "alpha": 1e-2, "consensus": 0.5, "random_state": 0}
+settings = {
+    **ALONE,
+    "n_features": 20,
+    "features": "plain",
+    "sigma": 0.5,
+    "alpha": 1e-2,
+    "consensus": 0.5,
+    "random_state": 0,
+}
 epsilons = (1.0, 3.0, 10.0)
 fig, ax = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 for rows_per_site in (500, 5000):

@@ -11,8 +11,9 @@ import numpy as np
 
 from dekrr import DeKRRRegressor
 from dekrr.data import make_sites
+from dekrr.settings import ALONE  # the agreed part alone, as in the paper
 
-settings = {"n_features": 40, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
+settings = {**ALONE, "n_features": 40, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
 counts = (50, 100, 200, 400, 800)
 sums, features = [], []
 for rows_per_site in counts:
