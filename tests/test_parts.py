@@ -19,7 +19,7 @@ from dekrr.protocols.roll_call import RollCall, roll_call
 from dekrr.protocols.site import Site
 from dekrr.protocols.spanning_tree import tree_result
 from dekrr.protocols.stages import Start
-from dekrr.ridge import fold_errors, least_gcv
+from dekrr.ridge import fold_errors, path_of
 from dekrr.rows import ArrayRows
 from dekrr.scaling import UNSCALED
 from dekrr.selection import Greedy, Mixed
@@ -68,7 +68,9 @@ def test_generalised_cross_validation_is_that_of_the_hat_matrix(seed, outputs):
     for ridge in ridges:
         hat = Z @ np.linalg.solve(Z.T @ Z + 20 * ridge * np.eye(6), Z.T)
         errors.append(np.sum((y - hat @ y) ** 2) / 20 / (1 - np.trace(hat) / 20) ** 2)
-    fit = least_gcv(sums_of(Z, y), 20, ridges)
+    fits = path_of(sums_of(Z, y), 20, ridges)
+    assert [fit.error for fit in fits] == pytest.approx(errors)
+    fit = min(fits, key=lambda fit: fit.error)
     best = int(np.argmin(errors))
     assert (fit.ridge, fit.error) == (ridges[best], pytest.approx(errors[best]))
     expected = np.linalg.solve(Z.T @ Z + 20 * ridges[best] * np.eye(6), Z.T @ y)
@@ -127,14 +129,15 @@ def test_only_the_root_has_the_sum_and_all_have_the_result():
         np.testing.assert_array_equal(result, [12.0, 7.0])
 
 
+@pytest.mark.parametrize("caution", [1.0, 30.0])
 @pytest.mark.parametrize("outputs", [(), (2,)])
-def test_the_shared_part_is_the_ridge_regression_of_pooled_rows(outputs):
+def test_the_shared_part_is_the_ridge_regression_of_pooled_rows(outputs, caution):
     rows = rows_of(np.random.default_rng(1), outputs)
     run = algorithm.plan(Greedy(5), DeKRRSettings(**IN_PROCESS))
 
     def procedure(site):
         start = Start(site, site.rows, UNSCALED, RollCall(site))
-        return (yield from shared_part.fit_shared(start, run, 14, 0.7))
+        return (yield from shared_part.fit_shared(start, run, 14, 0.7, caution=caution))
 
     fitted, network = driven(procedure, GRAPH, rows)
     pooled_X = np.vstack([part.X for part in rows.values()])
@@ -147,6 +150,33 @@ def test_the_shared_part_is_the_ridge_regression_of_pooled_rows(outputs):
         left = part.residuals(rows["a"]).arrays().y
         np.testing.assert_allclose(left, rows["a"].y - part.feature_map(rows["a"].X) @ part.coefficients, atol=1e-12)
     assert set(network.traffic.bytes_by_kind) == {"Roll", "Total"}
+
+
+def test_the_ridge_without_a_caution_has_the_least_error_on_held_out_rows():
+    """A few rows far from all others have large responses: generalised cross-validation takes a smaller ridge."""
+    rows = rows_of(np.random.default_rng(1))
+    for part in rows.values():
+        part.y[:3] += 40.0
+    run = algorithm.plan(Greedy(5), DeKRRSettings(**IN_PROCESS))
+
+    def procedure(site):
+        start = Start(site, site.rows, UNSCALED, RollCall(site))
+        part = yield from shared_part.fit_shared(start, run, 14, 0.7)
+        return part, *shared_part.held_out(start)
+
+    found, _ = driven(procedure, GRAPH, rows)
+    part = found["a"][0]
+    kept_X, kept_y = (np.concatenate([getattr(kept, name) for _, kept, _ in found.values()]) for name in ("X", "y"))
+    held_X, held_y = (np.concatenate([getattr(held, name) for _, _, held in found.values()]) for name in ("X", "y"))
+    n_rows = len(kept_y) + len(held_y)
+    assert n_rows == sum(part.n_rows for part in rows.values())
+    assert 0 < len(held_y) < n_rows / 5
+    Z, held, errors = part.feature_map(kept_X), part.feature_map(held_X), []
+    for ridge in shared_part._RIDGES:
+        theta = np.linalg.solve(Z.T @ Z + n_rows * ridge * np.eye(Z.shape[1]), Z.T @ kept_y)
+        errors.append(np.sum((held @ theta - held_y) ** 2))
+    assert part.ridge == pytest.approx(shared_part._RIDGES[int(np.argmin(errors))])
+    assert part.caution >= 1.0
 
 
 def test_votes_are_gains_of_the_greedy_path_and_the_most_wanted_are_elected():

@@ -31,8 +31,8 @@ class Ridge(NamedTuple):
     error: float
 
 
-def least_gcv(sums: OwnSums, n_rows: float, ridges: Sequence[float]) -> Ridge:
-    """Return the regression whose ridge has the least generalised cross-validation error.
+def path_of(sums: OwnSums, n_rows: float, ridges: Sequence[float]) -> list[Ridge]:
+    """Return the regression of every ridge, with its generalised cross-validation error.
 
     The error is the mean squared residual divided by (1 - t / n_rows)^2, where t is the trace of the hat matrix.
 
@@ -46,23 +46,22 @@ def least_gcv(sums: OwnSums, n_rows: float, ridges: Sequence[float]) -> Ridge:
     Examples
     --------
     >>> Z, y = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 3.0]]), np.array([0.0, 1.0, 2.0, 3.1])
-    >>> fit = least_gcv(OwnSums(Z.T @ Z, Z.T @ y, float(y @ y)), 4, [1e-6, 1.0])
+    >>> fit = min(path_of(OwnSums(Z.T @ Z, Z.T @ y, float(y @ y)), 4, [1e-6, 1.0]), key=lambda fit: fit.error)
     >>> fit.ridge, fit.coefficients.round(2)
     (1e-06, array([-0.02,  1.03]))
     """
     values, vectors = np.linalg.eigh(sums.gram / n_rows)
     values = np.maximum(values, 0.0)
     projected = (vectors.T @ sums.moment / n_rows).reshape(len(values), -1)
-    best = Ridge(np.zeros_like(sums.moment), float(ridges[0]), np.inf)
+    found = []
     for ridge in ridges:
         solved = projected / (values + ridge)[:, None]
         residual = sums.response_energy / n_rows - 2 * np.vdot(solved, projected)
         residual += np.vdot(solved, values[:, None] * solved)
         free = 1 - np.sum(values / (values + ridge)) / n_rows
         error = max(float(residual), 0.0) / max(free, 1e-3) ** 2
-        if error < best.error:
-            best = Ridge((vectors @ solved).reshape(sums.moment.shape), float(ridge), error)
-    return best
+        found.append(Ridge((vectors @ solved).reshape(sums.moment.shape), float(ridge), error))
+    return found
 
 
 class FoldErrors(NamedTuple):

@@ -26,8 +26,8 @@ _POWERS = (0.0, 0.5, 1.0)  # of the scales that candidates are drawn in
 
 def agree_on_scales(
     start: Start, run: Run, wanted: str | Sequence[float] | None, n_features: int, sigma: float
-) -> Procedure[Array | None]:
-    """Return a scale for each column, the largest 1; None where all columns count alike.
+) -> Procedure[tuple[Array | None, float]]:
+    """Return a scale for each column, the largest 1 (None where all count alike), and a caution for further ridges.
 
     Parameters
     ----------
@@ -41,14 +41,14 @@ def agree_on_scales(
         Its bandwidth.
     """
     if wanted is None:
-        return None
+        return None, 1.0
     if isinstance(wanted, str):
         model = yield from fit_shared(start, run, n_features, sigma, purpose="column scales", rough=False)
-        return (yield from scales_of(start, model))
+        return (yield from scales_of(start, model)), model.caution
     scales = np.asarray(wanted, dtype=float)
     if scales.shape != (start.rows.n_columns,):
         raise SettingsError(f"column_scales has {scales.size} numbers for {start.rows.n_columns} columns")
-    return np.asarray(scales / scales.max())
+    return np.asarray(scales / scales.max()), 1.0
 
 
 def scales_of(start: Start, model: Part) -> Procedure[Array]:

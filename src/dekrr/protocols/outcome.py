@@ -43,12 +43,15 @@ class Part:
         The ridge of the shared part, in units of Z'Z / N.
     error : float, default=nan
         The squared error per row that was predicted for it.
+    caution : float, default=1.0
+        By how much the ridge of least held-out error is above that of generalised cross-validation.
     """
 
     feature_map: FeatureMap
     coefficients: Array
     ridge: float = 0.0
     error: float = float("nan")
+    caution: float = 1.0
 
     def residuals(self, rows: Rows) -> Rows:
         """Return the rows with what the part leaves of their responses."""

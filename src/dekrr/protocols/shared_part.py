@@ -15,7 +15,8 @@ from ..errors import SettingsError
 from ..features import FeatureMap
 from ..privacy.proofs import site_rng
 from ..privacy.rows_per_feature import check_leverages, check_rows_of_shared, longest_shortlist
-from ..ridge import least_gcv
+from ..ridge import path_of
+from ..rows import ArrayRows, Rows
 from ..scaling import Unscaled
 from ..selection.mixed import Mixed
 from ..statistics import OwnSums, accumulate, pack_symmetric, unpack_symmetric
@@ -35,6 +36,9 @@ _VOTES_PER_FEATURE = 1.5  # of all sites together; several sites vote for the sa
 _FEWEST_VOTES = 5
 _MOST_ROWS = 1000  # that a site votes by
 _POOL_RATIO = 8
+_HELD_OUT = 10  # one of as many rows
+_FEWEST_TO_HOLD_OUT = 20
+_MOST_SPANS = 4.0  # of responses, that predictions are cut to where errors are masked
 
 
 def agree_on_spreads(start: Start) -> Procedure[Array]:
@@ -89,6 +93,7 @@ def fit_shared(
     purpose: str = "shared part",
     *,
     rough: bool = True,
+    caution: float | None = None,
 ) -> Procedure[Part]:
     """Return a model that is the same at all sites.
 
@@ -106,9 +111,11 @@ def fit_shared(
         Names the pool: each purpose has its own.
     rough : bool, default=True
         Whether there are Laplacian candidates.
+    caution : float, optional
+        See `solve_shared`.
     """
     feature_map = yield from elect(start, n_features, sigma, column_scales, purpose, rough=rough)
-    return (yield from solve_shared(start, run, feature_map))
+    return (yield from solve_shared(start, run, feature_map, caution))
 
 
 def elect(
@@ -146,10 +153,17 @@ def elect(
     return chooser.elected(pool, total)
 
 
-def solve_shared(start: Start, run: Run, feature_map: FeatureMap) -> Procedure[Part]:
-    """Return the ridge regression of all sites' rows; its ridge has the least generalised cross-validation error."""
-    site, rows, settings = start.site, start.rows, run.settings
+def solve_shared(start: Start, run: Run, feature_map: FeatureMap, caution: float | None = None) -> Procedure[Part]:
+    """Return the ridge regression of all sites' rows.
+
+    Generalised cross-validation chooses the ridge from the sums alone. It takes too small a one where few rows far from
+    all others have large responses. With a `caution`, the ridge that it chooses is multiplied by that. Without one, a
+    tenth of the rows is held out, where they are in memory: the ridge of least error on these is taken, and what
+    caution would have been right is in the result.
+    """
+    site, settings = start.site, run.settings
     roster = yield from start.roll.roster()
+    rows, held = held_out(start) if caution is None else (start.rows, start.rows.sample.take(slice(0, 0)))
     check_rows_of_shared(site.name, rows.n_rows, feature_map, site.neighbors, settings.rows_per_feature)
     if settings.max_leverage < 1 and site.neighbors and rows.n_rows:
         check_leverages(site.name, rows, None, dict.fromkeys(site.neighbors, feature_map), settings.rows_per_feature)
@@ -158,18 +172,51 @@ def solve_shared(start: Start, run: Run, feature_map: FeatureMap) -> Procedure[P
     values = np.concatenate([pack_symmetric(own.gram), own.moment.ravel(), [own.response_energy]])
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
     largest: Array | float = 1.0
+    of_rows = of_responses = 1.0
+    n_outputs = own.moment.size // size
     if masks is not None:
         of_rows, of_responses = 2.0**masks.rows, 2.0**masks.responses
-        n_outputs = own.moment.size // size
         of_moment = of_rows * of_responses * np.repeat(np.abs(unit_of(feature_map)), n_outputs)
         of_gram = of_rows * np.abs(unit_of_gram(feature_map))
         largest = np.concatenate([of_gram, of_moment, [of_rows * of_responses**2 * n_outputs]])
+    n_fits = 1 if caution is not None else len(_RIDGES)
 
     def solved(total: Array) -> Array:
         gram, moment, energy = np.split(total, [-own.moment.size - 1, -1])
         sums = OwnSums(unpack_symmetric(gram, size), moment.reshape(shape), float(energy[0]))
-        fit = least_gcv(sums, max(roster.n_counted, 1e-300), _RIDGES)
-        return np.append(fit.coefficients.ravel(), [fit.ridge, fit.error])
+        n_counted = max(roster.n_counted, 1e-300)
+        fits = path_of(sums, n_counted, _RIDGES)
+        if caution is not None:
+            best = min(fits, key=lambda fit: fit.error)
+            fits = path_of(sums, n_counted, [best.ridge * caution]) if caution > 1 else [best]
+        return np.concatenate([np.append(fit.coefficients.ravel(), [fit.ridge, fit.error]) for fit in fits])
 
-    result = yield from tree_result(site, roster, values, solved, own.moment.size + 2, masks, largest)
-    return Part(feature_map, result[:-2].reshape(shape), ridge=float(result[-2]), error=float(result[-1]))
+    result = yield from tree_result(site, roster, values, solved, n_fits * (own.moment.size + 2), masks, largest)
+    path = result.reshape(n_fits, -1)
+    coefficients, ridges, expected = path[:, :-2].reshape(n_fits, *shape), path[:, -2], path[:, -1]
+    if caution is not None:
+        return Part(feature_map, coefficients[0], ridge=float(ridges[0]), error=float(expected[0]))
+    most = _MOST_SPANS * of_responses if masks is not None else np.inf
+    errors = np.append(errors_of(held, feature_map, coefficients, most), held.n_rows)
+    of_error = of_rows * (most + of_responses) ** 2 * n_outputs if masks is not None else 1.0
+    total = yield from tree_sum(site, roster, errors, masks, of_error)
+    best, likely = int(np.argmin(total[:-1] if total[-1] >= 1 else expected)), int(np.argmin(expected))
+    learnt = max(1.0, float(ridges[best] / ridges[likely]))
+    return Part(feature_map, coefficients[best], float(ridges[best]), float(expected[best]), learnt)
+
+
+def held_out(start: Start) -> tuple[Rows, ArrayRows]:
+    """Return the rows to fit, and those held out: a tenth where all rows are in memory, otherwise none."""
+    sample = start.rows.sample
+    if sample.n_rows < start.rows.n_rows or sample.n_rows < _FEWEST_TO_HOLD_OUT:
+        return start.rows, sample.take(slice(0, 0))
+    is_held = start.site.rng("held out").permutation(sample.n_rows) % _HELD_OUT == 0
+    return sample.take(~is_held), sample.take(is_held)
+
+
+def errors_of(held: ArrayRows, feature_map: FeatureMap, coefficients: Array, most: float) -> Array:
+    """Return the squared error of each of several solutions, whose predictions are cut to `most`, shape (n,)."""
+    features, weight = feature_map(held.X), held.weight
+    weights = np.ones(held.n_rows) if weight is None else weight * held.n_rows / max(float(weight.sum()), 1e-300)
+    residuals = [np.clip(features @ one, -most, most) - held.y for one in coefficients]
+    return np.array([np.sum((residual.T**2) * weights) for residual in residuals])
