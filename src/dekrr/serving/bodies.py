@@ -127,7 +127,7 @@ class RowReader:
         except DataError as error:
             raise Refusal(422, str(error)) from None
         except UnicodeDecodeError as error:
-            raise Refusal(400, f"the body has text that is not UTF-8: {error.reason}") from None
+            raise Refusal(422, f"the body has text that is not UTF-8: {error.reason}") from None
         n_rows = n_rows_of(rows)
         if not n_rows:
             raise Refusal(422, "the request has no rows")
