@@ -4,7 +4,7 @@ BIN := .venv/bin
 # No xdist on one core; otherwise one worker a core, with one BLAS thread each.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup demo docs package pins test test-slow soak lint bench bench-compare clean
+.PHONY: setup demo docs figures package pins test test-slow soak lint bench bench-compare clean
 
 setup: .venv/.installed
 
@@ -29,6 +29,10 @@ docs: .venv/.docs-installed
 .venv/.docs-installed: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@
+
+# The figures of the pages, from benchmarks/results.
+figures: setup
+	$(BIN)/python docs/figures.py
 
 # The wheel and the source archive, each tried in an environment of its own.
 package: setup

@@ -1,0 +1,40 @@
+"""The figures in the pages are those of the committed results, or the page says when and how they were measured."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+
+import figures  # noqa: E402  (it is in docs/)
+
+NUMBER = re.compile(r"(?<![\w.-])\d*\.\d+(?!\.)\b")
+
+
+@pytest.mark.parametrize("path", list(figures.pages()), ids=lambda path: path.name)
+def test_blocks_are_what_the_results_say(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.count("<!-- figures:") == text.count("<!-- end of figures -->") == len(figures.BLOCK.findall(text))
+    assert figures.written(text) == text, f"{path.name} differs from benchmarks/results; run `make figures`"
+
+
+def test_a_changed_figure_is_found():
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    number = NUMBER.search(figures.BLOCK.search(text).group())[0]
+    assert figures.written(text.replace(number, "9.99")) != text.replace(number, "9.99")
+
+
+SETTINGS = {"settings.md", "privacy-officer.md"}  # their tables have settings, which nobody measured
+
+
+@pytest.mark.parametrize("path", list(figures.pages()), ids=lambda path: path.name)
+def test_pages_with_other_tables_of_figures_say_when_they_were_measured(path):
+    text = figures.BLOCK.sub("", path.read_text(encoding="utf-8"))
+    tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)
+    measured = [table for table in tables if len(NUMBER.findall(table)) >= 4]
+    assert not measured or path.name in SETTINGS or re.search(r"\b[Mm]easured\s+in\s+\w+\s+20\d\d", text), (
+        f"{path.name}: write this table by docs/figures.py, or say when and how it was measured:\n{measured[0][:300]}"
+    )
