@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,12 @@ from sklearn.metrics import get_scorer, r2_score
 
 import dekrr
 from dekrr import CentralizedKRR, DataError, DeKRRRegressor, DifferentialPrivacy, LocalRegressor, SettingsError
+from dekrr.features import FeatureMap
 from dekrr.intervals import ENOUGH, N_BINS, Calibration, Scale, histogram, scores_of
+from dekrr.protocols.calibration import left_by_shared
+from dekrr.protocols.outcome import Part
+from dekrr.rows import ArrayRows
+from dekrr.scaling import UNSCALED
 from dekrr.settings import ALONE
 
 COUNT = 6
@@ -238,3 +244,24 @@ def test_a_model_file_is_read_without_scikit_learn(fitted, tmp_path):
         [sys.executable, "-c", code, tmp_path / "model.safetensors"], capture_output=True, text=True, check=True
     )
     assert "intervals>" in run.stdout
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_the_shared_part_leaves_without_a_row_is_that_of_a_refit(weighted):
+    rng = np.random.default_rng(0)
+    rows = ArrayRows(
+        rng.random((60, 2)), rng.normal(size=60), rng.integers(1, 4, 60).astype(float) if weighted else None
+    )
+    count = rows.weights.total
+    feature_map = FeatureMap(rng.normal(size=(2, 12)), rng.random(12), np.ones(12))
+    Z, w = feature_map(rows.X), np.ones(60) if rows.weight is None else rows.weight
+
+    def solved(kept):
+        gram = (Z[kept].T * w[kept]) @ Z[kept] + 1e-3 * count * np.eye(12)
+        return np.linalg.solve(gram, (Z[kept].T * w[kept]) @ rows.y[kept])
+
+    everything = np.arange(60)
+    shared = Part(feature_map, solved(everything), ridge=1e-3)
+    outcome = SimpleNamespace(shared=shared, scaling=UNSCALED, roster=SimpleNamespace(n_counted=count))
+    expected = [rows.y[i] - Z[i] @ solved(everything != i) for i in everything]
+    np.testing.assert_allclose(left_by_shared(outcome, rows).y, expected, rtol=1e-8)

@@ -9,9 +9,10 @@ out, and has no intervals.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import solve_triangular
 
 from ..classes import N_BINS as BINS_OF_CLASSES
 from ..classes import NEWTON_STEPS, ClassCalibration, Platt
@@ -35,6 +36,24 @@ Predict = Callable[[Outcome, Array], Array]
 """The whole prediction of an outcome for rows in its units, in its units."""
 
 
+class Portion(NamedTuple):
+    """Some of a site's rows.
+
+    Parameters
+    ----------
+    rows : ArrayRows
+    left : ArrayRows
+        The same rows with what the second training has to fit: all of the response, or what the shared part leaves.
+    """
+
+    rows: ArrayRows
+    left: ArrayRows
+
+    def take(self, chosen: Array) -> "Portion":
+        """Return the rows of a mask."""
+        return Portion(self.rows.take(chosen), self.left.take(chosen))
+
+
 @dataclass(frozen=True, eq=False)
 class Second:
     """What a site has after the second training.
@@ -44,10 +63,8 @@ class Second:
     site : Site
     first, second : Outcome
         Of the training with all rows, and of that without the held-out ones.
-    kept, held_out : ArrayRows
+    kept, held_out : Portion
         The rows of the second training, and the others; of these there may be none.
-    left : callable
-        Returns rows with what the second training was to fit.
     predict : callable
     masks : Masks or None
         For sums over the tree.
@@ -56,17 +73,16 @@ class Second:
     site: Site
     first: Outcome
     second: Outcome
-    kept: ArrayRows
-    held_out: ArrayRows
-    left: Callable[[ArrayRows], ArrayRows]
+    kept: Portion
+    held_out: Portion
     predict: Predict
     masks: Masks | None
 
-    def predicted(self, rows: ArrayRows) -> Array:
+    def predicted(self, part: Portion) -> Array:
         """Return what is predicted without the held-out rows, in the units of the response."""
         scaling = self.second.scaling
-        fitted = scaling.undo(self.predict(self.second, scaling.rows(rows.X)))
-        return np.asarray(rows.y - self.left(rows).y + fitted)
+        fitted = scaling.undo(self.predict(self.second, scaling.rows(part.rows.X)))
+        return np.asarray(part.rows.y - part.left.y + fitted)
 
     def sum_over_sites(self, values: Array, largest: float) -> Procedure[Array]:
         """Return the sum of all sites' arrays; `largest` is a public bound on each entry."""
@@ -115,74 +131,66 @@ def calibrate(
     held_out = site.rng("calibration").permutation(rows.n_rows) % PARTS == 0
     if held_out.sum() < _FEWEST or (site.neighbors and rows.take(~held_out).n_effective < min_rows):
         held_out[:] = False
-    kept = rows.take(~held_out)
-    left = _all_of if fits_shared else _left_by_shared(outcome, rows)
-    second = yield from again(replace(site, rows=ArrayRows(*left(kept).arrays(), seed=rows.seed)))
+    whole = Portion(rows, rows if fits_shared else left_by_shared(outcome, rows))
+    kept = whole.take(~held_out)
+    second = yield from again(replace(site, rows=ArrayRows(*kept.left.arrays(), seed=rows.seed)))
     masks = None
     if masked:
         roll = RollCall(site)
         roll.found(outcome.roster)
         known = site.rows.scaled(outcome.scaling), outcome.scaling, roll
         masks = yield from Masking(site, *known, lone_neighbor=lone_neighbor, over_tree=True).agreed()
-    yield from keep(Second(site, outcome, second, kept, rows.take(held_out), left, predict, masks))
+    yield from keep(Second(site, outcome, second, kept, whole.take(held_out), predict, masks))
     return outcome
 
 
-def _all_of(part: ArrayRows) -> ArrayRows:
-    return part
-
-
-def _left_by_shared(outcome: Outcome, rows: ArrayRows) -> Callable[[ArrayRows], ArrayRows]:
-    """Return a function that leaves of responses what the shared part would without each row, e / (1 - h).
+def left_by_shared(outcome: Outcome, rows: ArrayRows) -> ArrayRows:
+    """Return rows with what the shared part would leave of each response without the row, e / (1 - h).
 
     h is the row's leverage among the shared features of all sites' rows, which the site's own rows stand for.
     """
     shared, scaling = outcome.shared, outcome.scaling
     if shared is None:
-        return _all_of
+        return rows
     n_rows, weights = outcome.roster.n_counted, rows.weights.total * rows.expansion
-    features = weighted_features(shared.feature_map, rows.arrays()._replace(X=scaling.rows(rows.X)))
+    block = rows.arrays()._replace(X=scaling.rows(rows.X))
+    predicted = scaling.undo(shared.feature_map(block.X) @ shared.coefficients)
+    features = weighted_features(shared.feature_map, block)
     gram = features.T @ features * (rows.expansion * n_rows / weights)
     gram.flat[:: len(gram) + 1] += max(shared.ridge, _LEAST_RIDGE) * n_rows
-    factor = cho_factor(gram)
-
-    def left(part: ArrayRows) -> ArrayRows:
-        features = shared.feature_map(scaling.rows(part.X))
-        predicted = scaling.undo(features @ shared.coefficients)
-        leverage = np.einsum("ni,in->n", features, cho_solve(factor, features.T))
-        if part.weight is not None:
-            leverage = leverage * part.weight
-        errors = ((part.y - predicted).T / np.maximum(1 - leverage, _LEAST_LEFT)).T
-        return ArrayRows(part.X, errors, part.weight, expansion=part.expansion, seed=part.seed)
-
-    return left
+    root = np.linalg.cholesky(gram)
+    whitened = solve_triangular(root, features.T, lower=True, overwrite_b=True, check_finite=False)
+    leverage = np.einsum("in,in->n", whitened, whitened)
+    errors = ((rows.y - predicted).T / np.maximum(1 - leverage, _LEAST_LEFT)).T
+    return ArrayRows(rows.X, errors, rows.weight, expansion=rows.expansion, seed=rows.seed)
 
 
 def keep_intervals(done: Second) -> Procedure[None]:
     """Keep what intervals are made of: the scale of errors, and counts of scores."""
     first = done.first
 
-    def residuals(part: ArrayRows) -> tuple[Array, Array]:
-        predicted = done.predicted(part)
+    def residuals(part: Portion) -> tuple[Array, Array]:
+        rows, predicted = part.rows, done.predicted(part)
         unit = first.scaling.undo(np.ones_like(predicted)) - first.scaling.undo(np.zeros_like(predicted))
-        errors = (part.y - predicted) / unit  # of responses as they are, also where training cuts them off
-        return first.feature_map(first.scaling.rows(part.X)), errors.reshape(part.n_rows, -1)
+        errors = (rows.y - predicted) / unit  # of responses as they are, also where training cuts them off
+        return first.feature_map(first.scaling.rows(rows.X)), errors.reshape(rows.n_rows, -1)
 
     counts = np.zeros((N_BINS, int(np.prod(first.coefficients.shape[1:], dtype=int))))
-    if done.held_out.n_rows:
-        scale = Scale.fit(*residuals(done.kept), done.kept.weight)
+    if done.held_out.rows.n_rows:
+        scale = Scale.fit(*residuals(done.kept), done.kept.rows.weight)
         scores, levels = scores_of(*residuals(done.held_out), scale)
-        counts = histogram(scores, done.held_out.weight)
+        counts = histogram(scores, done.held_out.rows.weight)
     total = yield from done.sum_over_sites(counts, 2.0 * first.roster.n_rows)
-    if done.held_out.n_rows:
+    if done.held_out.rows.n_rows:
         first.calibration = Calibration(scale, levels, counts, np.maximum(total, 0.0))
 
 
 def keep_classes(done: Second) -> Procedure[None]:
     """Keep how predictions of class codes become probabilities, alike at all sites, and counts for prediction sets."""
     found = scores_of_classes(done.predicted(done.held_out))
-    own = scores_of_classes(done.held_out.y)
-    weight = np.ones(len(own)) if done.held_out.weight is None else done.held_out.weight
+    own = scores_of_classes(done.held_out.rows.y)
+    given = done.held_out.rows.weight
+    weight = np.ones(len(own)) if given is None else given
     platt, n_classes = Platt.start(found.shape[1]), found.shape[1]
     size = 1 + n_classes
     for _ in range(NEWTON_STEPS):

@@ -7,7 +7,7 @@ of the pooled rows, and its coefficients come down. No site but the root learns 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ..errors import SettingsError
 from ..features import FeatureMap
 from ..privacy.proofs import site_rng
 from ..privacy.rows_per_feature import check_leverages, check_rows_of_shared, longest_shortlist
-from ..ridge import path_of
+from ..ridge import Ridge, path_of
 from ..rows import ArrayRows, Rows
 from ..scaling import Unscaled
 from ..selection.mixed import Mixed
@@ -112,9 +112,11 @@ def fit_shared(
     rough : bool, default=True
         Whether there are Laplacian candidates.
     caution : float, optional
-        See `solve_shared`.
+        See `solve_shared`; without one, rows are held out (`solve_held_out`).
     """
     feature_map = yield from elect(start, n_features, sigma, column_scales, purpose, rough=rough)
+    if caution is None:
+        return (yield from solve_held_out(start, run, feature_map))
     return (yield from solve_shared(start, run, feature_map, caution))
 
 
@@ -153,56 +155,77 @@ def elect(
     return chooser.elected(pool, total)
 
 
-def solve_shared(start: Start, run: Run, feature_map: FeatureMap, caution: float | None = None) -> Procedure[Part]:
-    """Return the ridge regression of all sites' rows.
+def solve_shared(start: Start, run: Run, feature_map: FeatureMap, caution: float) -> Procedure[Part]:
+    """Return the ridge regression of all sites' rows, its ridge by generalised cross-validation, times a caution.
 
-    Generalised cross-validation chooses the ridge from the sums alone. It takes too small a one where few rows far from
-    all others have large responses. With a `caution`, the ridge that it chooses is multiplied by that. Without one, a
-    tenth of the rows is held out, where they are in memory: the ridge of least error on these is taken, and what
-    caution would have been right is in the result.
+    Generalised cross-validation needs the sums alone. It takes too small a ridge where few rows far from all others
+    have large responses.
     """
+
+    def cautious(sums: OwnSums, n_rows: float) -> list[Ridge]:
+        best = min(path_of(sums, n_rows, _RIDGES), key=lambda fit: fit.error)
+        return path_of(sums, n_rows, [best.ridge * caution]) if caution > 1 else [best]
+
+    (found,) = yield from _ridges_over_tree(start, run, feature_map, start.rows, cautious, 1)
+    return Part(feature_map, *found)
+
+
+def solve_held_out(start: Start, run: Run, feature_map: FeatureMap) -> Procedure[Part]:
+    """Return the ridge regression whose ridge has the least error on a tenth of the rows, and what caution was right.
+
+    Where rows are not in memory, none are held out, and generalised cross-validation decides.
+    """
+    rows, held = held_out(start)
+    path = yield from _ridges_over_tree(
+        start, run, feature_map, rows, lambda sums, n_rows: path_of(sums, n_rows, _RIDGES), len(_RIDGES)
+    )
+    roster = yield from start.roll.roster()
+    masks = (yield from start.masking.agreed()) if start.masking is not None else None
+    most, largest = np.inf, 1.0
+    if masks is not None:
+        responses = 2.0**masks.responses
+        most = _MOST_SPANS * responses
+        largest = 2.0**masks.rows * (most + responses) ** 2 * max(1, math.prod(held.y.shape[1:]))
+    errors = errors_of(held, feature_map, np.array([fit.coefficients for fit in path]), most)
+    total = yield from tree_sum(start.site, roster, np.append(errors, held.n_rows), masks, largest)
+    likely = int(np.argmin([fit.error for fit in path]))
+    best = int(np.argmin(total[:-1])) if total[-1] >= 1 else likely
+    return Part(feature_map, *path[best], caution=max(1.0, path[best].ridge / path[likely].ridge))
+
+
+def _ridges_over_tree(
+    start: Start,
+    run: Run,
+    feature_map: FeatureMap,
+    rows: Rows,
+    solve: Callable[[OwnSums, float], list[Ridge]],
+    n_fits: int,
+) -> Procedure[list[Ridge]]:
+    """Return the `n_fits` regressions that the root of the tree solves from the sums over all sites' rows."""
     site, settings = start.site, run.settings
     roster = yield from start.roll.roster()
-    rows, held = held_out(start) if caution is None else (start.rows, start.rows.sample.take(slice(0, 0)))
     check_rows_of_shared(site.name, rows.n_rows, feature_map, site.neighbors, settings.rows_per_feature)
     if settings.max_leverage < 1 and site.neighbors and rows.n_rows:
         check_leverages(site.name, rows, None, dict.fromkeys(site.neighbors, feature_map), settings.rows_per_feature)
     own, _ = accumulate(rows, feature_map, {}, settings.precision)
-    size, shape = feature_map.n_features, own.moment.shape
+    size, shape, n_outputs = feature_map.n_features, own.moment.shape, own.moment.size // feature_map.n_features
     values = np.concatenate([pack_symmetric(own.gram), own.moment.ravel(), [own.response_energy]])
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
     largest: Array | float = 1.0
-    of_rows = of_responses = 1.0
-    n_outputs = own.moment.size // size
     if masks is not None:
         of_rows, of_responses = 2.0**masks.rows, 2.0**masks.responses
         of_moment = of_rows * of_responses * np.repeat(np.abs(unit_of(feature_map)), n_outputs)
         of_gram = of_rows * np.abs(unit_of_gram(feature_map))
         largest = np.concatenate([of_gram, of_moment, [of_rows * of_responses**2 * n_outputs]])
-    n_fits = 1 if caution is not None else len(_RIDGES)
 
     def solved(total: Array) -> Array:
         gram, moment, energy = np.split(total, [-own.moment.size - 1, -1])
         sums = OwnSums(unpack_symmetric(gram, size), moment.reshape(shape), float(energy[0]))
-        n_counted = max(roster.n_counted, 1e-300)
-        fits = path_of(sums, n_counted, _RIDGES)
-        if caution is not None:
-            best = min(fits, key=lambda fit: fit.error)
-            fits = path_of(sums, n_counted, [best.ridge * caution]) if caution > 1 else [best]
+        fits = solve(sums, max(roster.n_counted, 1e-300))
         return np.concatenate([np.append(fit.coefficients.ravel(), [fit.ridge, fit.error]) for fit in fits])
 
     result = yield from tree_result(site, roster, values, solved, n_fits * (own.moment.size + 2), masks, largest)
-    path = result.reshape(n_fits, -1)
-    coefficients, ridges, expected = path[:, :-2].reshape(n_fits, *shape), path[:, -2], path[:, -1]
-    if caution is not None:
-        return Part(feature_map, coefficients[0], ridge=float(ridges[0]), error=float(expected[0]))
-    most = _MOST_SPANS * of_responses if masks is not None else np.inf
-    errors = np.append(errors_of(held, feature_map, coefficients, most), held.n_rows)
-    of_error = of_rows * (most + of_responses) ** 2 * n_outputs if masks is not None else 1.0
-    total = yield from tree_sum(site, roster, errors, masks, of_error)
-    best, likely = int(np.argmin(total[:-1] if total[-1] >= 1 else expected)), int(np.argmin(expected))
-    learnt = max(1.0, float(ridges[best] / ridges[likely]))
-    return Part(feature_map, coefficients[best], float(ridges[best]), float(expected[best]), learnt)
+    return [Ridge(one[:-2].reshape(shape), float(one[-2]), float(one[-1])) for one in result.reshape(n_fits, -1)]
 
 
 def held_out(start: Start) -> tuple[Rows, ArrayRows]:
