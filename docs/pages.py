@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,23 @@ _KINDS = {
     "Settings": lambda v, home: home.startswith("dekrr.settings"),
     "Errors": lambda v, home: home.startswith("dekrr.errors"),
 }
-_PUBLIC_MODULES = ("dekrr.data", "dekrr.networks.base", "dekrr.networks.local", "dekrr.topology")
+PUBLIC_MODULES = (
+    "dekrr.data",
+    "dekrr.errors",
+    "dekrr.features",
+    "dekrr.kernels",
+    "dekrr.metrics",
+    "dekrr.model",
+    "dekrr.model_selection",
+    "dekrr.networks.base",
+    "dekrr.networks.local",
+    "dekrr.networks.mpi",
+    "dekrr.plot",
+    "dekrr.settings",
+    "dekrr.solvers",
+    "dekrr.testing.faulty",
+    "dekrr.topology",
+)
 
 
 def names_page() -> str:
@@ -127,14 +144,12 @@ def names_page() -> str:
         left = {name: value for name, value in left.items() if name not in names}
         if names:
             parts.append(_summary(title, "dekrr", names))
-    for module in _PUBLIC_MODULES:
-        found = __import__(module, fromlist=["x"])
-        names = getattr(found, "__all__", None) or [
-            name
-            for name, value in vars(found).items()
-            if not name.startswith("_") and getattr(value, "__module__", "") == module
-        ]
-        parts.append(_summary(module, module, sorted(names)))
+    for module in PUBLIC_MODULES:
+        found = import_module(module)
+        parts_of_it = {name: getattr(found, name) for name in found.__all__ if name not in dekrr.__all__}
+        names = [name for name, part in parts_of_it.items() if inspect.isclass(part) or inspect.isroutine(part)]
+        if names:
+            parts.append(_summary(module, module, sorted(names)))
     return "\n".join(parts)
 
 

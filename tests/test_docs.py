@@ -1,9 +1,16 @@
+import inspect
 import re
+import sys
+from importlib import import_module
 from pathlib import Path
 
+import pytest
 import sklearn
 
 DOCS = Path(__file__).parents[1] / "docs"
+sys.path.insert(0, str(DOCS))
+
+from pages import PUBLIC_MODULES  # noqa: E402  (it is in docs/)
 
 
 def test_the_examples_of_data(tmp_path, monkeypatch):
@@ -28,3 +35,21 @@ def test_the_examples_of_model_selection():
     assert len(blocks) == 4
     with sklearn.config_context():  # which is undone at the end, whatever the page sets
         exec(compile("\n".join(blocks), "docs/model-selection.md", "exec"), {})
+
+
+@pytest.mark.parametrize("name", ["dekrr", *PUBLIC_MODULES])
+def test_public_modules_say_which_names_are_public(name):
+    module = import_module(name)
+    assert len(set(module.__all__)) == len(module.__all__)
+    parts = {part: getattr(module, part) for part in module.__all__}
+    described = {part: value for part, value in parts.items() if inspect.isclass(value) or inspect.isroutine(value)}
+    assert not [part for part, value in described.items() if not (inspect.getdoc(value) or "").strip()]
+
+
+def test_the_homes_of_public_names_are_public_modules():
+    import dekrr
+
+    homes = {f"dekrr.{home}".rsplit(".transformers")[0] for home in dekrr._HOMES}
+    assert homes - set(PUBLIC_MODULES) <= {"dekrr.estimators", "dekrr.selection"}  # all of which is in dekrr itself
+    for home in homes:
+        assert import_module(home).__all__

@@ -4,6 +4,21 @@ import sys
 import warnings
 from pathlib import Path
 
+__all__ = [
+    "AbsenceError",
+    "AgreementError",
+    "DataError",
+    "DekrrError",
+    "DisconnectedError",
+    "GoneError",
+    "KeysError",
+    "MessageError",
+    "ModelFileError",
+    "NetworkError",
+    "SettingsError",
+    "TopologyError",
+]
+
 _PACKAGE = str(Path(__file__).parent)
 _LONGEST = 300  # characters of a text from elsewhere
 

@@ -14,6 +14,8 @@ from .cosines import evaluate, moment, wave_blocks
 from .errors import DataError
 from .types import Array
 
+__all__ = ["FeatureMap"]
+
 _FEW = 1 << 11  # features of so few rows that one call of the library's cosine is faster than the polynomial's many
 
 

@@ -15,6 +15,8 @@ import numpy as np
 from .errors import SettingsError
 from .types import Array
 
+__all__ = ["Cauchy", "Gaussian", "Kernel", "Laplacian"]
+
 
 @dataclass(frozen=True)
 class Kernel(ABC):

@@ -7,6 +7,8 @@ import numpy as np
 from .errors import DataError
 from .types import Array
 
+__all__ = ["rse"]
+
 
 def rse(y: Any, prediction: Any, sample_weight: Any = None) -> float:
     """Return the relative square error, sum w (f - y)^2 / sum w (y - mean y)^2; its mean over several outputs.

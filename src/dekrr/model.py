@@ -29,6 +29,8 @@ from .rows.spread import is_spread, predicted
 from .scaling import UNSCALED, AnyScaling, Scaling
 from .types import Array
 
+__all__ = ["Member", "SiteModel", "load"]
+
 FORMAT = "dekrr-model"
 FORMAT_VERSION = 2  # the newest that is read; 2 has an encoding of columns, or limits that rows are clipped to
 _ROWS_PER_BLOCK = 4096

@@ -27,6 +27,8 @@ from .frames import is_frame
 from .frames.tables import array_of, require_columns
 from .labels import factorise, listed, places_of
 
+__all__ = ["OWN", "UNION", "LeaveOneSiteOut", "Scorer", "SiteKFold"]
+
 
 class _Splitter:
     """What both splitters share: where the sites of rows come from."""

@@ -20,6 +20,8 @@ from .errors import DataError
 from .labels import factorise, places_of
 from .metrics import rse
 
+__all__ = ["convergence", "predicted", "scales", "sites", "traffic"]
+
 
 def _axes(axes: Any) -> Any:
     if axes is not None:

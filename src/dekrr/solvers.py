@@ -32,6 +32,8 @@ from .statistics import CrossSums, OwnSums, pack_symmetric, unpack_symmetric
 from .system import BlockRow, Weights, assemble, pull
 from .types import Array
 
+__all__ = ["Chebyshev", "ChebyshevState", "Jacobi", "JacobiState", "SiteSystem", "Solver", "State"]
+
 SelfPenalty = float | str
 
 

@@ -12,6 +12,8 @@ import networkx as nx
 from .errors import TopologyError
 from .rules import TOPOLOGIES as TOPOLOGIES
 
+__all__ = ["build", "erdos_renyi", "grid", "random_regular", "ring", "watts_strogatz"]
+
 Graph = Any  # networkx graphs are generic in stubs only
 
 

@@ -26,6 +26,8 @@ from ..messages import AnyMessage
 from ..protocols.site import Procedure, Result
 from .traffic import Traffic
 
+__all__ = ["Delivery", "Neighbors", "Network", "Observer"]
+
 Neighbors = Mapping[str, Collection[str]]
 
 

@@ -17,6 +17,8 @@ from .base import Delivery, Neighbors, Observer
 from .threads import Step, free_cores, sharing_out
 from .traffic import Traffic
 
+__all__ = ["LocalNetwork"]
+
 
 class LocalNetwork:
     """Runs one procedure per site, exchange by exchange.

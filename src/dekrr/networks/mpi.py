@@ -32,6 +32,8 @@ from .ranks import MPI, Notice, Ranks
 from .threads import Step, free_cores, sharing_out
 from .traffic import Traffic
 
+__all__ = ["MPINetwork"]
+
 PATIENCE = 3600.0
 
 

@@ -22,6 +22,8 @@ from ..networks.session.frames import Data, frame_decoder
 from ..networks.session.journal import MemoryJournal
 from ..protocols.outcome import Outcome
 
+__all__ = ["Crash", "Ending", "Faults", "FaultyNetwork", "Outage", "draw_faults"]
+
 TICK = 0.5
 
 
