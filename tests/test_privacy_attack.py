@@ -122,6 +122,22 @@ def test_a_view_is_every_sum_that_neighbours_heard(coast, tuned, verify, granted
         np.testing.assert_allclose(block.sums, expected.sums, atol=1e-7)
 
 
+def test_what_is_granted_has_no_withheld_rows(coast):
+    victim, _ = coast.pair()
+    X = victim.X.copy()
+    X[5] = 1e9
+    odd = replace(coast, sites=[replace(victim, rows=ArrayRows(X, victim.y)), *coast.sites[1:]])
+    settings = msgspec.structs.replace(attack.GUARDED, rows_per_feature=0)
+    admitted = odd.admitted(settings.max_leverage).sites[0]
+    assert admitted.n_rows < victim.n_rows
+    assert not (admitted.X == 1e9).any()
+    view = attack.hear(odd, settings=settings, granted=True)
+    assert view.n_rows == admitted.n_rows
+    for block in view.blocks:
+        expected = summed(block.left, block.right, admitted.X, admitted.y, block.folds)
+        np.testing.assert_allclose(block.sums, expected.sums, atol=1e-7)
+
+
 def test_differences_of_folds_are_sums_over_a_fold(coast):
     victim, _ = coast.pair()
     view = attack.hear(coast, settings=attack.UNGUARDED, tuned=True)
@@ -304,7 +320,8 @@ def test_advantage_of_guessing_is_none():
 def test_command_prints_shares_and_draws(tmp_path):
     from dekrr.cli.app import app
 
-    result = CliRunner().invoke(app, ["attack", "-D", "20", "--sigma", "0.5", "--no-sums", "--out", str(tmp_path)])
+    options = ["-D", "20", "--sigma", "0.5", "--no-sums", "--no-members", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["attack", *options])
     assert result.exit_code == 0, result.output
     assert "100.0%" in result.output
     assert (tmp_path / "attack.png").stat().st_size > 1000
@@ -324,3 +341,5 @@ def test_command_attacks_sums_too(tmp_path, monkeypatch):
     for scenario in ("tuned", "a site lost", "new rows", "trained again"):
         assert [cell[6] for cell in cells if cell[5] == scenario and cell[9] == "0"] == ["1", "2"]  # neighbours
     assert any("refused" in line and "5 of 5" in line for line in others)
+    heard = [cell[4] for cell in cells if cell[6] == "3"]
+    assert heard == ["sums of one site (no masks)"] * 2 + ["sums of a neighbourhood (masks)", "the final model"]

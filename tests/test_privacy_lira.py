@@ -28,6 +28,21 @@ def test_members_show_where_rows_are_few_for_the_features(n_rows, least, most):
     assert two.area > one.area - 0.05
 
 
+def test_shadows_have_as_many_rows_of_each_site_as_the_sum():
+    rng = np.random.default_rng(5)
+    sites, n_rows = np.repeat([0, 1], [80, 300]), [40, 150]
+    pool = rng.uniform(size=(len(sites), 3)) + sites[:, None]
+    of_one, of_both = np.arange(40), np.append(np.arange(40), 80 + np.arange(150))
+    features = features_of(40, 3)
+    found = []
+    for rows, known in ((of_one, slice(80)), (of_both, slice(None))):
+        heard = [summed(features, features, pool[rows], pool[rows, 0], WHOLE)]
+        counts = n_rows[: sites[known].max() + 1]
+        scores = lira.scores(heard, pool[known], counts, rng, 48, sites=sites[known])
+        found.append(advantage(scores[:40], scores[40:80]).area)
+    assert 0.5 < found[1] < found[0] - 0.05  # hidden among the other site's rows
+
+
 def test_who_was_not_in_the_sum_does_not_score():
     rng = np.random.default_rng(2)
     pool, others = rng.uniform(size=(300, 3)), rng.uniform(size=(150, 3))

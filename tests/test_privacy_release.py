@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dekrr.attacks import release
+from dekrr.attacks import members, release
 from dekrr.attacks.coefficients import from_tuning
 from dekrr.attacks.differences import Difference
 from dekrr.attacks.problems import in_agreed_units, read_problem
-from dekrr.messages import Features
+from dekrr.messages import Features, Moments, Sums
+from dekrr.privacy.masks import MaskError
 from dekrr.protocols import dekrr, scoring
 from dekrr.protocols.exchange import ExactSums
 from dekrr.protocols.offers import read_features
@@ -105,16 +106,28 @@ def test_what_guards_refuse_gives_rows(coast):
     assert release.from_leaf(coast, 30, 10)[1] == 0
 
 
-def test_members_show_in_sums_more_than_in_the_model(coast):
-    victim, _ = coast.pair()
-    sites = {site.name: site for site in coast.sites}
-    record, _ = release._run(
-        sites,
-        (victim.name, *victim.neighbors),
-        lambda site: dekrr.train(site, coast.selector(), release.SETTINGS),
-    )
-    in_sums = release.members(coast, release.grams(record, victim.neighbors, victim.name))
-    in_model = release.members_of_model(coast)
-    assert in_sums.area > 0.55
-    assert 0.45 < in_model.area < in_sums.area + 0.05
-    assert in_sums.caught_surely <= in_sums.caught
+def test_members_show_in_sums_more_than_under_masks_or_in_the_model(coast):
+    heard = {
+        "one": members.of_one_site(coast, "station 02"),
+        "four": members.of_one_site(coast, "station 02", colluders=4),
+        "masked": members.under_masks(coast, "station 02"),
+        "model": members.of_model(coast, "station 02"),
+    }
+    assert heard["one"].area > 0.55
+    assert heard["four"].area > heard["one"].area - 0.05
+    assert 0.45 < heard["masked"].area < heard["one"].area
+    assert 0.45 < heard["model"].area < heard["one"].area + 0.05
+    assert all(found.caught_surely <= found.caught for found in heard.values())
+
+
+def test_the_masked_words_of_a_neighbourhood_are_read_as_its_centre_reads_them(coast):
+    centre = coast.sites[3]
+    record = members._heard(coast, centre.name, masks=True)
+    found = members.unmasked(record, centre)
+    X = np.vstack([coast.site(p).X for p in centre.neighbors])
+    assert found.left.n_features == members.asked_about(coast, centre.name)
+    np.testing.assert_allclose(found.sums, found.left(X).T @ found.left(X), rtol=0, atol=1e-9 * len(X))
+    assert not [entry for entry in record.heard if isinstance(entry.message, Moments | Sums)]
+    lost = replace(centre, neighbors=centre.neighbors[1:])
+    with pytest.raises(MaskError):
+        members.unmasked(record, lost)

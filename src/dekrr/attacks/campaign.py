@@ -87,6 +87,8 @@ def hear(
 ) -> View:
     """Return the joint view of the colluding neighbours after a whole run with the default exchange.
 
+    Rows that the run withholds are in nothing of the view, also not in what is granted.
+
     Parameters
     ----------
     problem : Problem
@@ -102,6 +104,7 @@ def hear(
     forger : callable, optional
         Makes the forger of a colluder, who lies about its features.
     """
+    problem = problem.admitted(settings.max_leverage)
     victim, _ = problem.pair(target)
     listeners = victim.neighbors[:colluders]
     selector = problem.selector()
@@ -275,6 +278,8 @@ def infer(problem: Problem, view: View, target: str | None = None, *, guesses: i
     from sklearn.ensemble import RandomForestRegressor
 
     victim, _ = problem.pair(target)
+    if victim.n_rows > view.n_rows:
+        victim = victim.withholding(GUARDED.max_leverage)  # a row that is in no sum is no member
     rng = np.random.default_rng(seed)
     spare_X, spare_y = problem.spare[victim.name]
     order = rng.permutation(len(spare_y))

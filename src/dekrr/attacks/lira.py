@@ -9,7 +9,7 @@ over the shadows with it, and over those without it. The score is the logarithm 
 was sent. Sums that several neighbours were sent have independent features, so that their scores add up.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -22,7 +22,13 @@ _ROUNDING = 1e-10
 
 
 def scores(
-    blocks: Iterable[Block], pool: Array, n_rows: int, rng: np.random.Generator, n_shadows: int = _SHADOWS
+    blocks: Iterable[Block],
+    pool: Array,
+    n_rows: int | Sequence[int],
+    rng: np.random.Generator,
+    n_shadows: int = _SHADOWS,
+    *,
+    sites: np.ndarray | None = None,
 ) -> Array:
     """Return the log-likelihood ratio of each candidate, shape (n_candidates,); higher is likelier a member.
 
@@ -32,10 +38,12 @@ def scores(
         Gram matrices over the same rows.
     pool : ndarray of shape (n_candidates, n_columns)
         Members and others, in any order.
-    n_rows : int
-        How many rows the sums are over.
+    n_rows : int, or sequence of int
+        How many rows the sums are over; of each site, where they are over several.
     rng : Generator
     n_shadows : int, default=128
+    sites : ndarray of int, shape (n_candidates,), optional
+        The site of each candidate, 0, 1 and so on, where the sums are over several.
 
     Examples
     --------
@@ -49,7 +57,11 @@ def scores(
     >>> bool(found[:40].mean() > found[40:].mean())
     True
     """
-    halves = np.array([_half(len(pool), n_rows, rng) for _ in range(n_shadows)])
+    sites = np.zeros(len(pool), dtype=int) if sites is None else sites
+    halves = np.zeros((n_shadows, len(pool)), dtype=bool)
+    for site, count in enumerate([n_rows] if isinstance(n_rows, int) else n_rows):
+        places = np.flatnonzero(sites == site)
+        halves[:, places] = [_half(len(places), count, rng) for _ in range(n_shadows)]
     return np.asarray(sum((_scores_of(block, pool, halves) for block in blocks), np.zeros(len(pool))))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from .. import topology
 from ..data import by_response, halves, load, make_sites
 from ..networks.local import LocalNetwork
-from ..privacy.admission import learn
+from ..privacy.admission import Admission, learn
 from ..privacy.rows_per_feature import longest_shortlist
 from ..protocols.preparation import preparation_of
 from ..protocols.roll_call import RollCall
@@ -55,6 +55,11 @@ class Problem:
         """Return the default selector, for this problem's features and bandwidth."""
         return Greedy(self.n_features, sigma=self.sigma)
 
+    def admitted(self, max_leverage: float) -> "Problem":
+        """Return the problem without the rows that a run with this limit withholds; it withholds nothing more."""
+        sites = [site.withholding(max_leverage) for site in self.sites]
+        return replace(self, sites=[replace(site, admission=_admits_all(site)) for site in sites])
+
     def longest_shortlist(self, site: Site) -> int:
         """Return the size of the longest shortlist that all neighbours of a site answer."""
         fewest = min(self.site(name).n_rows for name in site.neighbors)
@@ -99,18 +104,18 @@ def in_agreed_units(problem: Problem, settings: DeKRRSettings | None = None) -> 
         A deployment's defaults by default.
     """
     settings = settings or DeKRRSettings()
-    sites = [site.withholding(settings.max_leverage) for site in problem.sites]
+    sites = problem.admitted(settings.max_leverage).sites
     preparation = preparation_of(settings, settings.bounds)
     network = LocalNetwork({site.name: site.neighbors for site in sites})
     scalings = network.run({site.name: preparation.agree(site, RollCall(site)) for site in sites})
     scaling = scalings[sites[0].name]
-    scaled = []
-    for site in sites:
-        rule = site.admission or learn(site.rows.sample, 1.0)
-        admits_all = replace(rule, max_leverage=np.inf)
-        scaled.append(replace(site, rows=site.rows.scaled(scaling), admission=admits_all))
+    scaled = [replace(site, rows=site.rows.scaled(scaling)) for site in sites]
     spare = {name: (scaling.rows(X), scaling.responses(y)) for name, (X, y) in problem.spare.items()}
     return replace(problem, sites=scaled, spare=spare)
+
+
+def _admits_all(site: Site) -> Admission:
+    return replace(site.admission or learn(site.rows.sample, 1.0), max_leverage=np.inf)
 
 
 _FEATURES = {"houses": 60, "airquality": 70, "energy": 90}

@@ -9,7 +9,6 @@ stand two attacks that guards refuse: training again after one new row, and sums
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
 
 from ..errors import DataError
@@ -27,14 +26,12 @@ from ..rows import ArrayRows
 from ..selection import Plain
 from ..settings import DeKRRSettings
 from ..statistics import unpack_symmetric
-from ..system import pull
 from ..types import Array
-from . import lira
 from .coefficients import from_tuning
 from .differences import Difference, differences, rows_from
 from .overhearing import Record
 from .problems import Problem
-from .sums import Advantage, NullSpace, advantage, recovered, rows_in_null_space
+from .sums import NullSpace, recovered, rows_in_null_space
 from .views import Block, summed
 
 SETTINGS = DeKRRSettings(masks=False, scale=None, verify_features=False, max_rounds=30, tol=0.0)
@@ -250,54 +247,3 @@ def from_leaf(problem: Problem, n_rows: int, n_features: int, *, starts: int = 1
         candidates.append(rows_in_null_space(features, space.directions(relative, least), begin))
     shares = [recovered(np.vstack(candidates), X, tolerance, attacker.X) for tolerance in (1e-3, 1e-6)]
     return round(shares[0] * n_rows), round(shares[1] * n_rows)
-
-
-def members(problem: Problem, blocks: Sequence[Block], target: str | None = None, *, seed: int = 0) -> Advantage:
-    """Test members against as many spare rows, by shadows of the largest Gram matrix that each neighbour was sent."""
-    victim, _ = problem.pair(target)
-    rng = np.random.default_rng(seed)
-    largest: dict[str, Block] = {}
-    for block in blocks:
-        neighbor = block.label.split(",")[0]
-        if block.is_gram and block.folds.all() and len(block.sums) > len(getattr(largest.get(neighbor), "sums", ())):
-            largest[neighbor] = block
-    n_rows = min(victim.n_rows, len(problem.spare[victim.name][1]))
-    pool = np.vstack([victim.X, problem.spare[victim.name][0][:n_rows]])
-    ratios = lira.scores(largest.values(), pool, victim.n_rows, rng)
-    return advantage(ratios[: victim.n_rows], ratios[victim.n_rows :])
-
-
-def members_of_model(problem: Problem, *, settings: DeKRRSettings = SETTINGS, seed: int = 0) -> Advantage:
-    """Test members of the target by its final model alone, with shadows of its last update.
-
-    The attackers have all neighbours' models and sums. A shadow is the model that the target would end with, had it
-    half of the candidates for rows.
-    """
-    victim, _ = problem.pair()
-    rng = np.random.default_rng(seed)
-    sites = {site.name: site for site in problem.sites}
-    settings = msgspec.structs.replace(settings, max_rounds=300, tol=1e-8)
-    _, outcomes = _run(sites, (), lambda site: dekrr.train(site, problem.selector(), settings))
-    end = outcomes[victim.name]
-    assert end.ready is not None
-    spare_X, spare_y = (part[: victim.n_rows] for part in problem.spare[victim.name])
-    X, y = np.vstack([victim.X, spare_X]), np.append(victim.y, spare_y)
-    weights = end.ready.weights(settings.alpha, settings.consensus)
-    own = end.feature_map(X)
-    around = {p: feature_map(X) for p, feature_map in end.neighbor_maps.items()}
-    size = own.shape[1]
-    ridge = weights.alpha / weights.n_sites * np.eye(size) + unpack_symmetric(pull(end.ready.received, weights), size)
-    known = sum(
-        (weights.penalties[p] * np.asarray(end.ready.received[p].cross) @ end.neighbor_coefficients[p] for p in around),
-        np.zeros(size),
-    )
-    agreed = sum((around[p] @ end.neighbor_coefficients[p] for p in around), np.zeros(len(y)))
-
-    def predicted(rows: np.ndarray) -> Array:
-        features = own[rows]
-        hessian = (1 / weights.n_rows + len(around) * weights.own_penalty) * features.T @ features + ridge
-        right = features.T @ (y[rows] / weights.n_rows + weights.own_penalty * agreed[rows]) + known
-        return np.asarray(own @ np.linalg.solve(hessian, right))
-
-    ratios = lira.scores_of_models(y - own @ end.coefficients, lambda rows: y - predicted(rows), victim.n_rows, rng)
-    return advantage(ratios[: victim.n_rows], ratios[victim.n_rows :])

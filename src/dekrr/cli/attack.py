@@ -1,6 +1,6 @@
 """`dekrr attack`: neighbours that attack the rows, under the paper's exchange and under the default exchange."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from ..attacks import campaign as attacks
+from ..attacks import members as tests
 from ..attacks import release
 from ..attacks.problems import Problem, in_agreed_units, read_problem
 from ..attacks.sums import Advantage
@@ -33,6 +34,10 @@ def attack(
     sigma: Annotated[list[float] | None, typer.Option(help="Bandwidth; repeat it for several.")] = None,
     effort: Annotated[float, typer.Option(min=1, help="CPU seconds for each attack on rows.")] = 60.0,
     sums: Annotated[bool, typer.Option("--sums/--no-sums", help="Attack the default exchange too.")] = True,
+    members: Annotated[
+        bool, typer.Option("--members/--no-members", help="Test members by shadow data sets, with and without masks.")
+    ] = True,
+    targets: Annotated[int, typer.Option(min=1, help="Sites whose members are tested.")] = 3,
     features: Annotated[bool, typer.Option("--features/--no-features", help="Attack the paper's exchange.")] = True,
     colluders: Annotated[
         int, typer.Option(min=1, max=4, help="Neighbours that pool what they received in the default exchange.")
@@ -62,6 +67,7 @@ def attack(
     problems = [read_problem(name, data_dir, size, width, seed) for name, size, width in product(names, sizes, widths)]
     pictures = []
     from_features, from_sums, inferred, audited = _features_table(), _rows_table(), _inference_table(), _release_table()
+    shadowed = _members_table()
     notes: list[str] = []
     with Progress(
         TextColumn("{task.description}"),
@@ -91,6 +97,10 @@ def attack(
                 progress.update(task, description=f"{problem.name}, release")
                 _release(problem, colluders, audited)
                 progress.remove_task(task)
+            if members:
+                task = progress.add_task(f"{problem.name}, members by shadows", total=effort)
+                _members(problem if sums else in_agreed_units(problem), colluders, targets, seed, shadowed)
+                progress.remove_task(task)
     if features:
         console.print(from_features)
     if sums:
@@ -105,10 +115,15 @@ def attack(
             "imputed: the same from the other columns, without sums.\n"
             "liars: AUC for the longest frequencies of their pools, as many as the guards allow.\n"
             "telling: pairs of sums about the same features that differ by fewer rows than features.\n"
-            "refused: what a deployment's guards refuse, and what it would give.\n"
-            "LiRA: members against as many other rows of the site, by shadow data sets of both.",
+            "refused: what a deployment's guards refuse, and what it would give.",
             *notes,
             sep="\n",
+        )
+    if members:
+        console.print(shadowed)
+        console.print(
+            "members of a site against as many other rows of its kind, by shadow data sets (LiRA).\n"
+            "mean over the targets, and the least and the largest; caught: members found at 1 % and 0.1 % false alarms."
         )
     if pictures:
         console.print(f"picture: {_draw(pictures, out)}")
@@ -189,8 +204,7 @@ def _attack_rows(
 
 def _release_table() -> Table:
     table = Table(title="attacks that a release must pass")
-    headings = ("data", "rows", "D", "sigma", "attack", "neighbours", "pairs", "telling", "rows to 1e-6")
-    for heading in (*headings, "LiRA AUC", "advantage", "caught at 1 %", "at 0.1 %"):
+    for heading in ("data", "rows", "D", "sigma", "attack", "neighbours", "pairs", "telling", "rows to 1e-6"):
         table.add_column(heading, justify="left" if heading in ("data", "attack") else "right")
     return table
 
@@ -198,25 +212,54 @@ def _release_table() -> Table:
 def _release(problem: Problem, colluders: int, table: Table) -> None:
     named = _named(problem)
     for count in sorted({1, colluders}):
-        view = attacks.hear(problem, colluders=count, granted=False)
         for haul in release.life(problem, count):
-            found = release.members(problem, view.blocks) if haul.scenario == "trained" else None
-            heard = (str(haul.pairs), str(haul.telling), str(haul.rows))
-            table.add_row(*named, haul.scenario, str(count), *heard, *_rates(found))
-    table.add_row(*named, "the final model", "all", "", "", "", *_rates(release.members_of_model(problem)))
+            table.add_row(*named, haul.scenario, str(count), str(haul.pairs), str(haul.telling), str(haul.rows))
     runs = 12
     rows = f"{release.retrained(problem, n_runs=runs)} of {runs}"
-    table.add_row(*named, "again after each new row (refused)", "1", "", "", rows, *_rates(None))
+    table.add_row(*named, "again after each new row (refused)", "1", "", "", rows)
     for n_rows, is_refused in ((problem.n_features // 2, True), (3 * problem.n_features, False)):
         name = f"a leaf of {n_rows} rows" + " (refused)" * is_refused
         n_found = release.from_leaf(problem, n_rows, problem.n_features)[1]
-        table.add_row(*named, name, "1", "", "", f"{n_found} of {n_rows}", *_rates(None))
+        table.add_row(*named, name, "1", "", "", f"{n_found} of {n_rows}")
 
 
-def _rates(found: Advantage | None) -> tuple[str, ...]:
-    if found is None:
-        return ("",) * 4
-    return f"{found.area:.1%}", f"{found.advantage:.2f}", f"{found.caught:.1%}", f"{found.caught_surely:.1%}"
+def _members_table() -> Table:
+    table = Table(title="members by shadow data sets")
+    headings = ("data", "D", "asked about", "what is heard", "neighbours", "targets")
+    for heading in (*headings, "AUC", "advantage", "caught at 1 %", "at 0.1 %"):
+        table.add_column(heading, justify="left" if heading in ("data", "what is heard") else "right")
+    return table
+
+
+def _members(problem: Problem, colluders: int, n_targets: int, seed: int, table: Table) -> None:
+    names = [site.name for site in problem.sites]
+    targets = [names[i * len(names) // n_targets] for i in range(min(n_targets, len(names)))]
+    asked = str(tests.asked_about(problem, problem.site(targets[0]).neighbors[0]))
+    runs: list[tuple[str, str, Callable[[str], Advantage]]] = [
+        ("sums of one site (no masks)", str(count), partial(tests.of_one_site, problem, colluders=count, seed=seed))
+        for count in sorted({1, colluders})
+    ]
+    runs.append(("sums of a neighbourhood (masks)", "1", partial(tests.under_masks, problem, seed=seed)))
+    runs.append(("the final model", "all", partial(tests.of_model, problem, seed=seed)))
+    for heard, count, test in runs:
+        found = [test(target) for target in targets]
+        table.add_row(
+            problem.name,
+            str(problem.n_features),
+            asked,
+            heard,
+            count,
+            str(len(found)),
+            _ranged([each.area for each in found], "{:.0%}"),
+            _ranged([each.advantage for each in found], "{:.2f}"),
+            _ranged([each.caught for each in found], "{:.1%}"),
+            _ranged([each.caught_surely for each in found], "{:.1%}"),
+        )
+
+
+def _ranged(values: list[float], form: str) -> str:
+    mean, least, largest = (form.format(value) for value in (np.mean(values), min(values), max(values)))
+    return f"{mean} ({least} to {largest})" if len(values) > 1 else mean
 
 
 def _infer(problem: Problem, view: View, heard: str, colluders: int, table: Table) -> None:
