@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import resource
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def run(arguments: argparse.Namespace) -> None:
     y, sites = np.sin(3 * X.sum(axis=1)), np.repeat(np.arange(n_sites), n_rows)
     graph = nx.random_regular_graph(DEGREE, n_sites, seed=0)
     parts = {"shared": None, "local": None, "column_scales": None}
-    settings = {name: None for name in parts if name in DeKRRRegressor().get_params()}
+    settings: dict[str, Any] = {name: None for name in parts if name in DeKRRRegressor().get_params()}
+    settings["store_sums"] = arguments.keep_sums
     regressor = DeKRRRegressor(
         n_features=arguments.features,
         features="plain",
@@ -50,15 +52,16 @@ def run(arguments: argparse.Namespace) -> None:
     )
     latency, bandwidth = link(network)
     network.share(b"")
-    cpu, wall = time.process_time(), time.perf_counter()
-    regressor.fit(X, y, sites=sites)
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    with Memory() as memory:
+        cpu, wall = time.process_time(), time.perf_counter()
+        regressor.fit(X, y, sites=sites)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     here = set(network.sites_here({site: list(graph[site]) for site in range(n_sites)}))
     traffic = regressor.traffic_
     crossing = sum(size for (_, receiver), size in traffic.bytes.items() if receiver not in here)
     exchanges = max(traffic.messages.values())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    own = [cpu, wall, float(peak), float(crossing), float(len(here))]
+    own = [cpu, wall, float(peak), float(crossing), float(len(here)), float(memory.most)]
     all_ranks = np.array([json.loads(data) for data in network.share(json.dumps(own).encode())])
     if network.rank:
         return
@@ -73,10 +76,13 @@ def run(arguments: argparse.Namespace) -> None:
         "cpu of all ranks": all_ranks[:, 0].sum(),
         "wall": all_ranks[:, 1].max(),
         "peak bytes of all ranks": all_ranks[:, 2].sum(),
+        "peak PSS of all ranks": all_ranks[:, 5].sum(),
         "bytes between ranks": all_ranks[:, 3].sum(),
         "most sites of a rank": all_ranks[:, 4].max(),
         "latency": latency,
         "bandwidth": bandwidth,
+        "keeps sums": arguments.keep_sums,
+        "niceness": os.nice(0),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
     }
@@ -84,6 +90,31 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.out:
         with arguments.out.open("a") as file:
             file.write(json.dumps(figure) + "\n")
+
+
+class Memory:
+    """The largest proportional set size of this process while a block runs, looked at every few seconds."""
+
+    def __init__(self, every: float = 3.0) -> None:
+        self._every = every
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.most = 0
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._over.wait(self._every)
+            lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+            self.most = max(self.most, next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")))
 
 
 def link(network: Any) -> tuple[float, float]:
@@ -172,6 +203,7 @@ def main() -> None:
     timing.add_argument("--sites", type=int, default=1000)
     timing.add_argument("--features", type=int, default=20)
     timing.add_argument("--rows", type=int, default=30)
+    timing.add_argument("--keep-sums", action="store_true", help="keep the sums, for partial_fit")
     timing.add_argument("--out", type=Path)
     timing.set_defaults(do=run)
     fitting = commands.add_parser("model")

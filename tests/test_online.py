@@ -1,5 +1,7 @@
 """Going on from a fitted network against training on all rows with the same features and scaling."""
 
+import pickle
+import weakref
 from dataclasses import replace
 
 import networkx as nx
@@ -15,6 +17,7 @@ from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import Greedy
 from dekrr.settings import ALONE, DeKRRSettings
+from dekrr.solvers import Chebyshev
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
 X_MORE, Y_MORE, SITES_MORE = make_sites(n_sites=5, random_state=1)
@@ -211,3 +214,36 @@ def test_new_rows_are_not_sent_as_sums_where_features_are_asked_for():
     network = DeKRRRegressor(**QUICK, exchange="features").partial_fit(X, y, sites=SITES)
     with pytest.raises(SettingsError, match="adds up sums, but exchange is 'features'"):
         network.partial_fit(X, y, sites=SITES)
+
+
+def test_without_sums_the_models_are_the_same_and_nothing_goes_on():
+    kept = DeKRRRegressor(**QUICK).fit(X, y, sites=SITES)
+    lean = DeKRRRegressor(**QUICK, store_sums=False).fit(X, y, sites=SITES)
+    for label in kept.sites_:
+        np.testing.assert_array_equal(lean.models_[label].coefficients, kept.models_[label].coefficients)
+    assert len(pickle.dumps(lean)) < len(pickle.dumps(kept))
+    lean.set_params(store_sums=True)
+    with pytest.raises(SettingsError, match="store_sums=True"):
+        lean.partial_fit(X_MORE, Y_MORE, sites=SITES_MORE)
+    with pytest.raises(SettingsError, match="store_sums=True"):
+        lean.remove_site("station 02")
+
+
+def test_sums_that_are_not_kept_are_given_up_before_the_rounds():
+    """A solver sees the sums when it starts, and after the first exchange of coefficients nobody has them."""
+    seen = []
+
+    class Looking(Chebyshev):
+        def start(self, system, coefficients):
+            seen.append([weakref.ref(sums.gram) for sums in system.received.values()])
+            return super().start(system, coefficients)
+
+        def update(self, state, residual):
+            if state.relaxation > 1:
+                assert not any(ref() is not None for refs in seen for ref in refs)
+            return super().update(state, residual)
+
+    DeKRRRegressor(**QUICK, solver=Looking(), store_sums=False).fit(X, y, sites=SITES)
+    assert len(seen) == 5
+    with pytest.raises(AssertionError):
+        DeKRRRegressor(**QUICK, solver=Looking(), store_sums=True).fit(X, y, sites=SITES)

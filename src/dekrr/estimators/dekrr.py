@@ -59,7 +59,8 @@ class DeKRRRegressor(NetworkRegressor):
     exchanging sums over rows once, then coefficients in rounds, with neighbours only.
 
     A fitted estimator, and so its pickle, holds models, and the sums over rows that `partial_fit` adds to. It holds no
-    rows unless ``store_rows=True``. After a fit with `privacy` it holds no sums either, and cannot go on.
+    rows unless ``store_rows=True``. After a fit with `privacy`, or with ``store_sums=False``, it holds no sums either,
+    and cannot go on.
 
     Attributes
     ----------
@@ -139,6 +140,7 @@ class DeKRRRegressor(NetworkRegressor):
     privacy: Any = setting(DeKRRSettings, "privacy")
     intervals: Any = setting(EstimatorSettings, "intervals")
     store_rows: bool = setting(EstimatorSettings, "store_rows")
+    store_sums: bool = setting(EstimatorSettings, "store_sums")
     deployment: bool = setting(EstimatorSettings, "deployment")
 
     _keep_of_second = staticmethod(keep_intervals)
@@ -218,7 +220,9 @@ class DeKRRRegressor(NetworkRegressor):
             folds = self.folds if tuning is not None else 0
             sites = sites_of(rows, graph, seed=seed)
             self.deployment_: dict[Hashable, Verdict] = judge(sites, choosing.choosers(list(rows)), settings, folds)
-        training = train_parts(settings, tuning, prediction=self.prediction, objective=self.objective)
+        training = train_parts(
+            settings, tuning, prediction=self.prediction, objective=self.objective, keep_sums=self.store_sums
+        )
         if self._finds_intervals(tuned=bool(tuned)):
             training = with_second(
                 training,
@@ -269,7 +273,8 @@ class DeKRRRegressor(NetworkRegressor):
         scales = next(iter(run.outcomes.values())).column_scales
         self.column_scales_: Array = np.ones(run.n_columns) if scales is None else scales
         self._standing: Standing | None = None
-        if all(outcome.privacy is None for outcome in run.outcomes.values()):
+        self._is_private = any(outcome.privacy is not None for outcome in run.outcomes.values())
+        if not self._is_private and all(outcome.ready is not None for outcome in run.outcomes.values()):
             rows = self.rows_ if with_rows else None
             self._standing = Standing(self.graph_, seed, run.names, run.outcomes, run.n_rows, rows, run.weights)
 
@@ -343,6 +348,8 @@ class DeKRRRegressor(NetworkRegressor):
         if self._standing is None:
             raise SettingsError(
                 "the privacy budget is spent by the first fit: a second release of sums would exceed it"
+                if self._is_private
+                else "the sums of the first fit were not kept: fit with store_sums=True"
             )
         if self.privacy is not None:
             raise SettingsError("the first fit sent sums without noise, which privacy cannot take back: fit anew")

@@ -32,9 +32,13 @@ def train_dekrr(settings: DeKRRSettings, tuning: Tuning | None = None, *, keep_p
     return partial(dekrr.train, settings=settings, tuning=tuning, keep_path=keep_path)
 
 
-def train_parts(settings: DeKRRSettings, tuning: Tuning | None, *, prediction: str, objective: str) -> Training:
+def train_parts(
+    settings: DeKRRSettings, tuning: Tuning | None, *, prediction: str, objective: str, keep_sums: bool
+) -> Training:
     """Return the training of DeKRR with a shared and a local part, as far as the settings ask for them."""
-    return partial(parts.train, settings=settings, tuning=tuning, prediction=prediction, objective=objective)
+    return partial(
+        parts.train, settings=settings, tuning=tuning, prediction=prediction, objective=objective, keep_sums=keep_sums
+    )
 
 
 def with_second(
@@ -63,7 +67,7 @@ def with_second(
     """
 
     def again(fixed: DeKRRSettings) -> Training:
-        return train_parts(fixed, None, prediction=prediction, objective=objective)
+        return train_parts(fixed, None, prediction=prediction, objective=objective, keep_sums=False)
 
     def predict(outcome: Outcome, X: Array) -> Array:
         return np.asarray(sum(member.weight * member.predict(X) for member in members_of(outcome, prediction)))

@@ -260,7 +260,7 @@ class _RankRun:
         self._end()
         return self._results
 
-    def _advanced(self, advance: Any, inboxes: Mapping[str, Any] | None) -> dict[str, Outbox] | None:
+    def _advanced(self, advance: Any, inboxes: dict[str, Any] | None) -> dict[str, Outbox] | None:
         """Take one step of every site; return the outboxes, or None where the sites here have ended."""
         steps = [Step(name, procedure, inboxes, self._exchange) for name, procedure in self._procedures.items()]
         advance(steps)

@@ -72,10 +72,14 @@ class Ranks:
 
     def send(self, rank: int, data: Any, tag: int = _DATA) -> None:
         """Begin to send a buffer of at most `PIECE` bytes to another rank."""
-        self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
+        self._forget_sent()
         self._sending.append((self._comm.Isend([data, MPI.BYTE], dest=rank, tag=tag), data))
         if tag == _DATA:
             self.sent[rank] += 1
+
+    def _forget_sent(self) -> None:
+        """Give up the buffers that have been sent."""
+        self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
 
     def receive_each(self, ranks: Iterable[int], take: Callable[[int, bytearray], bool], *, heeding: bool) -> None:
         """Receive from several ranks, in any order, until `take` has returned True for each of them.
@@ -104,6 +108,7 @@ class Ranks:
 
         while missing:
             self._wait(look, lambda: sorted(missing))
+        self._forget_sent()
 
     def drain(self, counts: Sequence[Mapping[int, int]] = (), warned: Iterable[int] = ()) -> None:
         """Receive what other ranks have sent and nobody waits for any more, and complete all sends.

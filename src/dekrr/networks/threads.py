@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, MutableMapping
 from functools import cache
 from typing import Any
 
@@ -25,22 +25,28 @@ _GLANCES = 3e-4, 0.02  # seconds between two polls of the running step's duratio
 
 
 class Step:
-    """One step of a site's procedure: from an inbox to the next outbox, or to the result."""
+    """One step of a site's procedure: from an inbox to the next outbox, or to the result.
 
-    def __init__(self, name: str, procedure: Procedure[Any], inboxes: Mapping[str, Any] | None, exchange: int) -> None:
+    The step takes the inbox out of `inboxes` and gives it up once it is read, so that of what a site does not keep of
+    its messages nothing stays in memory while other sites compute.
+    """
+
+    def __init__(
+        self, name: str, procedure: Procedure[Any], inboxes: MutableMapping[str, Any] | None, exchange: int
+    ) -> None:
         self.name = name
         self.ended = False
         self.outbox: Outbox = {}
         self.result: Any = None
         self.error: BaseException | None = None
         self._procedure = procedure
-        self._inbox = inboxes[name] if inboxes is not None else None
+        self._inbox = inboxes.pop(name) if inboxes is not None else None
         self._exchange = exchange
 
     def take(self) -> None:
         """Send the inbox to the procedure, and keep its outbox, its result or its error."""
         try:
-            self.outbox = next(self._procedure) if self._inbox is None else self._procedure.send(self._inbox)
+            self.outbox = self._procedure.send(self._read())
         except StopIteration as stop:
             self.ended, self.result = True, stop.value
         except BaseException as error:
@@ -48,6 +54,10 @@ class Step:
             self.error = error
             if isinstance(error, KeyboardInterrupt):
                 raise
+
+    def _read(self) -> Any:
+        inbox, self._inbox = self._inbox, None
+        return inbox
 
 
 def _take(steps: deque[Step]) -> None:

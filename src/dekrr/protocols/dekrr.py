@@ -21,7 +21,7 @@ from .offers import exchange_maps, read_offers
 from .outcome import Outcome
 from .preparation import preparation_of
 from .roll_call import RollCall
-from .rounds import assemble, rounds
+from .rounds import rounds
 from .run import Run
 from .site import Procedure, Site
 from .stages import Start
@@ -36,6 +36,7 @@ def train(
     tuning: Tuning | None = None,
     *,
     keep_path: bool = False,
+    keep_sums: bool = True,
 ) -> Procedure[Outcome]:
     """Train one site's model together with its neighbours (Algorithm 1).
 
@@ -49,9 +50,11 @@ def train(
         Bandwidths, alphas and consensuses to choose from by cross-validation first.
     keep_path : bool, default=False
         Keep the coefficients of every round in the outcome.
+    keep_sums : bool, default=True
+        Keep the sums in the outcome, so that training can go on from them.
     """
     # fmt: off
-    run = plan(chooser, settings, tuning, keep_path=keep_path)
+    run = plan(chooser, settings, tuning, keep_path=keep_path, keep_sums=keep_sums)
     run.refuse(site)                                               # every reason at once, before anything is sent
     start = yield from begin(site, run)                            # who is there, N, J; rows in agreed units
     return (yield from agree(start, run))
@@ -65,13 +68,19 @@ def agree(start: Start, run: Run) -> Procedure[Outcome]:
     run = yield from tuned(start, run)                             # nothing to do where all settings are numbers
     own = yield from choose(start, run)                            # line 3
     offers = yield from exchange_maps(start.site, own, run)        # lines 4, 5
-    ready = yield from run.exchange.sums(start, own, offers, run)  # line 6: sums, noisy sums, or the paper's rows
-    system = assemble(ready, run)                                  # lines 7, 8
-    return (yield from rounds(start, ready, system, run))          # lines 9 to 14
+    sums = run.exchange.sums(start, own, offers, run)              # line 6: sums, noisy sums, or the paper's rows
+    return (yield from rounds(start, (yield from sums), run))      # lines 7 to 14; nobody else holds the sums
     # fmt: on
 
 
-def plan(chooser: Chooser, settings: DeKRRSettings, tuning: Tuning | None = None, *, keep_path: bool = False) -> Run:
+def plan(
+    chooser: Chooser,
+    settings: DeKRRSettings,
+    tuning: Tuning | None = None,
+    *,
+    keep_path: bool = False,
+    keep_sums: bool = True,
+) -> Run:
     """Return the run that the settings ask for; refuse settings that are not what they may be."""
     solver = make_solver(settings.solver, settings.self_penalty)
     check_settings("the run", settings)
@@ -84,6 +93,7 @@ def plan(chooser: Chooser, settings: DeKRRSettings, tuning: Tuning | None = None
         solver=solver,
         tuning=tuning,
         keep_path=keep_path,
+        keep_sums=keep_sums,
     )
 
 

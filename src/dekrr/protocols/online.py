@@ -26,7 +26,7 @@ from .exchange import ExactSums, sum_up
 from .offers import check_degrees, offer_of, read_offers
 from .outcome import Outcome
 from .roll_call import RollCall
-from .rounds import assemble, rounds
+from .rounds import rounds
 from .run import Run
 from .site import Procedure, Site
 from .stages import Offers, SetUp, Start
@@ -96,9 +96,8 @@ def go_on(
         run = run.with_n_features(own_map.n_features)
     offers = yield from _exchange_maps(site, own_map, update, run)
     ready = yield from _exchange_sums(start, own_map, offers, update, run)
-    system = assemble(ready, run)
-    coefficients = before.coefficients if before is not None else np.zeros_like(system.row.right_side)
-    outcome = yield from rounds(start, ready, system, run, coefficients)
+    coefficients = before.coefficients if before is not None else np.zeros_like(ready.own.moment)
+    outcome = yield from rounds(start, ready, run, coefficients)
     if before is not None:
         outcome.calibration, outcome.classes = before.calibration, before.classes
         outcome.shared, outcome.local = before.shared, before.local

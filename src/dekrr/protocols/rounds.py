@@ -27,10 +27,10 @@ def assemble(ready: SetUp, run: Run) -> SiteSystem:
     return ready.system(run.settings.alpha, run.settings.consensus)
 
 
-def rounds(
-    start: Start, ready: SetUp, system: SiteSystem, run: Run, coefficients: Array | None = None
-) -> Procedure[Outcome]:
-    """Exchange coefficients and update them until all sites stop in the same round (lines 9 to 14).
+def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = None) -> Procedure[Outcome]:
+    """Assemble the block row, exchange coefficients and update them until all sites stop together (lines 7 to 14).
+
+    Sums that are not kept are given up before the first exchange.
 
     All sites may start from 0. Then no site has to be told so, and the first round goes without an exchange.
 
@@ -42,14 +42,18 @@ def rounds(
     ----------
     start : Start
     ready : SetUp
-    system : SiteSystem
-        The block row, from `assemble`.
     run : Run
     coefficients : ndarray of shape (n_features,) or (n_features, n_outputs), optional
         Where the site starts; None has all sites start from 0.
     """
-    settings, row, from_zero = run.settings, system.row, coefficients is None
+    settings, from_zero = run.settings, coefficients is None
+    system = assemble(ready, run)
+    row = system.row
     state = run.solver.start(system, np.zeros_like(row.right_side) if coefficients is None else coefficients)
+    del system
+    speaker = yield from _speaker(start, ready, run)
+    if not run.keep_sums:
+        ready = ready.without_sums()
     outcome = Outcome(
         ready.roster,
         start.scaling,
@@ -58,7 +62,7 @@ def rounds(
         neighbor_maps=ready.maps,
         own_weight=settings.own_weight,
         tuned=run.tuned,
-        ready=ready,
+        ready=ready if run.keep_sums else None,
         privacy=ready.spent,
         admission=start.site.admission,
     )
@@ -68,7 +72,6 @@ def rounds(
     scale = float(np.linalg.norm(row.right_side))
     sender = Sender(settings.wire, state.coefficients if from_zero else np.zeros_like(state.coefficients))
     listener = Listener({p: np.zeros((known.n_features, *outputs)) for p, known in ready.maps.items()})
-    speaker = yield from _speaker(start, ready, run)
     for k in range(settings.max_rounds + 1):
         shares: dict[str, tuple[float, ...]] = {}
         pull: Array | float = 0.0

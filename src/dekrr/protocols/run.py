@@ -88,6 +88,8 @@ class Run:
         What cross-validation chose. It is in the chooser and the settings already.
     keep_path : bool, default=False
         Keep the coefficients of every round in the outcome.
+    keep_sums : bool, default=True
+        Keep the sums in the outcome, so that training can go on from them.
     """
 
     chooser: Chooser
@@ -99,6 +101,7 @@ class Run:
     tuning: Tuning | None = None
     tuned: Tuned | None = None
     keep_path: bool = False
+    keep_sums: bool = True
 
     @property
     def looks_at_rows(self) -> list[str]:

@@ -1,7 +1,9 @@
 """What a site has after each stage of a run: a start, its neighbours' maps, and sums."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from ..features import FeatureMap
 from ..privacy.mechanism import Spent
@@ -89,6 +91,10 @@ class SetUp:
     ridge: float = 0.0
     spent: Spent | None = None
     masked: bool = False
+
+    def without_sums(self) -> "SetUp":
+        """Return all but the sums, from which training cannot go on."""
+        return replace(self, own=OwnSums(np.empty((0, 0)), np.empty(0), 0.0), received={}, sent={})
 
     def system(self, alpha: float, consensus: float) -> SiteSystem:
         """Return the site's block row of the linear system, and what it is assembled from."""

@@ -54,6 +54,15 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             agreed=False,
         ),
     ] = False
+    store_sums: Annotated[
+        bool,
+        Setting(
+            "Keep the sums over rows, so that `partial_fit` and `remove_site` can go on from the fit. Without them a "
+            "fit of very many sites takes a third less memory.",
+            FLAG,
+            agreed=False,
+        ),
+    ] = True
     deployment: Annotated[
         bool,
         Setting(
