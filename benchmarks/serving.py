@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 N_FEATURES = 100
+RATE, CPU = "requests per second", "CPU us per request"
 COLUMNS = [f"x{i}" for i in range(8)]
 
 
@@ -184,8 +185,8 @@ def measure(seconds: float, repeats: int) -> list[dict[str, object]]:
                                 "server": kind,
                                 "rows": n_rows,
                                 "connections": n_connections,
-                                "requests per second": round(len(took) / lasted, 1),
-                                "CPU us per request": round(1e6 * cpu / len(took), 1),
+                                RATE: round(len(took) / lasted, 1),
+                                CPU: round(1e6 * cpu / len(took), 1),
                                 "p50 ms": round(1e3 * float(np.quantile(took, 0.5)), 3),
                                 "p99 ms": round(1e3 * float(np.quantile(took, 0.99)), 3),
                                 "failed": failed,
@@ -214,23 +215,26 @@ def _await(port: int) -> None:
     raise TimeoutError(f"no server on port {port} after 30 seconds")
 
 
+def median(runs: list[dict[str, object]], name: str, beside: list[dict[str, object]] | None = None) -> float:
+    """Return the median of a figure, or of its ratios to the same figure of other runs."""
+    values = np.array([run[name] for run in runs], dtype=float)
+    return float(np.median(values if beside is None else values / [float(str(run[name])) for run in beside]))
+
+
 def show(results: list[dict[str, object]]) -> None:
-    """Print medians over the repeats."""
+    """Print medians over the repeats; ratios are those of one repeat, whose measurements follow each other."""
     print("| rows | connections | server | requests/s | of bare | CPU us | of bare | p50 ms | p99 ms | failed |")
     print("|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|")
     cases = list(dict.fromkeys((r["rows"], r["connections"]) for r in results))
     for rows, connections in cases:
         group = [r for r in results if (r["rows"], r["connections"]) == (rows, connections)]
-        bare = bare_cpu = 0.0
+        bare = [r for r in group if r["server"] == "bare framework"]
         for server in dict.fromkeys(r["server"] for r in group):
             runs = [r for r in group if r["server"] == server]
-            rate, cpu, p50, p99 = (
-                float(np.median([r[name] for r in runs]))
-                for name in ("requests per second", "CPU us per request", "p50 ms", "p99 ms")
-            )
-            bare, bare_cpu = bare or rate, bare_cpu or cpu
+            rate, cpu, p50, p99 = (median(runs, name) for name in (RATE, CPU, "p50 ms", "p99 ms"))
+            of_rate, of_cpu = (median(runs, name, bare) for name in (RATE, CPU))
             failed = sum(int(str(r["failed"])) for r in runs)
-            speed = f"{rate:.0f} | {rate / bare:.2f} | {cpu:.0f} | {cpu / bare_cpu:.2f}"
+            speed = f"{rate:.0f} | {of_rate:.2f} | {cpu:.0f} | {of_cpu:.2f}"
             print(f"| {rows} | {connections} | {server} | {speed} | {p50:.2f} | {p99:.2f} | {failed} |")
 
 

@@ -3,10 +3,10 @@
 python tests/soak_studies.py 20          # seeds 0 to 19
 python tests/soak_studies.py --first 7 1 # one seed again
 
-A seed draws a schedule of kills, stops (SIGSTOP), full disks, clock jumps and restarts of the relay, against three
-sites. Two studies are approved by all sites, the third by two of three. After the faults every run must end, every
-model must be that of the local network for its membership, the third study must not have run, and every audit trail
-must verify.
+A seed draws a schedule of kills, stops (SIGSTOP), partitions, full disks, clock jumps and restarts of the relay,
+against three sites. Two studies are approved by all sites, the third by two of three. After the faults every run must
+end, every model must be that of the local network for its membership, the third study must not have run, and every
+audit trail must verify.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -46,9 +47,10 @@ from dekrr.privacy.admission import kept
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.selection import CHOOSERS
+from lines import Line
 
 NAMES = ["a", "b", "c"]
-FAULTS = ["kill", "kill", "kill all", "stop", "disk", "clock", "relay", "relay"]
+FAULTS = ["kill", "kill", "kill all", "stop", "cut off", "cut off", "disk", "clock", "relay", "relay"]
 DEADLINE = 150.0
 
 
@@ -92,9 +94,25 @@ class Play:
         self.sites = Consortium(folder, NAMES, relayed=("c",))
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["soak_studies", "pandas", "pyarrow.parquet"])
+        self.lines = self._lines()
         self.processes = {}
         self.happened = Counter()
         self.digests = {}
+
+    def _lines(self):
+        """Put a line before each address that a site dials; return the lines of each site."""
+        found = {name: [] for name in NAMES}
+        for name in NAMES:
+            path = self.sites.home(name) / "site.toml"
+            config = read_standing(path)
+            relay, direct = Line(config.relay), {p: Line(e) for p, e in config.neighbors.items() if e != "relay"}
+            text = path.read_text().replace(config.relay, relay.endpoint)
+            for neighbor, line in direct.items():
+                text = text.replace(f'{neighbor} = "{config.neighbors[neighbor]}"', f'{neighbor} = "{line.endpoint}"')
+                found[neighbor].append(line)
+            path.write_text(text)
+            found[name] += [relay, *direct.values()]
+        return found
 
     def start(self, name):
         target = carry if name == "relay" else stand
@@ -141,6 +159,12 @@ class Play:
             os.kill(process.pid, signal.SIGSTOP)
             time.sleep(self.rng.uniform(0, 12))
             os.kill(process.pid, signal.SIGCONT)
+        elif kind == "cut off":
+            for line in self.lines[name]:
+                line.break_off() if self.rng.random() < 0.3 else line.hold()
+            time.sleep(self.rng.uniform(0, 12))
+            for line in self.lines[name]:
+                line.mend()
         elif kind == "disk":
             (home / "disk is full").touch()
             time.sleep(self.rng.uniform(0, 4))
@@ -173,6 +197,8 @@ class Play:
             for process in self.processes.values():
                 process.join(20)
                 process.kill()
+            for line in {line for lines in self.lines.values() for line in lines}:
+                line.cut()
         return self.check()
 
     def wait(self):
@@ -253,6 +279,7 @@ def main():
     parser.add_argument("count", nargs="?", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no seed later than this")
+    parser.add_argument("--keep", type=Path, help="a folder for the files of seeds that failed")
     arguments = parser.parse_args()
     started, outcomes, faults, failed, ran = time.monotonic(), Counter(), Counter(), [], 0
     for seed in range(arguments.first, arguments.first + arguments.count):
@@ -268,9 +295,8 @@ def main():
             except Exception as error:
                 failed.append(seed)
                 print(f"seed {seed} failed: {type(error).__name__}: {error}", flush=True)
-                if arguments.count == 1:
-                    for name in NAMES:
-                        print(name, (play.sites.home(name) / "log").read_text(), flush=True)
+                if arguments.keep is not None:
+                    shutil.copytree(folder, arguments.keep / str(seed), symlinks=True)
             faults += play.happened
     print(f"{ran} seeds in {time.monotonic() - started:.0f} s; failed: {failed}")
     print("faults:", dict(faults))

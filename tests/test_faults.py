@@ -1,6 +1,5 @@
 """Faults that an operator met: rows that change, a log that nobody reads, slow and broken links, noise at the door."""
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from dekrr.errors import DataError
 from dekrr.rows import StreamedRows
 from dekrr.rows import survey as survey_module
 from dekrr.rows.sources import open_source
+from lines import Line
 from meshes import Mesh, wait_until
 
 NODE = [sys.executable, "-c", "from dekrr.cli import main; main()", "node"]
@@ -93,52 +93,12 @@ def test_what_cannot_be_written_is_dropped():
         steady.flush()
 
 
-class Line:
-    """A proxy between two sites, which can be cut for good."""
-
-    def __init__(self, target):
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._open = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self):
-        for end in (self._listener, *self._open):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)  # a thread that waits in recv would keep a closed one open
-            end.close()
-
-    def _accept(self):
-        while True:
-            try:
-                one, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                other = socket.create_connection(self._target)
-            except OSError:  # nobody listens there yet
-                one.close()
-                continue
-            self._open += [one, other]
-            for source, sink in ((one, other), (other, one)):
-                threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
-
-    def _carry(self, source, sink):
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-
 def test_a_link_that_breaks_for_good_costs_no_site(tmp_path):
     mesh = Mesh(tmp_path, 4, patience=3.0, settings={"tol": 0.0, "max_rounds": 5000})
     lines = []
     for one, other in ((0, 1), (1, 0)):  # either of the two may be the one that dials
         host, port = mesh.network.site[one].endpoint.split(":")
-        lines.append(Line((host, int(port))))
+        lines.append(Line(f"{host}:{port}"))
         mesh.edit(f"s0{other}", f's0{one} = "{host}:{port}"', f's0{one} = "{lines[-1].endpoint}"')
     processes = {name: mesh.process(name) for name in mesh.names}
     checkpoint = mesh.home("s00") / CHECKPOINT

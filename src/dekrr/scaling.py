@@ -69,7 +69,8 @@ class Scaling:
         return cls(lower, upper, (lower - rooms, upper + rooms))
 
     @cached_property
-    def _spans(self) -> Array:
+    def spans(self) -> Array:
+        """The upper bounds minus the lower; 1 where they are equal."""
         spans = self.upper - self.lower
         return np.where(spans > 0, spans, 1.0)
 
@@ -77,7 +78,7 @@ class Scaling:
         """Return the centre and half the span of each output in `y`."""
         outputs = _outputs(y)
         centres: Array = (self.lower[outputs] + self.upper[outputs]) / 2
-        half_spans: Array = self._spans[outputs] / 2
+        half_spans: Array = self.spans[outputs] / 2
         return centres, half_spans
 
     def rows(self, X: Array) -> Array:
@@ -85,7 +86,7 @@ class Scaling:
         columns = slice(X.shape[1])
         if self.limits is not None:
             X = np.clip(X, self.limits[0][columns], self.limits[1][columns])
-        return (X - self.lower[columns]) / self._spans[columns]
+        return (X - self.lower[columns]) / self.spans[columns]
 
     def responses(self, y: Array) -> Array:
         """Return responses scaled so that the agreed bounds become -1 and 1."""
@@ -108,7 +109,7 @@ class Scaling:
         """
         outputs = slice(-len(factors), None)
         lower, upper = self.lower.copy(), self.upper.copy()
-        centres, half_spans = (lower[outputs] + upper[outputs]) / 2, self._spans[outputs] / 2 * factors
+        centres, half_spans = (lower[outputs] + upper[outputs]) / 2, self.spans[outputs] / 2 * factors
         lower[outputs], upper[outputs] = centres - half_spans, centres + half_spans
         return replace(self, lower=lower, upper=upper)
 

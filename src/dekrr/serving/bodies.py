@@ -22,6 +22,7 @@ from .columns import Column, columns_of
 JSON, CSV, ARROW = "application/json", "text/csv", "application/vnd.apache.arrow.stream"
 MEDIA_TYPES = (JSON, CSV, ARROW)
 _WHERE = "the request"
+_encoder = msgspec.json.Encoder()
 Rows = Array | dict[str, np.ndarray]
 
 
@@ -393,9 +394,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def written(answer: Answer, media_type: str) -> bytes:
     """Return an answer as a body of this media type."""
     if media_type == JSON:
-        values, *ends = (part.tolist() for part in answer.parts().values())
-        body = {"predictions": values, "model": answer.model, **dict(zip(("lower", "upper"), ends, strict=False))}
-        return msgspec.json.encode(body)
+        body = {"predictions": answer.values.tolist(), "model": answer.model}
+        if answer.interval is not None:
+            body |= {"lower": answer.interval[:, 0].tolist(), "upper": answer.interval[:, 1].tolist()}
+        return _encoder.encode(body)
     import pyarrow as pa
 
     table = pa.table(answer.columns())

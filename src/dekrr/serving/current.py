@@ -13,6 +13,7 @@ from pathlib import Path
 from ..errors import DataError, DekrrError
 from ..model import SiteModel, load
 from .bodies import RowReader
+from .one_row import OneRow
 
 MODEL, CURRENT, VERSIONS = "model.safetensors", "current", "versions"
 _SUFFIX = ".safetensors"
@@ -29,6 +30,7 @@ class Version:
     ----------
     model : SiteModel
     read_rows : RowReader
+    one_row : OneRow
     name : str
         The first digits of the SHA-256 of the file.
     path : Path
@@ -38,6 +40,7 @@ class Version:
 
     model: SiteModel
     read_rows: RowReader
+    one_row: OneRow
     name: str
     path: Path
     since: float
@@ -145,7 +148,7 @@ class CurrentModel:
                 name = hashlib.file_digest(file, "sha256").hexdigest()[:12]
             model = load(path)
             if _state_of(path) == before:
-                return Version(model, RowReader(model, self._max_rows), name, path, time.time())
+                return Version(model, RowReader(model, self._max_rows), OneRow(model), name, path, time.time())
         raise DataError(f"{path} was replaced {_ATTEMPTS} times while it was read")
 
 

@@ -15,7 +15,8 @@ import msgspec
 from anyio import CapacityLimiter, to_thread
 
 from ..errors import DataError, SettingsError
-from .bodies import Answer, Refusal, media_type_of, n_rows_of, written
+from ..types import Array
+from .bodies import Answer, Refusal, Rows, media_type_of, n_rows_of, written
 from .current import CurrentModel, Version
 from .guards import Gate, Limits
 from .metrics import Metrics
@@ -67,9 +68,12 @@ class Predictions:
             body = await self._body(headers, receive)
             began = time.perf_counter()
             version = self._current.version  # of this request, to its end
-            answer = partial(self._answer, version, body, headers, scope["query_string"])
-            small = len(body) <= _SMALL
-            content, media_type, n_rows = answer() if small else await to_thread.run_sync(answer, limiter=self._threads)
+            arguments = version, body, headers, scope["query_string"]
+            if len(body) <= _SMALL:
+                content, media_type, n_rows = self._answer(*arguments)
+            else:
+                answer = partial(self._answer, *arguments)
+                content, media_type, n_rows = await to_thread.run_sync(answer, limiter=self._threads)
         except _Left:
             return
         except Refusal as refusal:
@@ -88,8 +92,7 @@ class Predictions:
         coverage = _coverage(query) if query else None
         rows = version.read_rows(body, given)
         try:
-            model = version.model
-            values = model.predict(rows) if isinstance(rows, dict) else model.predict_encoded(rows)
+            values = _values(version, rows)
             interval = None if coverage is None else _interval(version, rows, coverage)
         except (DataError, SettingsError) as error:
             raise Refusal(422, str(error)) from None
@@ -153,6 +156,12 @@ def _coverage(query: bytes) -> float:
     if not 0 < coverage < 1:
         raise Refusal(422, f"coverage must be a number between 0 and 1, got {given['coverage']!r}")
     return coverage
+
+
+def _values(version: Version, rows: Rows) -> Array:
+    if isinstance(rows, dict):
+        return version.model.predict(rows)
+    return version.one_row(rows) if len(rows) == 1 else version.model.predict_encoded(rows)
 
 
 def _interval(version: Version, rows: Any, coverage: float) -> Any:
