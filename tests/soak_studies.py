@@ -51,7 +51,7 @@ from lines import Line
 
 NAMES = ["a", "b", "c"]
 FAULTS = ["kill", "kill", "kill all", "stop", "cut off", "cut off", "disk", "clock", "relay", "relay"]
-DEADLINE = 150.0
+DEADLINE = 150.0  # seconds without progress
 
 
 def stand(home):
@@ -202,12 +202,18 @@ class Play:
         return self.check()
 
     def wait(self):
-        until = time.monotonic() + DEADLINE
+        before, until = 0, 0.0
         while open_runs := self.open_runs():
-            assert time.monotonic() < until, f"never ended: {open_runs}"
+            if (now := self.progress()) != before:
+                before, until = now, time.monotonic() + DEADLINE
+            assert time.monotonic() < until, f"stands still for {DEADLINE:g} seconds: {open_runs}"
             for name, process in self.processes.items():
                 assert process.is_alive(), f"{name} has ended: {(self.sites.home(name) / 'log').read_text()[-2000:]}"
             time.sleep(0.3)
+
+    def progress(self):
+        """Return what grows as long as runs go on; a busy machine is no hang."""
+        return sum(path.stat().st_size for path in self.sites.folder.glob("*/studies/*/versions/*/run.jsonl"))
 
     def versions(self, name, study):
         return Versions(self.sites.home(name) / "studies" / f"{study}-{self.digests[study][:8]}")
