@@ -13,6 +13,7 @@ import os
 import resource
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,12 @@ TERMS = ("a site", "a site, exchange", "a site, exchange, feature^2", "a site, r
 
 def run(arguments: argparse.Namespace) -> None:
     from dekrr import DeKRRRegressor
+    from dekrr.networks.local import LocalNetwork
     from dekrr.networks.mpi import MPINetwork
 
     network = MPINetwork(gather=False)
+    if arguments.local and network.n_ranks > 1:
+        raise SystemExit("--local is for one process: start it without mpiexec")
     n_sites, n_rows = arguments.sites, arguments.rows
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(n_rows * n_sites, 5))
@@ -47,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
         scale=None,
         random_state=0,
         topology=graph,
-        network=network,
+        network=partial(LocalNetwork, n_threads=1) if arguments.local else network,
         **settings,
     )
     latency, bandwidth = link(network)
@@ -81,6 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
         "most sites of a rank": all_ranks[:, 4].max(),
         "latency": latency,
         "bandwidth": bandwidth,
+        "network": "local, one thread" if arguments.local else "mpi",
         "keeps sums": arguments.keep_sums,
         "niceness": os.nice(0),
         "cores": os.cpu_count(),
@@ -203,6 +208,7 @@ def main() -> None:
     timing.add_argument("--sites", type=int, default=1000)
     timing.add_argument("--features", type=int, default=20)
     timing.add_argument("--rows", type=int, default=30)
+    timing.add_argument("--local", action="store_true", help="one process without MPI, and one thread")
     timing.add_argument("--keep-sums", action="store_true", help="keep the sums, for partial_fit")
     timing.add_argument("--out", type=Path)
     timing.set_defaults(do=run)
