@@ -125,11 +125,33 @@ def test_predictions_by_a_column_of_sites_are_lazy_too():
     np.testing.assert_allclose(lazily.compute().to_numpy(), regressor.predict(table, sites="station"))
 
 
+@pytest.mark.parametrize("backend", ["numpy", "pyarrow"])
+def test_one_frame_with_a_column_of_sites_is_a_frame_for_each(tmp_path, backend):
+    """Also of Arrow's types. Most partitions have rows of some sites only."""
+    frames = frames_of_sites()
+    table = pd.concat([own.assign(station=site) for site, own in frames.items()], ignore_index=True)
+    table.to_parquet(tmp_path / "table.parquet", row_group_size=50)
+    options = {} if backend == "numpy" else {"dtype_backend": "pyarrow"}
+    together = dd.read_parquet(tmp_path / "table.parquet", split_row_groups=True, blocksize=None, **options)
+    assert together.npartitions > 3
+    settings = SETTINGS | {"features": "plain"}
+    ours = DeKRRRegressor(**settings).fit(together, "y", sites="station")
+    apart = DeKRRRegressor(**settings).fit(frames, "y")
+    assert ours.n_rows_ == apart.n_rows_
+    for site, own in frames.items():
+        np.testing.assert_allclose(ours.models_[site].predict(own), apart.models_[site].predict(own), atol=1e-7)
+    ours.partial_fit(together, "y", sites="station")
+    assert ours.n_rows_ == {site: 2 * n for site, n in apart.n_rows_.items()}
+
+
 def test_what_cannot_be_done_is_said():
     frames = frames_of_sites()
     table = pd.concat([own.assign(station=site) for site, own in frames.items()], ignore_index=True)
-    with pytest.raises(DataError, match="a Dask frame holds the rows of one site: give a mapping"):
-        DeKRRRegressor(**SETTINGS).fit(dd.from_pandas(table, npartitions=3), "y", sites="station")
+    with pytest.raises(DataError, match="has no column 'town'; it has a, b, c, y, station"):
+        DeKRRRegressor(**SETTINGS).fit(dd.from_pandas(table, npartitions=3), "y", sites="town")
+    nowhere = table.assign(station=table.station.where(table.index != 7))
+    with pytest.raises(DataError, match="has rows without a site in column 'station'"):
+        DeKRRRegressor(**SETTINGS).fit(dd.from_pandas(nowhere, npartitions=3), "y", sites="station")
     with pytest.raises(DataError, match="say which is the response"):
         LocalRegressor(n_features=5).fit({"a": dd.from_pandas(frame_of(50), npartitions=2)})
     bad = frame_of(60)

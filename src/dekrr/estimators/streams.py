@@ -137,12 +137,9 @@ def rows_of(
         if y is None or isinstance(columns, int):
             raise DataError("a source with a site column must have named columns, with y the response's name")
         source = next(iter(sources.values()))
-        if isinstance(source, SpreadSource):
-            raise DataError(
-                "a Dask frame holds the rows of one site: give a mapping of site to frame, as in "
-                "{site: frame[frame.station == site] for site in stations}"
-            )
-        return split_by_site(source, columns, y, sites, seed, weight, here)
+        if not isinstance(source, SpreadSource):
+            return split_by_site(source, columns, y, sites, seed, weight, here)
+        sources = source.by_site(sites)
     labels, _ = factorise(list(sources), len(sources))
     rows: dict[Hashable, Rows] = {}
     for label in labels:

@@ -6,13 +6,14 @@ process is a sample of at most 20,000 rows, and sums. Results are added in the o
 they do not depend on which worker has computed what, and how often.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..errors import DataError
+from ..labels import factorise
 from ..scaling import Scaling
 from ..types import Array, Block
 from .batches import AnyColumns, Batch, block_of, count_of, names_of
@@ -64,16 +65,35 @@ class SpreadSource(Source):
     Parameters
     ----------
     frame : dask.dataframe.DataFrame
+    name : str, optional
+        The name in error messages.
     """
 
-    def __init__(self, frame: Any) -> None:
-        super().__init__("the Dask frame")
+    def __init__(self, frame: Any, name: str = "the Dask frame") -> None:
+        super().__init__(name)
         self._frame = frame
 
     @property
     def columns(self) -> list[str]:
         """The names of the columns."""
         return [str(name) for name in self._frame.columns]
+
+    def by_site(self, column: str) -> "dict[Hashable, SpreadSource]":
+        """Return the rows of each site that a column names; a pass over that column finds the sites.
+
+        Every site passes over all partitions of the frame. Where the files are sorted by site, Dask leaves out those
+        that cannot have rows of it.
+        """
+        if column not in self.columns:
+            raise DataError(f"{self.name} has no column {column!r}; it has {', '.join(self.columns)}")
+        labels_there = self._frame[column].unique().compute()
+        if labels_there.isna().any():
+            raise DataError(f"{self.name} has rows without a site in column {column!r}: drop them, or name their site")
+        labels, _ = factorise(labels_there, len(labels_there))
+        return {
+            label: SpreadSource(self._frame[self._frame[column] == label], f"{self.name}, site {label!r}")
+            for label in labels
+        }
 
     def partitions(self, wanted: Sequence[str] | None) -> list[Any]:
         """Return the partitions with the wanted columns, each to be computed."""
