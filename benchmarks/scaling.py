@@ -1,10 +1,12 @@
-"""Time fits of many sites on the ranks of an MPI program, and fit a cost model to the times.
+"""Time fits of many sites on the ranks of an MPI program, fit a cost model to the times, and draw them.
 
 mpiexec -n 2 python benchmarks/scaling.py run --sites 1000 --features 20 --out benchmarks/results/scaling.jsonl
 python benchmarks/scaling.py model --figures benchmarks/results/scaling.jsonl
+python benchmarks/scaling.py picture --figures benchmarks/results/scaling.jsonl --out docs/many-ranks.png
 
 Every fit is of random 4-regular graphs with plain features, sigma 0.5, alpha 1e-6, consensus 1, tol 1e-6, without a
-shared or a local part. Times are CPU seconds of the rank that used most, because the ranks of a test may share cores.
+shared or a local part. The model is of CPU seconds of the rank that used most, because the ranks of a test may share
+cores. Fits of half a million features and more are not in the fit of the model: they check it.
 """
 
 import argparse
@@ -23,6 +25,8 @@ from scipy.optimize import nnls
 
 DEGREE = 4
 TERMS = ("a site", "a site, exchange", "a site, exchange, feature^2", "a site, row, feature^2", "a site of all")
+DIAMETER = 12.8 / 100_000**2  # seconds of the root for each pair of sites, in a random 4-regular graph
+LARGEST_EXACT = 150_000  # sites of such a graph whose diameter is not bounded but found
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -157,48 +161,89 @@ def terms(figure: dict[str, Any]) -> list[float]:
     ]
 
 
+def computing(figure: dict[str, Any], costs: np.ndarray) -> float:
+    """Return the predicted CPU seconds of a rank: its part, and the diameter at one of them, which is timed alone."""
+    root = DIAMETER * figure["sites"] ** 2 if figure["sites"] <= LARGEST_EXACT else 0.0
+    return float(np.array(terms(figure)) @ costs) + root
+
+
 def seconds(figure: dict[str, Any], costs: np.ndarray) -> float:
     """Return the predicted seconds of a fit: computing, and the messages between ranks."""
     n_peers = min(figure["ranks"] - 1, 64)
-    if not n_peers:
-        return float(terms(figure) @ costs)
     waits = figure["exchanges"] * n_peers * figure["latency"]
-    return float(terms(figure) @ costs + waits + figure["bytes between ranks"] / figure["ranks"] / figure["bandwidth"])
+    return computing(figure, costs) + waits + figure["bytes between ranks"] / figure["ranks"] / figure["bandwidth"]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the figures of fits on ranks."""
+    figures = [json.loads(line) for line in path.read_text().splitlines()]
+    return [figure for figure in figures if figure.get("network", "mpi") == "mpi"]
+
+
+def is_check(figure: dict[str, Any]) -> bool:
+    """Return whether a figure checks the model, and is not in its fit."""
+    return bool(figure["sites"] * figure["features"] >= 500_000)
+
+
+def costs_of(figures: list[dict[str, Any]]) -> np.ndarray:
+    """Return the costs of all terms in seconds, none below 0, that have the smallest relative errors."""
+    known = [figure for figure in figures if not is_check(figure)]
+    measured = np.array([figure["cpu"] for figure in known])
+    alone = np.array([computing(figure, np.zeros(len(TERMS))) for figure in known])
+    costs, _ = nnls(np.array([terms(figure) for figure in known]) / measured[:, None], 1 - alone / measured)
+    return np.asarray(costs)
 
 
 def model(arguments: argparse.Namespace) -> None:
-    figures = [json.loads(line) for line in arguments.figures.read_text().splitlines()]
-    largest = max(figure["sites"] for figure in figures)
-    known = [figure for figure in figures if figure["sites"] < largest]
-    work, measured = np.array([terms(figure) for figure in known]), np.array([figure["cpu"] for figure in known])
-    costs, _ = nnls(work / measured[:, None], np.ones(len(known)))  # relative errors
+    figures = read(arguments.figures)
+    costs = costs_of(figures)
     for name, cost in zip(TERMS, costs, strict=True):
         print(f"{name}: {cost:.3g} s")
-    print("\nsites, D, ranks: measured and predicted CPU seconds of a rank")
-    for figure in figures:
-        predicted = float(np.array(terms(figure)) @ costs)
-        kept = "" if figure["sites"] < largest else "  (not in the fit)"
-        shape = f"{figure['sites']}, {figure['features']}, {figure['ranks']}"
-        print(f"{shape}: {figure['cpu']:.2f} {predicted:.2f} {predicted / figure['cpu'] - 1:+.0%}{kept}")
-    worst = max(figures, key=lambda figure: figure["sites"])
+    print("\n| sites | D, rows a site | ranks | seconds | CPU seconds of a rank | the model | GB of all ranks |")
+    print("|---|---|---|---|---|---|---|")
+    for figure in sorted(figures, key=lambda each: (is_check(each), each["features"], each["sites"], each["ranks"])):
+        predicted = computing(figure, costs)
+        error = f"{predicted:.2f} ({predicted / figure['cpu'] - 1:+.0%}{', a check' * is_check(figure)})"
+        shape = f"{figure['sites']:,} | {figure['features']}, {figure['rows']} | {figure['ranks']}"
+        memory = figure["peak bytes of all ranks"] / 1e9
+        print(f"| {shape} | {figure['wall']:.1f} | {figure['cpu']:.2f} | {error} | {memory:.2f} |")
     print("\npredictions, with 2 microseconds and 10 GB/s between ranks")
-    for n_sites, size, n_ranks, diameter in ((10_000, 100, 64, 11), (100_000, 20, 2, 14), (1_000_000, 20, 1000, 34)):
-        exchanges = worst["exchanges"] + 4 * (diameter - 10)
+    for n_sites, size, n_rows, n_ranks, exchanges in ((10_000, 100, 200, 64, 67), (1_000_000, 20, 30, 1000, 110)):
         bytes_of_edge = 8 * (size * (size + 1) / 2 + size**2) + exchanges * (8 * size + 40)
-        crossing = 0.5 if n_ranks == 2 else 0.9
         figure = {
             "sites": n_sites,
             "features": size,
-            "rows": 200 if size == 100 else 30,
+            "rows": n_rows,
             "ranks": n_ranks,
             "exchanges": exchanges,
             "most sites of a rank": 1.03 * n_sites / n_ranks,
             "latency": 2e-6,
             "bandwidth": 1e10,
-            "bytes between ranks": crossing * DEGREE * n_sites * bytes_of_edge,
+            "bytes between ranks": 0.9 * DEGREE * n_sites * bytes_of_edge,
         }
         whole = costs[-1] * n_sites
-        print(f"{n_sites} sites, D = {size}, {n_ranks} ranks: {seconds(figure, costs):.0f} s, the graph {whole:.0f} s")
+        print(f"{n_sites} sites, D = {size}, {n_ranks} ranks: {seconds(figure, costs):.1f} s, the graph {whole:.1f} s")
+
+
+def picture(arguments: argparse.Namespace) -> None:
+    """Draw the seconds of fits on two ranks against the number of sites, and what the model says."""
+    from matplotlib.figure import Figure
+
+    figures = [figure for figure in read(arguments.figures) if figure["ranks"] == 2]
+    costs = costs_of(read(arguments.figures))
+    drawn = Figure(figsize=(5.4, 3.6), layout="constrained")
+    axes = drawn.subplots()
+    for size, colour in ((20, "tab:blue"), (100, "tab:orange"), (200, "tab:green")):
+        own = sorted((each for each in figures if each["features"] == size), key=lambda each: each["sites"])
+        sites = [each["sites"] for each in own]
+        axes.loglog(sites, [each["wall"] for each in own], "o", color=colour, label=f"D = {size}")
+        axes.loglog(sites, [seconds(each, costs) for each in own], ":", color=colour)
+    axes.plot([], [], ":", color="grey", label="the model")
+    axes.set(xlabel="sites", ylabel="seconds", title="Fits on two ranks, random 4-regular graphs")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    drawn.savefig(arguments.out, dpi=150)
+    print(f"picture: {arguments.out}")
 
 
 def main() -> None:
@@ -215,6 +260,10 @@ def main() -> None:
     fitting = commands.add_parser("model")
     fitting.add_argument("--figures", type=Path, default=Path("benchmarks/results/scaling.jsonl"))
     fitting.set_defaults(do=model)
+    drawing = commands.add_parser("picture")
+    drawing.add_argument("--figures", type=Path, default=Path("benchmarks/results/scaling.jsonl"))
+    drawing.add_argument("--out", type=Path, default=Path("docs/many-ranks.png"))
+    drawing.set_defaults(do=picture)
     arguments = parser.parse_args()
     arguments.do(arguments)
 
