@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dekrr.attacks.overhearing import Record
 from dekrr.errors import KeysError, MessageError, SettingsError
+from dekrr.estimators.procedures import train_dekrr, with_second
 from dekrr.messages import Coefficients, Masked, MaskedRound, MaskKey, MaskKeys, Moments, Sums, Total, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy.masks import FixedPoint, Identity, KeyPair, MaskError, Pads, derived_secret, hidden, revealed
@@ -224,6 +225,28 @@ def test_no_mask_is_used_twice():
             pads.words(number, 100)
     assert not np.intersect1d(first, pads.words(4, 100)).size
     assert not np.intersect1d(first, Pads("a", [("b", bytes(32))]).words(3, 101)).size
+
+
+@pytest.mark.parametrize(("scale", "outputs"), [("minmax", 2), ("quantiles", 1)])
+def test_no_mask_is_used_twice_in_a_run_of_two_trainings(monkeypatch, scale, outputs):
+    """A node's keys are the same in all of a run; so every agreement on keys must have another context."""
+    used, real = [], Pads.words
+
+    def words(self, number, size):
+        used.extend((key, number, size) for key, adds in self._keys if adds)
+        return real(self, number, size)
+
+    monkeypatch.setattr(Pads, "words", words)
+    sites = {}
+    for name, site in sites_of(GRAPHS["complete"], n_rows=60).items():
+        rows = ArrayRows(site.X, np.column_stack([site.y] * outputs) if outputs > 1 else site.y)
+        sites[name] = replace(site, rows=rows, identity=Identity("run", derived_secret(b"secret", name)))
+    settings = msgspec.structs.replace(SETTINGS, masks=True, scale=scale, allocation="gain", max_rounds=4, tol=0.0)
+    training = train_dekrr(settings)
+    both = with_second(training, settings, fits_shared=False, prediction="own", objective="own")
+    run_all(sites, lambda site: both(site, Greedy(4)))
+    assert len(used) > 100
+    assert len(used) == len(set(used))
 
 
 def test_a_mask_that_is_left_is_noticed():

@@ -11,9 +11,10 @@ import dekrr
 from dekrr import AllReduceRegressor, CentralizedKRR, DeKRRRegressor
 from dekrr.attacks.overhearing import Record
 from dekrr.errors import DataError
-from dekrr.messages import Bounds, Total
+from dekrr.messages import Bounds, Masked, Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy.quantiles import ROOM, SHARE, rounded_counts
+from dekrr.protocols.masking import Agreement
 from dekrr.protocols.online import go_on
 from dekrr.protocols.preparation import AgreedQuantiles
 from dekrr.protocols.roll_call import RollCall
@@ -26,10 +27,14 @@ from dekrr.settings import DeKRRSettings
 PATH = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}
 
 
-def agree(rows, fewest=10, graph=PATH):
+def agree(rows, fewest=10, graph=PATH, masked=False):
     record = Record()
     sites = [Site(name, graph[name], rows[name]) for name in graph]
-    procedures = {site.name: AgreedQuantiles(fewest).agree(site, RollCall(site)) for site in sites}
+    procedures = {}
+    for site in sites:
+        roll = RollCall(site)
+        agreement = Agreement(site, roll, lone_neighbor="refuse", over_tree=True) if masked else None
+        procedures[site.name] = AgreedQuantiles(fewest).agree(site, roll, agreement)
     found = LocalNetwork(graph, observers=[record]).run(procedures)
     return found["a"], record, found
 
@@ -99,6 +104,27 @@ def test_no_message_depends_on_a_row_beyond_the_others():
         np.testing.assert_array_equal(first, second)
     moved[np.argsort(rows["c"].X[:, 0])[-40:], 0] = 1e4  # as many as may be told
     assert agree({**rows, "c": ArrayRows(moved, rows["c"].y)})[0].upper[0] > 9e3
+
+
+def test_masked_counts_give_the_same_bounds_and_no_site_learns_counts_of_another():
+    rows = normal_rows()
+    plain, open_record, _ = agree(rows)
+    masked, record, _ = agree(rows, masked=True)
+    np.testing.assert_array_equal(masked.lower, plain.lower)
+    np.testing.assert_array_equal(masked.upper, plain.upper)
+    root = next(e.sender for e in record.heard if isinstance(e.message, Total))
+    tree = {e.sender for e in record.heard if isinstance(e.message, Masked)}
+    assert tree == set(PATH) - {root}  # what goes up is masked
+    totals = [e.message.values for e in open_record.heard if isinstance(e.message, Total) and e.sender == root]
+    told = [e.message.values for e in record.heard if isinstance(e.message, Total)]
+    assert len(told) == 2 * len(totals) == len([e for e in record.heard if isinstance(e.message, Masked)])
+    assert all(any(np.array_equal(values, total) for total in totals) for values in told)  # what comes down is of all
+    first = next(e.message.values for e in open_record.heard if isinstance(e.message, Total) and e.sender != root)
+    words = [e.message.words for e in record.heard if isinstance(e.message, Masked)]
+    again = [e.message.words for e in agree(rows, masked=True)[1].heard if isinstance(e.message, Masked)]
+    assert len(words[0]) == len(first) + 1
+    for one, other in zip(words, again, strict=True):
+        assert np.mean(one == other) < 0.01  # under other keys all words differ, also where a count is 0
 
 
 def test_a_constant_column_is_constant_and_a_constant_response_is_refused():

@@ -138,6 +138,10 @@ class Identity:
     private: bytes | None = field(default=None, repr=False)
     signer: Signer = field(default_factory=Unsigned)
 
+    def within(self, purpose: str) -> "Identity":
+        """Return the identity for a further agreement on keys in the same run: its masks are others."""
+        return Identity(f"{self.context}, {purpose}", self.private, self.signer)
+
     def keys(self) -> "KeyPair":
         """Return the site's key pair in this context."""
         return KeyPair(self.private if self.private is not None else secrets.token_bytes(32))

@@ -79,20 +79,14 @@ class GaussianSums:
     """
 
     def __init__(self, privacy: DifferentialPrivacy, n_rows: int, sensitivity: float = SENSITIVITY) -> None:
-        delta = privacy.delta_for(n_rows)
-        if delta * n_rows > 1:
-            raise SettingsError(
-                f"delta={delta:g} promises nothing to a site of {n_rows} rows: publishing one row at random would "
-                f"meet it; take delta below 1/{n_rows}, or delta=None"
-            )
-        self._measurement, scale = _calibrated(privacy.epsilon, delta, sensitivity)
+        self._measurement, scale = calibrated(privacy.epsilon, delta_of(privacy, n_rows), sensitivity)
         epsilon, delta = self._measurement.map(sensitivity)
         self.spent = Spent(
             epsilon=float(epsilon),
             delta=float(delta),
             noise_scale=scale,
             sensitivity=sensitivity,
-            mechanism=f"Gaussian, OpenDP {_opendp_version()}",
+            mechanism=f"Gaussian, OpenDP {opendp_version()}",
         )
 
     def perturb(self, sums: OwnSums) -> OwnSums:
@@ -105,6 +99,17 @@ class GaussianSums:
     def ridge(self, n_features: int) -> float:
         """Return what to add to the ridge of a sum over rows, so that noise in G does not dominate."""
         return RIDGE * self.spent.noise_scale * float(np.sqrt(n_features))
+
+
+def delta_of(privacy: DifferentialPrivacy, n_rows: int) -> float:
+    """Return delta at a site of `n_rows` rows; refuse one that promises nothing."""
+    delta = privacy.delta_for(n_rows)
+    if delta * n_rows > 1:
+        raise SettingsError(
+            f"delta={delta:g} promises nothing to a site of {n_rows} rows: publishing one row at random would "
+            f"meet it; take delta below 1/{n_rows}, or delta=None"
+        )
+    return delta
 
 
 def pack(gram: Array, moment: Array) -> Array:
@@ -153,33 +158,35 @@ def clip_responses(y: Array) -> Array:
     return np.clip(y, -1.0, 1.0)
 
 
-def _opendp() -> Any:
+def opendp() -> Any:
+    """Return the OpenDP library, or say how to install it."""
     try:
-        import opendp.prelude as opendp
+        import opendp.prelude as library
     except ImportError:
         raise ImportError("differential privacy needs OpenDP: pip install 'dekrr[dp]'") from None
-    opendp.enable_features("contrib")
-    return opendp
+    library.enable_features("contrib")
+    return library
 
 
-def _opendp_version() -> str:
+def opendp_version() -> str:
+    """Return the version of OpenDP."""
     from importlib.metadata import version
 
     return version("opendp")
 
 
 @cache
-def _calibrated(epsilon: float, delta: float, sensitivity: float) -> tuple[Any, float]:
+def calibrated(epsilon: float, delta: float, sensitivity: float) -> tuple[Any, float]:
     """Return OpenDP's Gaussian measurement for vectors with that L2 sensitivity, and its scale."""
-    opendp = _opendp()
-    space = opendp.vector_domain(opendp.atom_domain(T=float, nan=False)), opendp.l2_distance(T=float)
+    library = opendp()
+    space = library.vector_domain(library.atom_domain(T=float, nan=False)), library.l2_distance(T=float)
 
     def measurement(scale: float) -> Any:
-        concentrated = opendp.m.make_gaussian(*space, scale=scale)
-        return opendp.c.make_fix_delta(opendp.c.make_zCDP_to_approxDP(concentrated), delta=delta)
+        concentrated = library.m.make_gaussian(*space, scale=scale)
+        return library.c.make_fix_delta(library.c.make_zCDP_to_approxDP(concentrated), delta=delta)
 
     try:
-        scale = float(opendp.binary_search_param(measurement, d_in=sensitivity, d_out=(epsilon, delta), T=float))
+        scale = float(library.binary_search_param(measurement, d_in=sensitivity, d_out=(epsilon, delta), T=float))
     except Exception as error:
         raise SettingsError(f"no Gaussian noise meets epsilon={epsilon:g}, delta={delta:g}: {error}") from None
     return measurement(scale), scale

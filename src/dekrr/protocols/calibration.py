@@ -22,7 +22,7 @@ from ..intervals import N_BINS, Calibration, Scale, histogram, scores_of
 from ..rows import ArrayRows
 from ..statistics import weighted_features
 from ..types import Array
-from .masking import Masking, Masks
+from .masking import Agreement, Masks
 from .outcome import Outcome
 from .roll_call import RollCall
 from .site import Procedure, Site
@@ -125,7 +125,7 @@ def calibrate(
     masked : bool, default=False
         Whether sums over the tree are masked.
     lone_neighbor : {"warn", "refuse"}
-        As in `dekrr.protocols.masking.Masking`.
+        As in `dekrr.protocols.masking.Agreement`.
     """
     rows = site.rows.sample
     held_out = site.rng("calibration").permutation(rows.n_rows) % PARTS == 0
@@ -133,13 +133,14 @@ def calibrate(
         held_out[:] = False
     whole = Portion(rows, rows if fits_shared else left_by_shared(outcome, rows))
     kept = whole.take(~held_out)
-    second = yield from again(replace(site, rows=ArrayRows(*kept.left.arrays(), seed=rows.seed)))
+    identity = site.identity.within("a second training")
+    second = yield from again(replace(site, rows=ArrayRows(*kept.left.arrays(), seed=rows.seed), identity=identity))
     masks = None
     if masked:
         roll = RollCall(site)
         roll.found(outcome.roster)
-        known = site.rows.scaled(outcome.scaling), outcome.scaling, roll
-        masks = yield from Masking(site, *known, lone_neighbor=lone_neighbor, over_tree=True).agreed()
+        after = replace(site, identity=site.identity.within("calibration"))
+        masks = yield from Agreement(after, roll, lone_neighbor=lone_neighbor, over_tree=True).masks()
     yield from keep(Second(site, outcome, second, kept, whole.take(held_out), predict, masks))
     return outcome
 

@@ -16,7 +16,7 @@ from ..solvers import make_solver
 from .choosing import ALLOCATIONS, choose, sized
 from .cross_validation import tuned
 from .exchange import exchange_of
-from .masking import Masking
+from .masking import Agreement, Masking
 from .offers import exchange_maps, read_offers
 from .outcome import Outcome
 from .preparation import preparation_of
@@ -111,19 +111,23 @@ def begin(site: Site, run: Run) -> Procedure[Start]:
         yield from roll.roster()
     if run.settings.weighted:
         yield from weigh_rows(site, roll)
-    scaling = yield from run.preparation.agree(site, roll)
+    agreement = agreement_of(site, roll, run)
+    scaling = yield from run.preparation.agree(site, roll, agreement)
     if run.preparation.is_agreed and site.rows.n_outputs > 1:
-        start = start_of(site, scaling, roll, run)
-        masks = (yield from start.masking.agreed()) if start.masking is not None else None
-        scaling = yield from equal_outputs(start.rows, scaling, site, roll, masks)
-    return start_of(site, scaling, roll, run)
+        masks = (yield from agreement.masks()) if agreement is not None else None
+        scaling = yield from equal_outputs(site.rows.scaled(scaling), scaling, site, roll, masks)
+    return start_of(site, scaling, roll, agreement)
 
 
-def start_of(site: Site, scaling: AnyScaling, roll: RollCall, run: Run) -> Start:
-    """Return the start of a run in agreed units; its masks are agreed on when a sum needs them."""
+def agreement_of(site: Site, roll: RollCall, run: Run) -> Agreement | None:
+    """Return the agreement on keys for masks, where the run has masks; it is made when a sum needs them."""
+    return Agreement(site, roll, lone_neighbor=run.settings.lone_neighbor) if run.exchange.is_masked else None
+
+
+def start_of(site: Site, scaling: AnyScaling, roll: RollCall, agreement: Agreement | None) -> Start:
+    """Return the start of a run in agreed units."""
     rows = site.rows.scaled(scaling)
-    masking = Masking(site, rows, scaling, roll, lone_neighbor=run.settings.lone_neighbor)
-    return Start(site, rows, scaling, roll, masking if run.exchange.is_masked else None)
+    return Start(site, rows, scaling, roll, Masking(agreement, rows, scaling) if agreement is not None else None)
 
 
 def with_features(site: Site, offer: Offer, chooser: Chooser, settings: DeKRRSettings) -> Site:

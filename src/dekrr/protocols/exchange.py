@@ -12,14 +12,16 @@ from ..messages import RowFeatures, Sums, expect
 from ..privacy.maps_of_neighbors import fingerprint
 from ..privacy.mechanism import GaussianSums, clip_columns, clip_responses
 from ..privacy.rows_per_feature import check_leverages, check_rows
+from ..privacy.shared_noise import SharedNoise
 from ..rows import Rows
 from ..selection import Chooser
 from ..settings import DeKRRSettings
 from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric, weighted_features
 from ..types import Block
-from .masking import ROOM, unit_of_gram
+from .masking import ROOM, Agreement, fewest_partners, unit_of_gram
 from .run import Exchange, Run
 from .site import Procedure, Site
+from .spanning_tree import tree_sum
 from .stages import Offers, SetUp, Start
 
 
@@ -121,6 +123,8 @@ class NoisySums(Exchange):
         exact, digest = sum_and_digest(start.rows, own_map, maps)
         site.require_rows(settings.min_rows)
         roster = yield from start.roll.roster()
+        if settings.privacy.colluders is not None:
+            return (yield from _shared_noise(start, own_map, offers, settings, exact, digest))
         mechanism = GaussianSums(settings.privacy, site.n_rows)
         depends_on = digest + fingerprint(own_map) + repr(mechanism.spent).encode()
         own = site.vault.once(hashlib.sha256(depends_on).digest(), lambda: mechanism.perturb(exact))
@@ -136,6 +140,32 @@ class NoisySums(Exchange):
         sent = dict.fromkeys(maps, CrossSums(message.gram, own.gram).kept())
         ready = SetUp(roster, own_map, maps, offers.degrees, own, received, sent)
         return replace(ready, ridge=mechanism.ridge(size), spent=mechanism.spent)
+
+
+def _shared_noise(
+    start: Start, own_map: FeatureMap, offers: Offers, settings: DeKRRSettings, exact: OwnSums, digest: bytes
+) -> Procedure[SetUp]:
+    """Sum over all sites with noise that the sites share, and give every site an equal share of the total.
+
+    See `dekrr.privacy.shared_noise`. A site sends its sums once, for one roster: without a site that was lost, the
+    difference of two totals would be that site's sums, with its share of the noise alone.
+    """
+    site, maps, privacy = start.site, offers.maps, settings.privacy
+    assert privacy is not None
+    roster = yield from start.roll.roster()
+    masks = yield from Agreement(site, start.roll, lone_neighbor=settings.lone_neighbor, over_tree=True).masks()
+    fewest = yield from fewest_partners(site, roster, masks)
+    noise = SharedNoise(privacy, roster.whole.most[0], fewest, roster.n_sites, exact.moment.shape)
+    depends_on = (
+        digest + fingerprint(own_map) + repr((noise.spent, sorted(roster.rows.items()), roster.n_rows)).encode()
+    )
+    kept = site.vault.once(hashlib.sha256(depends_on).digest(), lambda: OwnSums(np.empty(0), noise.perturb(exact), 0.0))
+    total = yield from tree_sum(site, roster, kept.moment, masks, noise.largest(roster.n_rows))
+    own = noise.share_of(total)
+    sums = CrossSums(pack_symmetric(own.gram), own.gram)
+    sent = dict.fromkeys(maps, sums.kept())
+    ready = SetUp(roster, own_map, maps, offers.degrees, own, dict.fromkeys(maps, sums), sent)
+    return replace(ready, ridge=noise.ridge, spent=noise.spent)
 
 
 class FeaturesOfRows(Exchange):

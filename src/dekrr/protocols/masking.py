@@ -1,12 +1,11 @@
 """Masks among the neighbours of every site: the agreement on keys, and sums that their centre alone can read.
 
 `dekrr.privacy.masks` has the arithmetic and what it hides. Two exchanges agree on keys: a site sends its public key to
-its neighbours, and every centre passes the keys of its neighbours on to each other. A flood of exponents, over as many
-exchanges as the diameter, tells how large sums can be.
+its neighbours, and every centre passes the keys of its neighbours on to each other. Counts over all sites need no more.
+For sums over rows, a flood of exponents, over as many exchanges as the diameter, tells how large they can be.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -49,21 +48,19 @@ class Masks:
         For each neighbour, its other neighbours' public keys.
     direct : mapping of neighbour to bytes
         The neighbours' own public keys.
+
+    Attributes
+    ----------
     rows, responses : int
-        Sums over rows are at most 2^rows times 2^responses for each response in them.
+        Sums over rows are at most 2^rows times 2^responses for each response in them; known once the units are.
+    n_partners : int
+        How many sites this one shares masks with in sums over the tree: its neighbours and theirs.
     """
 
     def __init__(
-        self,
-        site: Site,
-        keys: KeyPair,
-        groups: Mapping[str, Mapping[str, bytes]],
-        direct: Mapping[str, bytes],
-        rows: int,
-        responses: int,
+        self, site: Site, keys: KeyPair, groups: Mapping[str, Mapping[str, bytes]], direct: Mapping[str, bytes]
     ) -> None:
-        self.rows = rows
-        self.responses = responses
+        self.rows = self.responses = 0
         self._site = site
         self._sizes = {centre: len(others) + 1 for centre, others in groups.items()}
         context = site.identity.context
@@ -74,6 +71,7 @@ class Masks:
             self._pads[centre] = Pads(site.name, partners(others, keys, label))
             over_tree += partners(others, keys, [*label, "tree"])
         self._tree = Pads(site.name, over_tree)
+        self.n_partners = len({partner for partner, _ in over_tree})
         self._number = 0
 
     def hide(self, values: Mapping[str, Array], exponent: int) -> dict[str, np.ndarray]:
@@ -121,25 +119,37 @@ class Masks:
         return self._number
 
 
-@dataclass(frozen=True, eq=False)
-class _Agreement:
-    """What a site knows before it agrees on masks.
+class Agreement:
+    """The keys for masks of a run, which sites agree on when a sum first needs them, all at the same exchange.
+
+    There is one agreement for an identity. A second one under the same keys would use masks twice.
 
     Parameters
     ----------
     site : Site
-    refuses_lone : bool
-        Whether it refuses to be the only neighbour of another site.
-    over_tree : bool
+    roll : RollCall
+    lone_neighbor : {"warn", "refuse"}
+        What the site does if it is the only neighbour of another one.
+    over_tree : bool, default=False
         Whether masks are for sums over all sites alone; then only one of two sites has nothing to hide behind.
     """
 
-    site: Site
-    refuses_lone: bool
-    over_tree: bool
+    def __init__(self, site: Site, roll: RollCall, *, lone_neighbor: str, over_tree: bool = False) -> None:
+        self.site = site
+        self.roll = roll
+        self._refuses_lone = lone_neighbor == "refuse"
+        self._over_tree = over_tree
+        self._masks: Masks | None = None
 
-    def exchange(self, roster: Roster, exponents: list[int]) -> Procedure[Masks]:
-        """Agree on keys with the other neighbours of every neighbour, and on how large sums can be."""
+    def masks(self) -> Procedure[Masks]:
+        """Return masks for sums over the tree; it takes exchanges the first time alone."""
+        if self._masks is None:
+            self._masks = yield from self._exchange()
+        return self._masks
+
+    def _exchange(self) -> Procedure[Masks]:
+        """Agree on keys with the other neighbours of every neighbour."""
+        roster = yield from self.roll.roster()
         site = self.site
         keys = site.identity.keys()
         proof = site.identity.announce(site.name, site.neighbors, keys.public)
@@ -157,11 +167,10 @@ class _Agreement:
             for q, key in message.keys.items():
                 self._check(key, owner=q, sender=centre, centre=centre)
             groups[centre] = {q: key.public for q, key in message.keys.items()}
-        if not self.over_tree or roster.n_sites == 2:
+        if not self._over_tree or roster.n_sites == 2:
             self._tell_lone(groups)
-        rows, responses = yield from largest_exponents(site, roster, exponents)
         try:
-            return Masks(site, keys, groups, {p: key.public for p, key in direct.items()}, rows, responses)
+            return Masks(site, keys, groups, {p: key.public for p, key in direct.items()})
         except ValueError as error:
             raise MessageError(f"a key for masks cannot be used: {error}") from None
 
@@ -185,50 +194,35 @@ class _Agreement:
             "rows arrive there as they are. A row that is among them can be told from one that is not. Add an edge, "
             "use privacy"
         )
-        if self.refuses_lone:
+        if self._refuses_lone:
             raise SettingsError(f'{text}, or set lone_neighbor="warn"')
         self.site.tell(f'{text}, or refuse such runs with lone_neighbor="refuse"')
 
 
 class Masking:
-    """The masks of a run, which sites agree on when they are first asked for.
-
-    All sites of a run ask for them at the same exchange.
+    """The masks of sums over rows in the units of a run.
 
     Parameters
     ----------
-    site : Site
+    agreement : Agreement
     rows : Rows
         In the units of the run.
     scaling : Scaling or Unscaled
-    roll : RollCall
-    lone_neighbor : {"warn", "refuse"}
-        What the site does if it is the only neighbour of another one.
-    over_tree : bool, default=False
-        Whether masks are for sums over all sites alone.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        rows: Rows,
-        scaling: AnyScaling,
-        roll: RollCall,
-        *,
-        lone_neighbor: str,
-        over_tree: bool = False,
-    ) -> None:
-        self._agreement = _Agreement(site, lone_neighbor == "refuse", over_tree)
+    def __init__(self, agreement: Agreement, rows: Rows, scaling: AnyScaling) -> None:
+        self._agreement = agreement
         self._rows = rows
         self._scaling = scaling
-        self._roll = roll
         self._masks: Masks | None = None
 
     def agreed(self) -> Procedure[Masks]:
-        """Return the masks; it takes exchanges the first time alone."""
+        """Return the masks, once sites know how large their sums can be; it takes exchanges the first time alone."""
         if self._masks is None:
-            roster = yield from self._roll.roster()
-            self._masks = yield from self._agreement.exchange(roster, self._exponents(roster))
+            masks, roster = (yield from self._agreement.masks()), (yield from self._agreement.roll.roster())
+            own = self._exponents(roster)
+            masks.rows, masks.responses = yield from largest_exponents(self._agreement.site, roster, own)
+            self._masks = masks
         return self._masks
 
     def _exponents(self, roster: Roster) -> list[int]:
@@ -261,6 +255,13 @@ def largest_exponents(site: Site, roster: Roster, own: list[int]) -> Procedure[l
                 raise MessageError(f"site {p!r} tells of sums that are too large, or of others than are due", p)
         known = [max(each) for each in zip(known, *(message.exponents for message in inbox.values()), strict=True)]
     return known
+
+
+def fewest_partners(site: Site, roster: Roster, masks: Masks) -> Procedure[int]:
+    """Return the least number of sites that a site shares masks with in sums over the tree, in diameter exchanges."""
+    missing = _LARGEST_EXPONENT - min(masks.n_partners, _LARGEST_EXPONENT)
+    (most_missing,) = yield from largest_exponents(site, roster, [missing])
+    return _LARGEST_EXPONENT - most_missing
 
 
 def unit_of(feature_map: FeatureMap) -> Array:

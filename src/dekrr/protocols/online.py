@@ -21,7 +21,7 @@ from ..scaling import UNSCALED, AnyScaling, Scaling
 from ..selection import Chooser
 from ..settings import DeKRRSettings
 from .choosing import choose_alone
-from .dekrr import plan, start_of
+from .dekrr import agreement_of, plan, start_of
 from .exchange import ExactSums, sum_up
 from .offers import check_degrees, offer_of, read_offers
 from .outcome import Outcome
@@ -83,7 +83,7 @@ def go_on(
     met = before.ready.maps if before is not None and before.ready is not None else {}
     update = _Update(before, new, tuple(p for p in site.neighbors if p in met))
     scaling = yield from _pass_on_scaling(site, update, run)
-    start = start_of(site, scaling, roll, run)
+    start = start_of(site, scaling, roll, agreement_of(site, roll, run))
     update = replace(update, new=new.scaled(scaling))
     if before is not None and before.shared is not None:  # it stays as it is, and the agreed part fits what it leaves
         start = replace(start, rows=before.shared.residuals(start.rows))

@@ -9,9 +9,11 @@ import numpy as np
 from ..errors import DataError, SettingsError
 from ..messages import Bounds, expect
 from ..privacy import quantiles
+from ..privacy.masks import exponent_of
 from ..scaling import UNSCALED, AnyScaling, Scaling
 from ..settings import GuardSettings
 from ..types import Array
+from .masking import Agreement, Masks
 from .roll_call import RollCall
 from .roster import Roster
 from .site import Procedure, Site, without_exchange
@@ -33,7 +35,9 @@ def agree_on_scaling(site: Site, roster: Roster) -> Procedure[Scaling]:
     return Scaling(lower, upper)
 
 
-def agree_on_quantiles(site: Site, roster: Roster, fewest: int) -> Procedure[tuple[Array, Array]]:
+def agree_on_quantiles(
+    site: Site, roster: Roster, fewest: int, masks: Masks | None = None
+) -> Procedure[tuple[Array, Array]]:
     """Find bounds of every column and of the response over all sites by rounded counts; see `privacy.quantiles`.
 
     Every grid takes 2 height exchanges over the spanning tree. Sites stop at the same grid, because all have the same
@@ -45,6 +49,8 @@ def agree_on_quantiles(site: Site, roster: Roster, fewest: int) -> Procedure[tup
     roster : Roster
     fewest : int
         Counts of fewer rows than this are not told.
+    masks : Masks, optional
+        For the counts: with them, sites learn counts over all sites alone.
     """
     sample = site.rows.sample
     values = np.column_stack([sample.X, sample.y])
@@ -53,7 +59,7 @@ def agree_on_quantiles(site: Site, roster: Roster, fewest: int) -> Procedure[tup
     edges = np.tile(quantiles.first_edges()[:, None], len(coarse))
     for grid in range(quantiles.MOST_GRIDS):
         counts = sample.expansion * quantiles.rounded_counts(values[:, coarse], edges, fewest)
-        total = yield from tree_sum(site, roster, counts.ravel())
+        total = yield from tree_sum(site, roster, counts.ravel(), masks, 2.0 ** exponent_of(roster.n_rows))
         first, last = quantiles.bounds_between(edges, total.reshape(edges.shape), roster.n_rows)
         each = np.arange(len(coarse))
         lower[coarse], upper[coarse] = edges[first, each], edges[last, each]
@@ -100,8 +106,8 @@ class Preparation(ABC):
         return []
 
     @abstractmethod
-    def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
-        """Return the scaling, which is the same at all sites."""
+    def agree(self, site: Site, roll: RollCall, agreement: Agreement | None = None) -> Procedure[AnyScaling]:
+        """Return the scaling, which is the same at all sites; an agreement on keys masks what is summed for it."""
 
     def scaling(self, lower: Array, upper: Array, n_columns: int) -> Scaling:
         """Return the scaling by bounds that a neighbour tells a site that joins."""
@@ -122,10 +128,11 @@ class AgreedQuantiles(Preparation):
 
     looks_at_rows = "counts of the rows would be sent: give public bounds, or scale=None"
 
-    def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
+    def agree(self, site: Site, roll: RollCall, agreement: Agreement | None = None) -> Procedure[AnyScaling]:
         """Return the scaling after some 6 times the tree's height in exchanges."""
         roster = yield from roll.roster()
-        lower, upper = yield from agree_on_quantiles(site, roster, self.min_rows)
+        masks = (yield from agreement.masks()) if agreement is not None else None
+        lower, upper = yield from agree_on_quantiles(site, roster, self.min_rows, masks)
         n_columns = site.rows.n_columns
         if (lower[n_columns:] == upper[n_columns:]).any():
             raise DataError(
@@ -162,7 +169,7 @@ class AgreedBounds(Preparation):
     is_agreed = True
     looks_at_rows = "the smallest and largest values of the rows would be sent: give public bounds, or scale=None"
 
-    def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
+    def agree(self, site: Site, roll: RollCall, agreement: Agreement | None = None) -> Procedure[AnyScaling]:
         """Return the scaling after diameter exchanges."""
         roster = yield from roll.roster()
         return (yield from agree_on_scaling(site, roster))
@@ -198,7 +205,7 @@ class PublicBounds(Preparation):
             return [str(error)]
         return []
 
-    def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
+    def agree(self, site: Site, roll: RollCall, agreement: Agreement | None = None) -> Procedure[AnyScaling]:
         """Return the scaling."""
         return without_exchange(public_scaling(self.bounds, site.rows.n_columns, self._n_outputs(site)))
 
@@ -206,7 +213,7 @@ class PublicBounds(Preparation):
 class OwnUnits(Preparation):
     """Rows stay in their own units."""
 
-    def agree(self, site: Site, roll: RollCall) -> Procedure[AnyScaling]:
+    def agree(self, site: Site, roll: RollCall, agreement: Agreement | None = None) -> Procedure[AnyScaling]:
         """Return the scaling that changes nothing."""
         return without_exchange(UNSCALED)
 

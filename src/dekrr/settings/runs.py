@@ -58,6 +58,8 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True):
 class DifferentialPrivacy(msgspec.Struct, frozen=True):
     """The promise: (epsilon, delta) for one row of one site, against everyone outside it, over a whole run.
 
+    With `colluders`, the promise is against any so many sites together.
+
     Neighbouring data sets differ in one row of one site, replaced by any other; row counts are public.
 
     Parameters
@@ -67,6 +69,9 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
         None is N_j^-2 at a site with N_j rows.
     max_epsilon : float, default=10
         A larger epsilon promises next to nothing. It is refused unless this is raised.
+    colluders : int, optional
+        The most sites that pool what they see. Sites then share the noise, which masks allow, and have one model. None
+        has no such limit: every site adds the full noise.
 
     Examples
     --------
@@ -77,6 +82,12 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
     epsilon: Annotated[float, Setting("How much a row may change what others see.", POSITIVE)]
     delta: Annotated[float | None, Setting("The chance that the promise fails; None is N_j^-2.", _CHANCE)] = None
     max_epsilon: Annotated[float, Setting("A larger epsilon is refused.", POSITIVE, agreed=False)] = 10.0
+    colluders: Annotated[
+        int | None,
+        Setting(
+            "The most sites that pool what they see, so that sites share the noise; None is any.", _COUNT.or_none()
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check("differential privacy", self)

@@ -37,9 +37,8 @@ def train(
     own, roster = prepared.sums, prepared.roster
     size = len(own.moment)
     values = np.concatenate([pack_symmetric(own.gram), own.moment.ravel(), [own.response_energy]])
-    if settings.masks:
-        known = prepared.rows, prepared.scaling, prepared.roll
-        masks = yield from Masking(site, *known, lone_neighbor=settings.lone_neighbor, over_tree=True).agreed()
+    if prepared.agreement is not None:
+        masks = yield from Masking(prepared.agreement, prepared.rows, prepared.scaling).agreed()
         total = yield from tree_sum(site, roster, values, masks, _largest(prepared, own.moment.size // size, masks))
     else:
         total = yield from tree_sum(site, roster, values)

@@ -13,8 +13,9 @@ from ...rows import Rows
 from ...scaling import AnyScaling
 from ...selection import Chooser
 from ...selection.choosers import weights_for
-from ...settings import SharedSettings
+from ...settings import AllReduceSettings, SharedSettings
 from ...statistics import OwnSums, accumulate
+from ..masking import Agreement
 from ..offers import read_features
 from ..preparation import preparation_of
 from ..roll_call import RollCall
@@ -32,7 +33,7 @@ class Prepared:
     feature_map: FeatureMap
     sums: OwnSums
     rows: Rows
-    roll: RollCall
+    agreement: Agreement | None
 
 
 def prepare(
@@ -64,9 +65,13 @@ def prepare(
         yield from roll.roster()
     if settings.weighted:
         yield from weigh_rows(site, roll)
-    scaling = yield from preparation.agree(site, roll)
-    if preparation.is_agreed:
-        scaling = yield from equal_outputs(site.rows.scaled(scaling), scaling, site, roll)
+    agreement = None
+    if isinstance(settings, AllReduceSettings) and settings.masks:
+        agreement = Agreement(site, roll, lone_neighbor=settings.lone_neighbor, over_tree=True)
+    scaling = yield from preparation.agree(site, roll, agreement)
+    if preparation.is_agreed and site.rows.n_outputs > 1:
+        masks = (yield from agreement.masks()) if agreement is not None else None
+        scaling = yield from equal_outputs(site.rows.scaled(scaling), scaling, site, roll, masks)
     rows = site.rows.scaled(scaling)
     if chooses_from_rows:
         roster = yield from roll.roster()
@@ -80,7 +85,7 @@ def prepare(
         site.require_rows(settings.min_rows)
         check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, settings.rows_per_feature)
     roster = yield from roll.roster()
-    return Prepared(roster, scaling, shared, sums, rows, roll)
+    return Prepared(roster, scaling, shared, sums, rows, agreement)
 
 
 def draw_shared(chooser: Chooser, site: Site) -> FeatureMap:

@@ -1,0 +1,171 @@
+"""Distributed noise: its variance, the accountant, what colluders see, and what is refused."""
+
+from dataclasses import replace
+
+import msgspec
+import networkx as nx
+import numpy as np
+import pytest
+
+from dekrr import DeKRRRegressor, DifferentialPrivacy
+from dekrr.attacks.audit import gaussian_epsilon
+from dekrr.attacks.overhearing import Record
+from dekrr.errors import SettingsError
+from dekrr.messages import Masked, Sums, Total
+from dekrr.networks.local import LocalNetwork
+from dekrr.privacy import shared_noise
+from dekrr.privacy.masks import Identity, derived_secret
+from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, pack
+from dekrr.privacy.shared_noise import SharedNoise
+from dekrr.privacy.vault import Vault
+from dekrr.protocols import dekrr
+from dekrr.protocols.exchange import shared_features
+from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
+from dekrr.selection import Plain
+from dekrr.settings import DeKRRSettings
+from dekrr.statistics import OwnSums
+
+pytest.importorskip("opendp", reason="the extra dp is not installed")
+
+D = 8
+SETTINGS = DeKRRSettings(
+    scale=None, alpha=1e-5, min_rows=1, rows_per_feature=0, privacy=DifferentialPrivacy(2.0, colluders=2)
+)
+
+
+def ring(n_sites=7, n_rows=50):
+    graph = nx.relabel_nodes(nx.cycle_graph(n_sites), {i: f"s{i}" for i in range(n_sites)})
+    rng = np.random.default_rng(0)
+    return {
+        name: Site(name, tuple(graph[name]), ArrayRows(rng.uniform(size=(n_rows, 2)), rng.uniform(-1, 1, n_rows)))
+        for name in graph
+    }
+
+
+def run(sites, settings=SETTINGS, observers=()):
+    network = LocalNetwork({name: site.neighbors for name, site in sites.items()}, observers=observers)
+    return network.run({name: dekrr.train(site, Plain(D, sigma=0.5), settings) for name, site in sites.items()})
+
+
+def exact_total(sites):
+    features = shared_features(Plain(D, sigma=0.5), 2, 0)
+    Z = np.vstack([features(site.X) for site in sites.values()])
+    y = np.concatenate([site.y for site in sites.values()])
+    return pack(Z.T @ Z, Z.T @ y), Z, y
+
+
+def test_the_sum_over_honest_sites_has_all_of_the_noise():
+    """h sites of a component, each with its share, against the scale that every site adds alone."""
+    privacy = DifferentialPrivacy(1.0, colluders=3)
+    noise = SharedNoise(privacy, 1000, n_partners=7, n_sites=20, shape=(30,))
+    assert noise.n_honest == 5
+    alone = GaussianSums(replace_colluders(privacy), 1000).spent.noise_scale
+    assert noise.scale == pytest.approx(alone, rel=1e-5)
+    nothing = OwnSums(np.zeros((30, 30)), np.zeros(30), 0.0)
+    sums = np.sum([[noise.perturb(nothing) for _ in range(noise.n_honest)] for _ in range(40)], axis=1)
+    n = sums.size
+    assert sums.std() == pytest.approx(noise.scale, rel=5 / np.sqrt(2 * n))
+    assert abs(sums.mean()) < 5 * noise.scale / np.sqrt(n)
+    single = np.concatenate([noise.perturb(nothing) for _ in range(40)])
+    assert single.std() == pytest.approx(noise.scale / np.sqrt(5), rel=5 / np.sqrt(2 * single.size))
+    steps = sums / noise.grid
+    np.testing.assert_array_equal(steps, np.rint(steps))  # no bit below the grid
+    assert len(np.unique(np.mod(steps, 64))) == 64  # and every bit of the grid has noise
+
+
+def replace_colluders(privacy):
+    return DifferentialPrivacy(privacy.epsilon, privacy.delta)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 2.0, 8.0])
+@pytest.mark.parametrize("size", [2, 100])
+def test_the_accountant_by_an_independent_formula(epsilon, size):
+    """Balle and Wang's exact curve of the Gaussian mechanism, for the sensitivity with its rounding."""
+    noise = SharedNoise(DifferentialPrivacy(epsilon, 1e-6, colluders=1), 1000, 4, 10, (size,))
+    entries = size * (size + 1) // 2 + size
+    moved = SENSITIVITY + 2 * np.sqrt(entries) * noise.grid / 2
+    assert noise.spent.sensitivity >= moved
+    assert noise.spent.epsilon <= epsilon
+    assert gaussian_epsilon(noise.spent.sensitivity / noise.scale, 1e-6) <= epsilon
+
+
+def test_rounding_is_within_what_the_sensitivity_allows(monkeypatch):
+    noise = SharedNoise(DifferentialPrivacy(1.0, colluders=1), 1000, 4, 10, (D,))
+    monkeypatch.setattr(shared_noise, "_discrete_gaussian", lambda scale: lambda steps: steps)
+    rng = np.random.default_rng(1)
+    sums = OwnSums(np.cov(rng.normal(size=(D, 40))), rng.normal(size=D), 0.0)
+    error = noise.perturb(sums) - pack(sums.gram, sums.moment)
+    assert 0 < np.linalg.norm(error) <= noise.grid / 2 * np.sqrt(error.size)
+
+
+def test_without_its_noise_it_is_the_ridge_regression_of_all_rows(monkeypatch):
+    monkeypatch.setattr(shared_noise, "_discrete_gaussian", lambda scale: lambda steps: steps)
+    monkeypatch.setattr(shared_noise, "RIDGE", 0.0)
+    sites = ring()
+    found = run(sites, msgspec.structs.replace(SETTINGS, tol=1e-10))
+    _, Z, y = exact_total(sites)
+    expected = np.linalg.solve(Z.T @ Z / len(y) + SETTINGS.alpha * np.eye(D), Z.T @ y / len(y))
+    for outcome in found.values():
+        np.testing.assert_allclose(outcome.coefficients, expected, rtol=1e-5, atol=1e-5)
+        assert outcome.privacy.mechanism.startswith("discrete Gaussian shared by 3 sites")  # 4 partners, 2 colluders
+
+
+def test_only_masked_sums_go_up_and_the_total_has_the_noise_of_all():
+    sites = ring()
+    totals = []
+    for _ in range(30):
+        record = Record()
+        run(sites, msgspec.structs.replace(SETTINGS, max_rounds=1, tol=0.0), [record])
+        assert not [e for e in record.heard if isinstance(e.message, Sums)]
+        told = [e.message.values for e in record.heard if isinstance(e.message, Total)]
+        assert all(np.array_equal(values, told[0]) for values in told)
+        assert len([e for e in record.heard if isinstance(e.message, Masked)]) == len(sites) - 1
+        totals.append(told[0])
+    noise = SharedNoise(SETTINGS.privacy, 50, 4, 7, (D,))
+    errors = np.array(totals) - exact_total(sites)[0]
+    assert errors.std() == pytest.approx(noise.share * np.sqrt(7), rel=5 / np.sqrt(2 * errors.size))
+    assert errors.std() > noise.scale
+
+
+def test_colluders_around_a_site_are_refused():
+    with pytest.raises(SettingsError, match="shares masks with 4 others, so that 5 colluding sites could see"):
+        run(ring(), msgspec.structs.replace(SETTINGS, privacy=DifferentialPrivacy(2.0, colluders=5)))
+    with pytest.raises(SettingsError, match=r"delta=0\.1 promises nothing"):
+        run(ring(), msgspec.structs.replace(SETTINGS, privacy=DifferentialPrivacy(2.0, 0.1, colluders=1)))
+
+
+def test_a_site_sends_once_for_one_roster(tmp_path):
+    sites = {
+        name: replace(
+            site,
+            vault=Vault(tmp_path / name, b"secret"),
+            identity=Identity("run", derived_secret(b"secret", name)),
+        )
+        for name, site in ring().items()
+    }
+    heard = []
+    for _ in range(2):  # a site that resumes sends the same words
+        record = Record()
+        fresh = {n: replace(s, vault=Vault(tmp_path / n, b"secret")) for n, s in sites.items()}
+        run(fresh, SETTINGS, [record])
+        heard.append([e.message.words for e in record.heard if isinstance(e.message, Masked)])
+    for first, second in zip(*heard, strict=True):
+        np.testing.assert_array_equal(first, second)
+    left = {n: replace(s, neighbors=tuple(p for p in s.neighbors if p != "s3")) for n, s in sites.items() if n != "s3"}
+    with pytest.raises(SettingsError, match="budget of this run is spent"):
+        run(left, msgspec.structs.replace(SETTINGS, privacy=DifferentialPrivacy(2.0, colluders=1)))
+
+
+def test_the_estimator_shares_noise_and_all_sites_have_one_model():
+    rng = np.random.default_rng(0)
+    X, sites = rng.uniform(size=(3000, 2)), np.repeat(np.arange(6), 500)
+    y = np.sin(3 * X[:, 0])
+    options = {"features": "plain", "n_features": 20, "sigma": 0.5, "alpha": 1e-6, "consensus": 3.0, "random_state": 0}
+    bounds = ((0.0, 0.0, -1.0), (1.0, 1.0, 1.0))
+    privacy = DifferentialPrivacy(4.0, colluders=1)
+    model = DeKRRRegressor(privacy=privacy, bounds=bounds, **options).fit(X, y, sites=sites)
+    assert model.rse(X, y, sites=sites) < 0.15
+    assert "shared by 5 sites" in model.models_[0].header.privacy.mechanism
+    one = [model.models_[site].predict(X[:20]) for site in range(6)]
+    np.testing.assert_allclose(one, np.broadcast_to(one[0], (6, 20)), atol=1e-4)
