@@ -107,22 +107,27 @@ def many_sites() -> str:
 
 
 def serving() -> str:
-    """Return requests per second and latency: medians over repetitions."""
+    """Return requests per second and latency: medians over repetitions.
+
+    What is asked of the bare framework is compared within a repetition, whose measurements follow each other.
+    """
     found: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
     for row in _json("serving.json"):
         found.setdefault((row["rows"], row["connections"], row["server"]), []).append(row)
     rows = []
-    for (n_rows, connections, server), fits in found.items():
+    for (n_rows, connections, server), runs in found.items():
         if server == "bare framework" and n_rows > 1:
             continue
-        values = [
-            statistics.median(fit[key] for fit in fits)
-            for key in ("requests per second", "CPU us per request", "p50 ms", "p99 ms")
-        ]
-        shown = [f"{values[0]:.0f}", f"{values[1]:.0f}", _digits(values[2], 3), _digits(values[3], 3)]
-        rows.append([str(n_rows), str(connections), server, *shown])
-    head = ["rows", "connections", "server", "requests/s", "CPU per request, us", "p50 ms", "p99 ms"]
-    return table(head, rows, n_labels=3)
+        bare = found[n_rows, connections, "bare framework"]
+        shown = [str(n_rows), str(connections), server]
+        for key in ("requests per second", "CPU us per request"):
+            shown.append(f"{statistics.median(run[key] for run in runs):.0f}")
+            ratios = [run[key] / other[key] for run, other in zip(runs, bare, strict=True)]
+            shown.append(f"{statistics.median(ratios):.2f}" if n_rows == 1 else "")
+        shown += [_digits(statistics.median(run[key] for run in runs), 3) for key in ("p50 ms", "p99 ms")]
+        rows.append(shown)
+    head = ["rows", "connections", "server", "requests/s", "of bare", "CPU per request, us", "of bare"]
+    return table([*head, "p50 ms", "p99 ms"], rows, n_labels=3)
 
 
 _TITLES = {

@@ -202,7 +202,7 @@ class Play:
         return self.check()
 
     def wait(self):
-        before, until = 0, 0.0
+        before, until = -1, 0.0
         while open_runs := self.open_runs():
             if (now := self.progress()) != before:
                 before, until = now, time.monotonic() + DEADLINE

@@ -11,14 +11,15 @@ import pandas as pd
 import pytest
 
 from dekrr.deploy import keys
+from dekrr.deploy.identity import REVOKED, revocation_list
 from dekrr.deploy.node import CHECKPOINT
 from dekrr.deploy.standard_error import SteadyStream
-from dekrr.errors import DataError
+from dekrr.errors import DataError, GoneError
 from dekrr.rows import StreamedRows
 from dekrr.rows import survey as survey_module
 from dekrr.rows.sources import open_source
 from lines import Line
-from meshes import Mesh, wait_until
+from meshes import Mesh, run_command, wait_until
 
 NODE = [sys.executable, "-c", "from dekrr.cli import main; main()", "node"]
 
@@ -211,3 +212,25 @@ def test_a_single_run_goes_on_when_its_certificate_is_renewed(tmp_path):
     process.join(100)
     assert process.exitcode == 0
     assert mesh.check_models(mesh.names) == {frozenset()}
+
+
+def test_a_single_run_goes_on_without_a_revoked_certificate_and_says_when_its_own_ends(tmp_path):
+    mesh = Mesh(tmp_path, 3)
+    home = mesh.home("s00")
+    revoked = [keys.read_certificate(mesh.home("s01") / keys.CERTIFICATE)]
+    (home / REVOKED).write_bytes(revocation_list(mesh.authority, revoked, None))
+    (home / "new").write_bytes(mesh.authority.sign(keys.read_request(home / keys.REQUEST), days=20))
+    (home / "new").rename(home / keys.CERTIFICATE)
+    process = mesh.process("s00", run_command)
+    _, errors = mesh.run_in_threads(["s01", "s02"])
+    process.join(60)
+    said = (home / "said").read_text()
+    assert process.exitcode == 0, said
+    assert "the certificate ends in 20.0 days; renew it" in said
+    (gone,) = [event for event in mesh.events("s00") if event["event"] == "gone"]
+    assert gone["sites"] == ["s01"]
+    assert "the certificate of 's01' with serial number" in gone["reason"]
+    assert "is revoked" in gone["reason"]
+    assert isinstance(errors["s01"], GoneError)
+    assert errors["s02"] is None
+    assert mesh.check_models(["s00", "s02"]) == {frozenset({"s01"})}

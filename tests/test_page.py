@@ -28,7 +28,7 @@ from dekrr.errors import NetworkError
 from dekrr.networks.session.events import Exchanged, Gone, Refused
 from dekrr.serving.current import CurrentModel
 from dekrr.serving.guards import Limits, new_token
-from meshes import Mesh
+from meshes import Mesh, free_ports
 from test_serving import make_model, running
 
 YEAR = 365 * 86400
@@ -371,7 +371,8 @@ def test_a_study_on_the_page_and_behind_the_service(tmp_path):
     """Two standing sites: the page shows what waits for approval, then the version; the service follows `current`."""
     two = Consortium(tmp_path, ["a", "b"])
     path = two.home("a") / "site.toml"
-    path.write_text(f"{path.read_text()}\n[page]\nport = 0\n")
+    (port,) = free_ports(1)
+    path.write_text(f"{path.read_text()}\n[page]\nport = {port}\n")
     text = two.study().read_text()
     Book(two.home("b"), identity(two, "b")).say(Proposal(text=text, time=time.time()))
     digest = digest_of(text)
@@ -382,6 +383,7 @@ def test_a_study_on_the_page_and_behind_the_service(tmp_path):
         log = two.home("a") / "log"
         wait_until(lambda: log.exists() and "the page of a: http" in log.read_text())
         url = f"{re.search(r'the page of a: (.*)', log.read_text())[1]}state.json"
+        assert url == f"http://127.0.0.1:{port}/state.json"
         state = following(url, lambda state: state["studies"])
         assert state["studies"][0]["waits for"] == ["a"]
         Book(two.home("a"), identity(two, "a")).decide(digest, "approve", "", "person")

@@ -129,6 +129,7 @@ def test_a_study_from_proposal_to_retraining_and_back(consortium):
         find_model(consortium.versions("a").folder) == consortium.versions("a").place(1).resolve() / "model.safetensors"
     )
     assert "1 done, 2 done" in consortium.command("a", "list")
+    assert "there are 1, 2" in consortium.command("a", "use", "air", "3", code=1)
     for name in consortium.names:
         assert "is whole" in consortium.command(name, "audit", "verify")
         trail, _ = verify(consortium.home(name) / TRAIL, identity(consortium, name).trust, name)
@@ -140,7 +141,15 @@ def test_a_study_from_proposal_to_retraining_and_back(consortium):
         finished = next(json.loads(line) for line in record.read_text().splitlines() if '"finished"' in line)
         run = sum(e["bytes"] for e in left if e["run"].endswith("-2") and e["message"] not in ("hello", "nothing"))
         assert run >= finished["message bytes sent"]
+    with Standing(consortium, ["a"]):  # what was decided while no process ran is in the trail when one runs
+        wait_until(lambda: "version used" in (consortium.home("a") / TRAIL).read_text())
+        consortium.command("a", "use", "air", "2", "--reason", "it was right")
+        wait_until(lambda: "it was right" in (consortium.home("a") / TRAIL).read_text())
+    trail, _ = verify(consortium.home("a") / TRAIL, identity(consortium, "a").trust, "a")
+    assert [entry["run"] for entry in trail if entry["kind"] == "version used"] == [1, 2]
     page = consortium.folder / "page.html"
+    consortium.command("a", "audit", "report", "--out", page)
+    assert "version used" in page.read_text()
     consortium.command("c", "audit", "report", "--out", page)
     assert "What left this site" in page.read_text()
 

@@ -88,11 +88,6 @@ def _stand(site: Path, *, page: int | None, log_json: bool) -> None:
         print(f"the page of {config.site}: {served.url}", file=sys.stderr, flush=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: standing.stop())
-    if page is not None:
-        from ..deploy.page import Page
-
-        served = Page(page, standing.config.site, standing.views)
-        print(f"the page of {standing.config.site}: {served.url}", file=sys.stderr, flush=True)
     standing.run()
 
 
@@ -100,6 +95,7 @@ def _take_part(
     site: Path, *, insecure: bool, fresh: bool, force: bool, ports: tuple[int | None, int | None], log_json: bool
 ) -> None:
     from ..deploy import refusals
+    from ..deploy.keys import warn_of_end
     from ..deploy.node import MODEL, Node
     from ..deploy.record import RECORD, Log, Record, log_to
     from ..deploy.status import serve_metrics
@@ -107,11 +103,13 @@ def _take_part(
     config = read_site(site)
     folder = site.parent
     started = Node(config, folder, insecure=insecure, fresh=fresh, force=force)
+    log_to(as_json=log_json)
+    if config.keys is not None and not insecure:
+        warn_of_end(config.site, folder / config.keys.certificate)
     if started.is_over:
         print(f"run {config.run!r} is over, and {folder / MODEL} is there", file=sys.stderr, flush=True)
         started.forget()
         return
-    log_to(as_json=log_json)
     started.listeners += [Log(config.site), Record(folder / RECORD)]
     metrics, page = ports
     page = config.page.port if page is None and config.page is not None else page

@@ -158,7 +158,10 @@ def run_again(name: Named, reason: Annotated[str, typer.Option(help="Why.")] = "
 
 @study_app.command()
 def use(
-    name: Named, version: Annotated[int, typer.Argument(help="The number of a run.")], site: SiteOption = SITE
+    name: Named,
+    version: Annotated[int, typer.Argument(help="The number of a run.")],
+    reason: Annotated[str, typer.Option(help="For the audit trail.")] = "",
+    site: SiteOption = SITE,
 ) -> None:
     """Let `current` point to another version of a study's model, for instance the one before."""
     from ..deploy.standing import STUDIES
@@ -167,7 +170,7 @@ def use(
     _, book, _ = _opened(site)
     state = book.find(name)
     versions = Versions(site.parent / STUDIES / state.label)
-    versions.use(version)
+    versions.choose(version, _person(), reason)
     _say(f"{versions.folder / 'current'} is version {version}")
 
 

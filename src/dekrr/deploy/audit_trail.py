@@ -37,7 +37,7 @@ class AuditTrail:
     head : str
         The hash of the last line.
     statements : set of str
-        The ids of the statements that are in the trail.
+        The ids of the statements, and of people's choices of a version, that are in the trail.
 
     Raises
     ------
@@ -58,7 +58,7 @@ class AuditTrail:
         self.statements: set[str] = set()
         for line in _lines(data[: self._end], path):
             self.n_lines, self.head = self.n_lines + 1, line.hash
-            if line.entry["kind"] == "statement":
+            if "id" in line.entry:
                 self.statements.add(line.entry["id"])
         if self.n_lines:
             self.add("opened", site=identity.site)

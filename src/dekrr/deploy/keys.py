@@ -7,6 +7,8 @@ checks both: it reached the host that it dialled, and the right site answered. O
 
 import datetime
 import ipaddress
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +29,10 @@ from .tables import NAME
 
 AUTHORITY_CERTIFICATE, AUTHORITY_KEY = "authority.pem", "authority-key.pem"
 CERTIFICATE, KEY, REQUEST = "certificate.pem", "key.pem", "request.pem"
-DAYS = 365
+DAYS, WARN_DAYS = 365, 30.0
 _CLOCK_SKEW = datetime.timedelta(minutes=5)
 Parsed = TypeVar("Parsed")
+logger = logging.getLogger("dekrr")
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,15 @@ def host_of(named: x509.CertificateSigningRequest | x509.Certificate) -> str:
 def end_of(certificate: Path) -> float:
     """Return when a certificate ends, in seconds since 1970."""
     return _read(certificate, x509.load_pem_x509_certificate).not_valid_after_utc.timestamp()
+
+
+def warn_of_end(site: str, certificate: Path) -> float | None:
+    """Log a warning if a certificate ends within 30 days, and return the days that are left; otherwise return None."""
+    days = (end_of(certificate) - time.time()) / 86400
+    if days >= WARN_DAYS:
+        return None
+    logger.warning("%s: the certificate ends in %.1f days; renew it: replace %s", site, days, certificate)
+    return days
 
 
 def check(authority_certificate: Path, certificate: Path, key: Path, site: str) -> None:

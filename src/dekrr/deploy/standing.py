@@ -21,6 +21,7 @@ from ..networks.session import Phase
 from . import policy as policies
 from .audit_trail import TRAIL, AuditTrail
 from .carrier import StandingCarrier
+from .keys import warn_of_end
 from .node import Node, open_rows
 from .standing_file import StandingFile
 from .studies.book import Book, StudyState
@@ -32,7 +33,6 @@ from .witness import Witness
 
 logger = logging.getLogger("dekrr")
 STUDIES, KEPT, STATE = "studies", "kept", "state.json"
-WARN_DAYS = 30.0
 _TELL_EVERY, _LOOK_EVERY, _STATE_EVERY, _WARN_EVERY = 5.0, 2.0, 1.0, 86400.0
 _NEW_ROWS_EVERY = 10.0
 _AGAIN = 2.0  # seconds until a run that could not begin is tried again
@@ -131,10 +131,10 @@ class StandingSite:
         if self._is_due("files", _LOOK_EVERY):
             self._reload_policy()
             self._renew()
-        if self._is_due("warn", _WARN_EVERY) and self._carrier.identity.days_left < WARN_DAYS:
-            days = self._carrier.identity.days_left
-            logger.warning("%s: the certificate ends in %.1f days; renew it", self.config.site, days)
-            self.trail.decide("certificate ends", days=round(days, 1))
+        if self._is_due("warn", _WARN_EVERY):
+            days = warn_of_end(self.config.site, self.config.key_files(self.folder).certificate)
+            if days is not None:
+                self.trail.decide("certificate ends", days=round(days, 1))
         if self._is_due("tell", _TELL_EVERY):
             told(speak, self._gossip.tell())
         if self._is_due("seal", 1.0):
@@ -182,6 +182,8 @@ class StandingSite:
                 _end_if_stopped(state, run)
             if state.may_run and not running:
                 self._begin_if_due(state)
+            for use in Versions(self.folder / STUDIES / state.label).uses:
+                self._witness.used(state.digest, use)
 
     def _decide(self, state: StudyState) -> None:
         broken = policies.refusals(self.policy, state.study, state.proposer, self.config.sources)
@@ -286,11 +288,6 @@ class StandingSite:
             "runs": [run for run in runs if run is not None],
             "audit lines": self.trail.n_lines,
         }
-
-    def views(self) -> list[dict[str, Any]]:
-        """Return what the page shows: the last runs, each with the state of the studies."""
-        shown = [view for run in list(self._runs.values())[-8:] if (view := run.view()) is not None]
-        return [{**view, "studies": self.status()["studies"]} for view in shown]
 
 
 def _begun(keep: Path) -> list[tuple[float, str]]:

@@ -12,7 +12,6 @@ import msgspec
 from ..errors import DekrrError, GoneError, one_line
 from ..networks.session import Phase
 from .node import CHECKPOINT, MODEL, Node
-from .page import SiteView
 from .record import RECORD, Log, Record
 from .studies.book import StudyState
 from .studies.versions import Versions
@@ -50,7 +49,6 @@ class StudyRun(threading.Thread):
         self._state = state
         self._versions = versions
         self._node: Node | None = None
-        self._view: SiteView | None = None
         self._stop_reason: str | None = None
         self._quietly = False
         checkpoint = versions.place(number) / CHECKPOINT
@@ -64,10 +62,6 @@ class StudyRun(threading.Thread):
     def status(self) -> dict[str, Any] | None:
         """Return the status of the run."""
         return None if self._node is None else msgspec.to_builtins(self._node.status())
-
-    def view(self) -> dict[str, Any] | None:
-        """Return what the page shows of the run."""
-        return None if self._view is None or self._node is None else self._view.state(self._node.status())
 
     def stop(self, reason: str, *, quietly: bool = False) -> None:
         """Let the run end soon; quietly: it will be resumed."""
@@ -111,8 +105,7 @@ class StudyRun(threading.Thread):
 
     def _take_part(self, place: Path) -> None:
         node = self._site.node_of(self._state, self.number, place)
-        self._node, self.n_rows, self._view = node, node.n_rows, SiteView(node.config, place)
-        node.listeners.append(self._view)
+        self._node, self.n_rows = node, node.n_rows
         if self._stop_reason is not None:
             node.stop(self._stop_reason or "the site is stopped")
         node.listeners += [Log(self._site.config.site), Record(place / RECORD)]

@@ -8,6 +8,7 @@ from .audit_trail import AuditTrail
 from .leaving import describe
 from .studies.gossip import CHANNEL
 from .studies.items import Item
+from .studies.versions import Use
 
 logger = logging.getLogger("dekrr")
 _MOST_REFUSALS = 1000  # different ones of a site's life that are told
@@ -43,6 +44,12 @@ class Witness:
             self._told.add((neighbor, reason))
             logger.warning("%s refused something of %s: %s", self._site, neighbor, reason)
             self._trail.add("refused", sender=neighbor, reason=reason)
+
+    def used(self, study: str, use: Use) -> None:
+        """Write that a person has put another version of a study's model to use, once."""
+        if use.id not in self._trail.statements:
+            self._trail.statements.add(use.id)
+            self._trail.decide("version used", study=study, run=use.number, by=use.by, reason=use.reason, id=use.id)
 
     def hear(self, item: Item) -> None:
         """Write a statement when it is first heard of."""

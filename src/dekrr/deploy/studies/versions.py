@@ -3,6 +3,7 @@
 import os
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from ...disk import replacing, synchronise
 from ...errors import DataError
 from ..node import MODEL
 
-CURRENT, VERSIONS, STATE = "current", "versions", "state.json"
+CURRENT, VERSIONS, STATE, USES = "current", "versions", "state.json", "uses.jsonl"
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +22,16 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     reason: str = ""
     time: float = 0.0
+
+
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """A person's choice of the version to use."""
+
+    id: str
+    number: int
+    by: str
+    reason: str
+    time: float
 
 
 class Versions:
@@ -67,11 +78,32 @@ class Versions:
         except (OSError, ValueError):
             return None
 
-    def use(self, number: int) -> None:
-        """Let `current` point to a version, at once and whole."""
+    @property
+    def uses(self) -> list[Use]:
+        """All choices of people; the audit trail has them, too."""
+        path = self.folder / USES
+        if not path.exists():
+            return []
+        with suppress(msgspec.MsgspecError, OSError):
+            return msgspec.json.Decoder(Use).decode_lines(path.read_bytes())
+        return []
+
+    def choose(self, number: int, by: str, reason: str) -> None:
+        """Use a version by a person's choice, which is noted first."""
+        self._check(number)
+        use = Use(id=secrets.token_hex(16), number=number, by=by, reason=reason, time=time.time())
+        with replacing(self.folder / USES, durable=True) as temporary:
+            temporary.write_bytes(msgspec.json.Encoder().encode_lines([*self.uses, use]))
+        self.use(number)
+
+    def _check(self, number: int) -> None:
         if not (self.place(number) / MODEL).exists():
             there = ", ".join(str(one.number) for one in self.states if one.state == "done") or "none"
             raise DataError(f"{self.folder} has no version {number}; there are {there}")
+
+    def use(self, number: int) -> None:
+        """Let `current` point to a version, at once and whole."""
+        self._check(number)
         temporary = self.folder / f".{CURRENT}-{secrets.token_hex(4)}"
         temporary.symlink_to(Path(VERSIONS) / str(number))
         os.replace(temporary, self.folder / CURRENT)
