@@ -419,7 +419,7 @@ def test_what_needs_rows_in_memory_says_so(small_sample):
         CentralizedKRR().fit(sources, "power")
     with pytest.raises(SettingsError, match="columns are names, of a frame or of a source"):
         CentralizedKRR().fit(X, Y, columns=["a"])
-    with pytest.raises(SettingsError, match="cannot be had all at once"):
+    with pytest.raises(SettingsError, match="not available all at once"):
         StreamedRows(open_source(part("north")), COLUMNS, "power").arrays()
 
 

@@ -45,7 +45,9 @@ def random_regular(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Grap
     if n_sites <= n_neighbors:
         return nx.complete_graph(n_sites)
     if n_sites * n_neighbors % 2:
-        raise TopologyError(f"no graph of {n_sites} sites with {n_neighbors} neighbours each exists: odd product")
+        raise TopologyError(
+            f"no graph of {n_sites} sites with {n_neighbors} neighbours each exists: the product of the two is odd"
+        )
     return _until_connected(lambda s: nx.random_regular_graph(n_neighbors, n_sites, seed=s), seed, "random_regular")
 
 

@@ -44,7 +44,7 @@ def require_output(out: Path | None, *inputs: Path) -> None:
         raise DataError(f"{out} ends in {out.suffix or 'no suffix'!r}: tables are written as .csv, .tsv or .parquet")
     for path in inputs:
         if out.exists() and (os.path.samefile(out, path) or out.resolve().is_relative_to(path.resolve())):
-            raise DataError(f"{out} is what is read from; write to another file")
+            raise DataError(f"{out} is the file that is read; write to another one")
     if not out.parent.is_dir():
         raise DataError(f"the folder {out.parent} of {out.name} does not exist")
 

@@ -56,6 +56,7 @@ def predict(
     if site is None and len(by_site) > 1:
         note = f"each row is predicted by the mean of {len(by_site)} models; --site COLUMN takes each site's own"
         typer.echo(f"note: {note}", err=True)
+    n_rows = 0
     with table_writer(out) as write:
         for batch in open_source(data).read(None):
             rows = inputs_of(batch, next(iter(by_site.values())).header.reading)
@@ -70,6 +71,9 @@ def predict(
                 if ends is not None:
                     table[f"{name}_lower"], table[f"{name}_upper"] = ends.reshape(len(rows), 2, n_outputs)[:, :, k].T
             write(table)
+            n_rows += len(table)
+    if out is not None:
+        typer.echo(f"{n_rows} rows with predictions in {out}", err=True)
 
 
 def _owners(table: Any, site: str | None, by_site: dict[str, SiteModel], data: Path, unknown_sites: str) -> np.ndarray:

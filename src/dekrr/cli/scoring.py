@@ -141,7 +141,7 @@ def _numbers(column: Any, batch: Batch, target: str) -> Array:
     try:
         truth = np.asarray(column, dtype=np.float64)
     except (TypeError, ValueError):
-        raise DataError(f"{batch.where}: column {target!r} has something else than numbers") from None
+        raise DataError(f"{batch.where}: column {target!r} has values that are not numbers") from None
     if not np.isfinite(truth).all():
         row = int(np.flatnonzero(~np.isfinite(truth))[0])
         raise DataError(

@@ -54,9 +54,9 @@ def serve(
     try:
         server.run()
     except SystemExit:  # uvicorn has logged the reason
-        raise NetworkError(f"{host}:{port} cannot be listened on; is another service there?") from None
+        raise NetworkError(f"{host}:{port} cannot be used to listen; is another service using it?") from None
     if not server.started:
-        raise NetworkError(f"{host}:{port} cannot be listened on; is another service there?")
+        raise NetworkError(f"{host}:{port} cannot be used to listen; is another service using it?")
 
 
 def export(

@@ -31,6 +31,6 @@ def fetch(name: str, directory: str | os.PathLike[str] | None = None) -> Path:
     try:
         path = Path(pooch.retrieve(entry.url, known_hash, fname=entry.archive, path=folder, progressbar=False))
     except ValueError as error:
-        raise DataError(f"{entry.url} is not what it was: {error}") from None
+        raise DataError(f"{entry.url} differs from the file that was checked: {error}") from None
     check(load(name, folder))
     return path

@@ -143,7 +143,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 self._agree_on_columns(frames.facts_of_sources(sources, list(self.feature_names_in_), sites))
             return only_here(streams.rows_of(sources, self._reading, y, sites, seed, sample_weight, here), here)
         elif columns is not None:
-            raise SettingsError("columns are names, of a frame or of a source of rows; pick an array's columns before")
+            raise SettingsError("columns are names, of a frame or of a source of rows; pick an array's columns first")
         if y is not None:
             arrays.refuse_missing_responses(y)
         with arrays.telling_of_words(X):

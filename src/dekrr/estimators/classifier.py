@@ -203,7 +203,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.classes_ = np.unique(counted)
             if len(self.classes_) < 2:
                 there = f"one class, {self.classes_.tolist()[0]!r}" if len(self.classes_) else "no row, and so no class"
-                raise DataError(f"there is {there}: a classifier takes rows of two classes at least")
+                raise DataError(f"there is {there}: a classifier needs rows of at least two classes")
             places = np.searchsorted(self.classes_, y)
             places = np.minimum(places, len(self.classes_) - 1)  # classes of rows of weight 0 alone
             self.regressor_ = _OfCodes(**self.get_params(deep=False))

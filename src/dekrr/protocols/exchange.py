@@ -119,7 +119,7 @@ class NoisySums(Exchange):
         """Sum over the site's rows, perturb the sums and trade them."""
         site, maps, settings = start.site, offers.maps, run.settings
         if settings.privacy is None:
-            raise SettingsError("sums get noise under differential privacy alone: give privacy")
+            raise SettingsError("only differential privacy adds noise to sums: give privacy")
         exact, digest = sum_and_digest(start.rows, own_map, maps)
         site.require_rows(settings.min_rows)
         roster = yield from start.roll.roster()

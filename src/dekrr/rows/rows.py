@@ -93,7 +93,7 @@ class Rows(ABC):
     def arrays(self) -> Block:
         """Return all rows as arrays; rows that are read in batches raise `SettingsError`."""
         if self.streamed:
-            raise SettingsError("rows that are read in batches cannot be had all at once: load them before")
+            raise SettingsError("rows that are read in batches are not available all at once: load them first")
         return joined(list(self.blocks(_BLOCK_ROWS)))
 
     def owned(self) -> "Rows":

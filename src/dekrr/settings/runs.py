@@ -92,7 +92,9 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         check("differential privacy", self)
         if self.epsilon > self.max_epsilon:
-            raise SettingsError(f"epsilon={self.epsilon:g} promises next to nothing; raise max_epsilon to have it")
+            raise SettingsError(
+                f"epsilon={self.epsilon:g} promises next to nothing; raise max_epsilon if you want it all the same"
+            )
 
     def delta_for(self, n_rows: int) -> float:
         """Return delta at a site with `n_rows` rows."""

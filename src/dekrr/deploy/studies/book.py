@@ -186,7 +186,7 @@ class Book:
             if item.id in self._items:
                 return False
             if len(item.said) > MAX_BYTES or self._counts[item.site] >= _MOST_PER_SITE:
-                raise KeysError(f"site {item.site!r} says too much")
+                raise KeysError(f"site {item.site!r} has made too many statements")
             body = item.check(self.identity.trust)
             self._note(item.site, body)
             self._items[item.id] = item
