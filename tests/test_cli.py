@@ -105,7 +105,7 @@ def test_what_is_refused_before_any_work(table):
     data, models = table / "data.csv", table / "models"
     before = data.read_bytes()
     for out, reason in [
-        (data, "is what is read from"),
+        (data, "is the file that is read"),
         (table / "out.xlsx", r"out.xlsx ends in '.xlsx': tables are written as .csv, .tsv or .parquet"),
         (models / "station 00.safetensors", r"ends in '.safetensors'"),
         (models, "is a folder; give a file"),

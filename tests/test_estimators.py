@@ -1,4 +1,5 @@
 import datetime
+import inspect
 import pickle
 import re
 import subprocess
@@ -480,7 +481,7 @@ def test_parameters_are_those_of_the_table(cls):
         default = getattr(cls(), name)
         assert parameter.entry.in_process == default or own_defaults[name] == default
         assert parameter.entry.mistake(default) is None
-        assert f"\n    {name} : " in cls.__doc__
+        assert f"\n{name} : " in inspect.getdoc(cls)
         assert parameter.entry.setting.text.split(". ")[0][:60] in " ".join(cls.__doc__.split())
     assert set(parameters_of(cls)) == set(cls().get_params())
 

@@ -98,6 +98,11 @@ class Authority:
                 critical=False,
             )
             .add_extension(x509.SubjectAlternativeName([_alternative_name(host_of(request))]), critical=False)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(request.public_key()),
+                critical=False,
+            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
         return certificate.public_bytes(serialization.Encoding.PEM)

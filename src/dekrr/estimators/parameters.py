@@ -60,7 +60,10 @@ def estimator(kind: type[Any]) -> Any:
     """Give a class the constructor that scikit-learn wants, and write its parameters into its docstring."""
     made = transformers.parameters(kind)
     if made.__doc__:  # Python can be told to leave docstrings out
-        made.__doc__ = made.__doc__.replace(_ATTRIBUTES, f"{_documentation(made)}\n{_ATTRIBUTES}")
+        place, text = _ATTRIBUTES, f"{_documentation(made)}\n{_ATTRIBUTES}"
+        if place not in made.__doc__:  # from 3.13 on, Python takes the indentation out of docstrings
+            place, text = textwrap.dedent(place), textwrap.dedent(text)
+        made.__doc__ = made.__doc__.replace(place, text)
     return made
 
 

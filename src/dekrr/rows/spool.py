@@ -49,7 +49,7 @@ class Spool:
                 self._file.write(part.data)
         except OSError as error:
             raise DataError(
-                f"the rows of large sites do not fit into {tempfile.gettempdir()}, the folder for temporary files: "
+                f"the rows of large sites do not fit into the folder for temporary files, {tempfile.gettempdir()}: "
                 f"{error}; name another one in the environment variable TMPDIR, or give each site a file"
             ) from None
         self._end += sum(part.nbytes for part in parts)
