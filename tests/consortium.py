@@ -35,6 +35,7 @@ features = "energy"
 sigma = 0.5
 alpha = 1e-3
 consensus = 1.0
+shared = 10
 """
 
 

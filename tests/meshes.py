@@ -19,30 +19,48 @@ from dekrr.cli.node import node
 from dekrr.deploy import keys
 from dekrr.deploy.files import read_network, read_site, to_toml
 from dekrr.deploy.node import MODEL, Node
+from dekrr.deploy.procedure import procedure_of
 from dekrr.deploy.record import RECORD, Log, Record, log_to
-from dekrr.deploy.tables import METHODS
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
-from dekrr.selection import CHOOSERS
 
 COLUMNS = ["u", "v"]
+ALONE = dict.fromkeys(("shared", "local", "column_scales"), "none")
 
 
 class Mesh:
     """Files of a network in a folder, with keys, and its sites' rows."""
 
-    def __init__(self, folder, n_sites, *, method="dekrr", settings=None, patience=20.0, rows=60, hosts=None, **table):
+    def __init__(
+        self,
+        folder,
+        n_sites,
+        *,
+        method="dekrr",
+        settings=None,
+        patience=20.0,
+        rows=60,
+        hosts=None,
+        defaults=False,
+        data=None,
+        **table,
+    ):
         self.folder = Path(folder)
         self.names = [f"s{i:02d}" for i in range(n_sites)]
-        numbers = {"sigma": 0.5, "alpha": 1e-3} | ({"consensus": 1.0} if method == "dekrr" else {})
-        self.settings = {"n_features": 10, "features": "energy", **numbers, **(settings or {})}
+        numbers = {"n_features": 10, "features": "energy", "sigma": 0.5, "alpha": 1e-3}
+        if method == "dekrr":
+            numbers |= {"consensus": 1.0, **ALONE}
+        self.settings = {**({} if defaults else numbers), **(settings or {})}
         self.method = method
         rng = np.random.default_rng(n_sites)
         self.rows = {name: (rng.uniform(size=(rows, 2)), rng.uniform(-1, 1, size=rows)) for name in self.names}
         endpoints = hosts or [f"127.0.0.1:{port}" for port in free_ports(n_sites)]
         lines = [to_toml({"run": "test", "method": method, "patience": patience, **{"start_patience": 60.0, **table}})]
-        lines += [to_toml({"data": {"target": "y", "columns": COLUMNS}}), to_toml({"settings": self.settings})]
+        lines += [
+            to_toml({"data": {"target": "y", "columns": COLUMNS, **(data or {})}}),
+            to_toml({"settings": self.settings}),
+        ]
         for name, endpoint in zip(self.names, endpoints, strict=True):
             X, y = self.rows[name]
             pd.DataFrame(X, columns=COLUMNS).assign(y=y).to_parquet(self.folder / f"{name}.parquet")
@@ -124,14 +142,10 @@ class Mesh:
         for name in sorted(graph):
             config = read_site(self.home(name) / "site.toml")
             features = config.features()
-            selector = CHOOSERS[features.features](
-                features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
-            )
             neighbors = tuple(sorted(graph[name]))
             rows = ArrayRows(*self.rows[name])
             site = Site(name, neighbors, rows, seed=features.seed, feature_map=(maps or {}).get(name))
-            tuning = [config.tuning()] if self.method == "dekrr" else []
-            procedures[name] = METHODS[self.method][0](site, selector, config.method_settings(), *tuning)
+            procedures[name] = procedure_of(config, site)
         return network.run(procedures), network.traffic
 
     def check_models(self, names):

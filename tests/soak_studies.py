@@ -32,6 +32,7 @@ from dekrr import load
 from dekrr.deploy.audit_trail import TRAIL, verify
 from dekrr.deploy.carrier import relay
 from dekrr.deploy.node import MODEL
+from dekrr.deploy.procedure import procedure_of
 from dekrr.deploy.record import log_to
 from dekrr.deploy.standing import StandingSite
 from dekrr.deploy.standing_file import read_relay, read_standing
@@ -39,14 +40,12 @@ from dekrr.deploy.studies.book import Book
 from dekrr.deploy.studies.items import Call, Proposal
 from dekrr.deploy.studies.study import digest_of, parse_study
 from dekrr.deploy.studies.versions import Versions
-from dekrr.deploy.tables import METHODS
 from dekrr.disk import LockedFile
 from dekrr.networks.local import LocalNetwork
 from dekrr.networks.mesh import Keys
 from dekrr.privacy.admission import kept
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
-from dekrr.selection import CHOOSERS
 from lines import Line
 
 NAMES = ["a", "b", "c"]
@@ -269,14 +268,11 @@ class Play:
         for name in sorted(graph):
             config = study.site_file("x", name, dict.fromkeys(graph[name], ""), "")
             features = config.features()
-            chooser = CHOOSERS[features.features](
-                features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
-            )
             table = pd.read_parquet(self.sites.home(name) / "rows.parquet")
             rows = ArrayRows(table[["u", "v"]].to_numpy(), table["y"].to_numpy())
             (rule,) = (self.sites.home(name) / "kept" / "rows").glob("admission-*")
             site = Site(name, tuple(sorted(graph[name])), rows, seed=features.seed, admission=kept(rule, None, 2))
-            procedures[name] = METHODS["dekrr"][0](site, chooser, config.method_settings())
+            procedures[name] = procedure_of(config, site)
         return LocalNetwork(graph).run(procedures)
 
 

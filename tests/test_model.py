@@ -14,10 +14,11 @@ from dekrr import CentralizedKRR, DeKRRRegressor, ModelFileError
 from dekrr import model as models
 from dekrr.data import make_sites
 from dekrr.features import FeatureMap
-from dekrr.model import FORMAT, Header, Member, SiteModel, members_of
+from dekrr.model import FORMAT, Header, Member, SiteModel
 from dekrr.protocols.outcome import Outcome
 from dekrr.scaling import UNSCALED, Scaling
 from dekrr.settings import ALONE
+from dekrr.trained import members_of
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
 

@@ -195,7 +195,16 @@ def test_what_is_tuned_is_what_the_estimator_tunes_by_default(tmp_path):
     assert read_site(path).tuning() is None
     text = path.read_text()
     path.write_text(text[: text.index("[settings]")] + text[text.index("[neighbors]") :])
-    tuning, regressor = read_site(path).tuning(), DeKRRRegressor()
+    found, regressor = read_site(path), DeKRRRegressor()
+    assert found.tuning() is None  # beside a shared part nothing is
+    assert found.chooser().sigma is None
+    expected = regressor.run_settings()
+    for name in ("alpha", "consensus", "own_weight", "shared", "local", "column_scales"):
+        assert getattr(found.method_settings(), name) == getattr(expected, name)
+    path.write_text(
+        text[: text.index("[settings]")] + '[settings]\nshared = "none"\n' + text[text.index("[neighbors]") :]
+    )
+    tuning = read_site(path).tuning()
     assert tuning.sigmas == grid_of("sigma", regressor.sigma)
     assert tuning.alphas == grid_of("alpha", regressor.alpha)
     assert tuning.consensuses == grid_of("consensus", regressor.consensus)

@@ -250,7 +250,7 @@ def test_without_parts_it_is_algorithm_1_to_the_last_bit():
     graph = {names[a]: [names[b] for b in fitted.graph_[a]] for a in fitted.sites_}
     seed = int(np.random.RandomState(0).randint(np.iinfo(np.int32).max))
     run = DeKRRSettings(
-        alpha=1e-4, consensus=0.5, **{**IN_PROCESS, "scale": "minmax", "masks": False, "shortlist_rows": 0}
+        alpha=1e-4, consensus=0.5, **ALONE, **{**IN_PROCESS, "scale": "minmax", "masks": False, "shortlist_rows": 0}
     )
     procedures = {
         names[label]: parts.train(

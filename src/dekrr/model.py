@@ -22,7 +22,6 @@ from .frames import Columns, is_frame
 from .intervals import Calibration
 from .metrics import rse
 from .privacy.mechanism import Spent
-from .protocols.outcome import Outcome
 from .rows.batches import AnyColumns, inputs_of
 from .rows.sources import is_source, open_source
 from .rows.spread import is_spread, predicted
@@ -143,23 +142,6 @@ def joined(members: Sequence[Member]) -> Member:
         np.concatenate([part.amplitudes for part in maps]),
     )
     return Member(feature_map, np.concatenate([member.weight * member.coefficients for member in members]))
-
-
-def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
-    """Return the models that a site's prediction adds up; `parts_of` says what each is.
-
-    First its own agreed model, and for "neighborhood" those of its neighbours, too; then the shared part and the local
-    part, where there are such.
-    """
-    agreed = [Member(*parts) for parts in outcome.agreed_members(prediction)]
-    others = [Member(part.feature_map, part.coefficients) for part in (outcome.shared, outcome.local) if part]
-    return (*agreed, *others)
-
-
-def parts_of(outcome: Outcome, prediction: str) -> list[str]:
-    """Return what the members are: "own", "neighbor", "shared" or "local"."""
-    neighbors = len(outcome.neighbor_maps) if prediction == "neighborhood" else 0
-    return ["own", *["neighbor"] * neighbors, *["shared"] * bool(outcome.shared), *["local"] * bool(outcome.local)]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -9,17 +9,20 @@ import msgspec
 from ..errors import SettingsError, TopologyError
 from ..networks.session.frames import RESERVED
 from ..protocols.preparation import public_scaling
-from ..settings import ALONE, GRIDS, DifferentialPrivacy, FeatureSettings, TuningSettings, Wire, entries, grid_of
+from ..settings import ALONE, GRIDS, DifferentialPrivacy, FeatureSettings, TuningSettings, Wire, entries
 from .tables import (
     METHODS,
     NAME,
+    NONE,
     DataTable,
     KeysTable,
     NetworkFile,
     PageTable,
     SiteEntry,
     SiteFile,
+    grids_of,
     part_of,
+    parts_of_run,
 )
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -86,6 +89,7 @@ def check_network(network: NetworkFile, mistakes: list[str]) -> None:
     _check_data(network.data, mistakes)
     _check_settings(network.method, network.settings, mistakes)
     _check_bounds(network.settings.get("bounds"), network.data, mistakes)
+    _check_scales(network.settings.get("column_scales"), network.data, mistakes)
     if not names:
         mistakes.append("there is no site: add [[site]] tables")
         return
@@ -104,6 +108,7 @@ def check_site(site: SiteFile, mistakes: list[str]) -> None:
     _check_data(site.data, mistakes)
     _check_settings(site.method, site.settings, mistakes)
     _check_bounds(site.settings.get("bounds"), site.data, mistakes)
+    _check_scales(site.settings.get("column_scales"), site.data, mistakes)
     if site.site not in site.sites:
         mistakes.append(f"site {site.site!r} is not one of sites")
     if not site.data.file:
@@ -128,6 +133,11 @@ def _check_bounds(bounds: Any, data: DataTable, mistakes: list[str]) -> None:
         public_scaling((tuple(bounds[0]), tuple(bounds[1])), len(data.columns))
     except (SettingsError, ValueError) as error:
         mistakes.append(f"settings.{error}")
+
+
+def _check_scales(scales: Any, data: DataTable, mistakes: list[str]) -> None:
+    if isinstance(scales, list) and len(scales) != len(data.columns):
+        mistakes.append(f"settings.column_scales has {len(scales)} numbers for {len(data.columns)} columns")
 
 
 def _check_endpoints(endpoints: Mapping[str, str], mistakes: list[str]) -> None:
@@ -168,9 +178,7 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
         unknown = [key for key in unknown if key != "privacy"]
     mistakes += [f"settings.{key} is not known to {method}{_suggestion(key, known)}" for key in unknown]
     if method == "dekrr":
-        mistakes += [
-            f"settings.{key}: a node trains DeKRR alone; the estimators have this part" for key in parts(settings)
-        ]
+        _check_parts(settings, mistakes)
         settings = _check_grids(settings, mistakes)
     convert(part_of(settings, FeatureSettings), FeatureSettings, "settings.", mistakes)
     convert(part_of(settings, own), own, "settings.", mistakes)
@@ -179,25 +187,28 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
             mistakes.append(f"settings.{key} is {settings[key]!r}; between organisations it is {' or '.join(choices)}")
 
 
-def parts(settings: Mapping[str, Any]) -> list[str]:
-    """Return the settings that ask for parts of a model that a node does not train.
-
-    Examples
-    --------
-    >>> parts({"shared": "auto", "alpha": 1e-3})
-    ['shared']
-    """
-    return [key for key in ALONE if settings.get(key) is not None]
+def _check_parts(settings: Mapping[str, Any], mistakes: list[str]) -> None:
+    """Find the mistakes that the shared part and the others would end a run with."""
+    parts = parts_of_run(settings)
+    wanted = [name for name in parts if parts[name] is not None]
+    if settings.get("privacy") is not None:
+        mistakes += [f"settings.{name}: the privacy budget pays for no such part; leave it out" for name in wanted]
+    elif wanted and settings.get("scale") == NONE and settings.get("masks", True):
+        mistakes.append(
+            'settings.scale is "none": masks hide numbers of known size alone. Scale columns, or write '
+            + ", ".join(f'{name} = "none"' for name in wanted)
+        )
 
 
 def _check_grids(settings: Mapping[str, Any], mistakes: list[str]) -> dict[str, Any]:
     """Check the settings that can be tuned; return the settings with one valid number for each of them."""
     convert(part_of(settings, TuningSettings), TuningSettings, "settings.", mistakes)
     checked = dict(settings)
+    parts_only = {key: settings[key] for key in (*ALONE, "privacy") if key in settings}
     tuned = []
     for name, automatic in GRIDS.items():
         try:
-            grid = grid_of(name, settings.get(name, "auto"))
+            grid = grids_of({**parts_only, name: settings.get(name, "auto")})[name]
         except SettingsError as error:
             mistakes.append(f"settings.{error}")
             grid = automatic[:1]

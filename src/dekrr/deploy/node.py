@@ -21,7 +21,7 @@ import numpy as np
 from ..disk import replacing, synchronise
 from ..errors import DataError, NetworkError, SettingsError
 from ..messages import Offer
-from ..model import Header, SiteModel, members_of
+from ..model import Header, SiteModel
 from ..networks.mesh import Carrier, Keys, Link, MeshNetwork
 from ..networks.session import Phase, Plan, Session
 from ..networks.session.events import Event, Listener
@@ -32,22 +32,22 @@ from ..privacy.history import History
 from ..privacy.maps_of_neighbors import Ledger
 from ..privacy.masks import Identity, Signer, Unsigned, derived_secret
 from ..privacy.vault import Vault
-from ..protocols import dekrr
 from ..protocols.outcome import Outcome
 from ..protocols.reading import MessageReader
+from ..protocols.shared_part import most_shared
 from ..protocols.site import Procedure, Site
 from ..rows import ArrayRows, StreamedRows
 from ..rows.sources import open_source
-from ..scaling import Scaling
-from ..selection import CHOOSERS
 from ..settings import DeKRRSettings
+from ..trained import model_of
 from . import keys
 from .events import Ended, Exposed, Started, Stopped, finished
 from .identity import CertificateSigner
 from .identity import Identity as CertifiedIdentity
+from .procedure import procedure_of
 from .saving import save_model
 from .status import Status, status_of
-from .tables import METHODS, SiteFile
+from .tables import SiteFile
 
 CHECKPOINT, MODEL, SECRET = "checkpoint", "model.safetensors", "secret"
 _ROWS_AT_A_TIME = 1 << 14
@@ -198,6 +198,9 @@ class Node:
             self._history.refuse_budget(run, privacy.epsilon, privacy.max_epsilon)
             return partial(self._history.note, run, hashes, privacy.epsilon)
         n_features = self.config.features().n_features
+        if isinstance(settings, DeKRRSettings) and settings.shared is not None:
+            limits = rows.n_rows, self._rows.n_columns, settings.rows_per_feature
+            n_features = max(n_features, most_shared(settings.shared, *limits))
         self._history.refuse_few_differences(
             hashes, fewest=max(settings.min_rows, math.ceil(settings.rows_per_feature * n_features))
         )
@@ -258,21 +261,10 @@ class Node:
         return status_of(self.session, seconds_waiting=self._seconds_waiting, wire_bytes=self.network.wire_bytes)
 
     def _procedure(self, neighbors: tuple[str, ...], offer: Offer | None) -> Procedure[Outcome]:
-        features = self.config.features()
-        selector = CHOOSERS[features.features](
-            features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
-        )
-        tuning = self.config.tuning()
-        site = Site(self.config.site, neighbors, self._rows, seed=features.seed)
+        site = Site(self.config.site, neighbors, self._rows, seed=self.config.features().seed)
         site = replace(site, ledger=self._ledger, vault=self._vault, admission=self._admission)
         site = replace(site, identity=self._identity(), tell=self._tell_once)
-        settings = self.config.method_settings(len(self.session.lost))
-        if self.config.method == "dekrr":
-            if offer is not None and tuning is None:
-                site = dekrr.with_features(site, offer, selector, settings)
-            return dekrr.train(site, selector, settings, tuning)
-        train, _ = METHODS[self.config.method]
-        return train(site, selector, settings)
+        return procedure_of(self.config, site, offer, len(self.session.lost))
 
     def _identity(self) -> Identity:
         """Return the site's key for masks in this epoch, the same whenever the site goes through it again."""
@@ -287,19 +279,15 @@ class Node:
 
     def _model(self, outcome: Outcome) -> SiteModel:
         features = self.config.features()
-        members = members_of(outcome, features.prediction)
         header = Header(
             site=self.config.site,
             method=_TITLES[self.config.method],
             kernel=features.kernel,
-            sigma=outcome.tuned.sigma if outcome.tuned else features.sigma,
+            sigma=outcome.tuned.sigma if outcome.tuned else outcome.sigma or features.sigma,
             n_columns=len(self.config.data.columns),
             columns=list(self.config.data.columns),
-            n_members=len(members),
-            scaled=isinstance(outcome.scaling, Scaling),
-            privacy=outcome.privacy,
         )
-        return SiteModel(header, members, outcome.scaling)
+        return model_of(outcome, header, features.prediction)
 
     def _keep(self, outcome: Outcome) -> None:
         """Write the model, and log the end of the run."""

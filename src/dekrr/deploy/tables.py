@@ -7,12 +7,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..protocols import dekrr
+from ..protocols import training
 from ..protocols.baselines import allreduce, dkla
 from ..protocols.outcome import Outcome
 from ..protocols.site import Procedure
 from ..protocols.tuning import Tuning
+from ..selection import CHOOSERS, Chooser
 from ..settings import (
+    GRIDS,
+    WITH_SHARED,
     AllReduceSettings,
     DeKRRSettings,
     DKLASettings,
@@ -20,11 +23,15 @@ from ..settings import (
     FeatureSettings,
     TuningSettings,
     entries,
+    grid_with_parts,
+    is_auto,
+    parts_of,
 )
 
+NONE = "none"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 METHODS: dict[str, tuple[Callable[..., Procedure[Outcome]], type[msgspec.Struct]]] = {
-    "dekrr": (dekrr.train, DeKRRSettings),
+    "dekrr": (training.train, DeKRRSettings),
     "dkla": (dkla.train, DKLASettings),
     "allreduce": (allreduce.train, AllReduceSettings),
 }
@@ -156,8 +163,16 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
     start_patience: Seconds = 600.0
 
     def features(self) -> FeatureSettings:
-        """Return the settings of all methods; a sigma that is tuned is represented by the first value of its grid."""
+        """Return the settings of all methods; a sigma that is found is represented by the first value of its grid."""
         return msgspec.convert(part_of(_untuned(self.method, self.settings), FeatureSettings), FeatureSettings)
+
+    def chooser(self) -> Chooser:
+        """Return how the site chooses features; its sigma is None where sites agree on one by their rows."""
+        features = self.features()
+        sigma = None if self.method == "dekrr" and leaves_sigma(self.settings) else features.sigma
+        return CHOOSERS[features.features](
+            features.n_features, kernel=features.kernel, sigma=sigma, mapping=features.mapping
+        )
 
     def method_settings(self, n_gone: int = 0) -> Any:
         """Return the method's own settings; a setting that is tuned is represented by the first value of its grid.
@@ -180,10 +195,10 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
         """Return the tuning of DeKRR; None if nothing is tuned."""
         if self.method != "dekrr":
             return None
-        settings = msgspec.convert(part_of(self.settings, TuningSettings), TuningSettings)
-        grids = settings.grids()
+        grids = grids_of(self.settings)
         if max(map(len, grids.values())) == 1:
             return None
+        settings = self.tuning_settings()
         return Tuning(
             sigmas=grids["sigma"],
             alphas=grids["alpha"],
@@ -193,6 +208,10 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
             prediction=self.features().prediction,
         )
 
+    def tuning_settings(self) -> TuningSettings:
+        """Return what DeKRR finds before it trains, and by what."""
+        return msgspec.convert(part_of(self.settings, TuningSettings), TuningSettings)
+
     def terms(self, version: str) -> dict[str, str]:
         """Return the terms: all sites must agree on them before a message that depends on rows is sent."""
         settings = {**msgspec.to_builtins(self.features()), **msgspec.to_builtins(self.method_settings())}
@@ -200,7 +219,10 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
         tuning = self.tuning()
         if tuning is not None:
             settings |= {"sigma": tuning.sigmas, "alpha": tuning.alphas, "consensus": tuning.consensuses}
-            settings |= {"folds": tuning.folds, "objective": tuning.objective}
+            settings |= {"folds": tuning.folds}
+        if self.method == "dekrr":
+            settings |= {"objective": self.tuning_settings().objective}
+            settings |= {"sigma": "auto"} if leaves_sigma(self.settings) else {}
         return {
             "version of dekrr": version,
             "method": self.method,
@@ -213,15 +235,50 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+def parts_of_run(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which parts the models of a DeKRR run have, by the settings in its file.
+
+    Examples
+    --------
+    >>> parts_of_run({"local": "none"})
+    {'shared': 'auto', 'local': None, 'column_scales': 'auto'}
+    """
+    given = part_of(settings, DeKRRSettings)
+    return parts_of(given, possible=given.get("privacy") is None)
+
+
+def grids_of(settings: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    """Return the values of sigma, alpha and consensus to choose from; 1 stands for a sigma that sites agree on."""
+    given, shared = part_of(settings, TuningSettings), parts_of_run(settings)["shared"]
+    grids = {name: grid_with_parts(name, given.get(name, "auto"), shared) for name in GRIDS}
+    return grids | ({"sigma": (1.0,)} if leaves_sigma(settings) else {})
+
+
+def leaves_sigma(settings: Mapping[str, Any]) -> bool:
+    """Return whether sites agree on a bandwidth by their rows: where there is a shared part, and none is given."""
+    return is_auto(settings.get("sigma", "auto")) and parts_of_run(settings)["shared"] is not None
+
+
 def _untuned(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with a single number for each setting that DeKRR can tune."""
+    """Return the settings with a single number for each setting that DeKRR can find."""
     if method != "dekrr":
         return dict(settings)
-    first = {name: grid[0] for name, grid in TuningSettings(**part_of(settings, TuningSettings)).grids().items()}
-    return {**settings, **first}
+    parts, first = parts_of_run(settings), {name: grid[0] for name, grid in grids_of(settings).items()}
+    own = {"own_weight": WITH_SHARED["own_weight"]} if parts["shared"] is not None else {}
+    return {**own, **settings, **parts, **first}
 
 
 def part_of(settings: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the settings that are fields of a struct."""
-    names = {field.name for field in msgspec.structs.fields(kind)}
-    return {key: value for key, value in settings.items() if key in names}
+    """Return the settings that are fields of a struct; "none" stands for None, which TOML has no word for.
+
+    Examples
+    --------
+    >>> part_of({"shared": "none", "features": "none", "alpha": 1e-3}, DeKRRSettings)
+    {'shared': None, 'alpha': 0.001}
+    """
+    known = entries(kind)
+    return {
+        key: None if value == NONE and known[key].setting.rule.allows(None) else value
+        for key, value in settings.items()
+        if key in known
+    }

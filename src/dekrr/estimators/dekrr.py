@@ -13,6 +13,7 @@ from ..errors import DataError, SettingsError, warn
 from ..labels import listed
 from ..privacy.odometer import PROCESS
 from ..protocols.calibration import keep_intervals
+from ..protocols.training import SecondTraining
 from ..rows import Rows
 from ..settings import (
     GRIDS,
@@ -24,7 +25,9 @@ from ..settings import (
     TuningSettings,
     Wire,
     entries,
-    grid_of,
+    grid_with_parts,
+    is_auto,
+    parts_of,
 )
 from ..types import Array
 from . import parameters
@@ -34,7 +37,7 @@ from .deployment import Verdict, deployed, judge
 from .features import NetworkRegressor
 from .network import Run, are_weighted, sites_of
 from .parameters import estimator, setting, settings_of
-from .procedures import train_parts, tuning_of, with_second
+from .procedures import train_parts, tuning_of
 from .ranks import RowsElsewhere
 from .updates import Standing, go_on
 
@@ -180,19 +183,16 @@ class DeKRRRegressor(NetworkRegressor):
             if columns is not None and len(scales) == len(columns.columns):
                 scales = columns.spread(scales)
             given["column_scales"] = tuple(scales.tolist())
-        cannot = self.privacy is not None or self.exchange != "sums"
-        return {name: None if cannot and _is_auto(part) else part for name, part in given.items()}
+        return parts_of(given, possible=self.privacy is None and self.exchange == "sums")
 
     def _grid(self, name: str, given: Any = None) -> tuple[float, ...]:
         """Return the values of a setting to choose from; with a shared part "auto" is one value."""
         given = getattr(self, name) if given is None else given
-        if name in WITH_SHARED and _is_auto(given) and self._parts()["shared"] is not None:
-            return (WITH_SHARED[name],)
-        return grid_of(name, given)
+        return grid_with_parts(name, given, self._parts()["shared"])
 
     def _choosing(self) -> Choosing:
         choosing = Choosing.of(self)
-        if self._parts()["shared"] is not None and _is_auto(choosing.setting("sigma")):
+        if self._parts()["shared"] is not None and is_auto(choosing.setting("sigma")):
             choosing = replace(choosing, leaves_sigma=True)
         if self.allocation != "equal" and not isinstance(choosing.setting("n_features"), Integral):
             raise SettingsError(f"allocation={self.allocation!r} shares out one n_features; give a number, or leave it")
@@ -220,19 +220,18 @@ class DeKRRRegressor(NetworkRegressor):
             folds = self.folds if tuning is not None else 0
             sites = sites_of(rows, graph, seed=seed)
             self.deployment_: dict[Hashable, Verdict] = judge(sites, choosing.choosers(list(rows)), settings, folds)
-        training = train_parts(
-            settings, tuning, prediction=self.prediction, objective=self.objective, keep_sums=self.store_sums
-        )
+        second = None
         if self._finds_intervals(tuned=bool(tuned)):
-            training = with_second(
-                training,
-                settings,
-                self._keep_of_second,
-                fits_shared=self.intervals is True,
-                prediction=self.prediction,
-                objective=self.objective,
-            )
+            second = SecondTraining(self._keep_of_second, fits_shared=self.intervals is True)
             trainings += 1
+        training = train_parts(
+            settings,
+            tuning,
+            second,
+            prediction=self.prediction,
+            objective=self.objective,
+            keep_sums=self.store_sums,
+        )
         run = self._train(rows, graph, seed, training, choosing, self.network, trainings)
         if self.privacy is not None:
             _tell_spent(rows, self.privacy.epsilon)
@@ -242,7 +241,7 @@ class DeKRRRegressor(NetworkRegressor):
     def _finds_intervals(self, *, tuned: bool) -> bool:
         """Return whether a fit trains a second time, for intervals."""
         if self.intervals == "auto":
-            tuned |= any(_is_auto(getattr(self, name)) for name in GRIDS)
+            tuned |= any(is_auto(getattr(self, name)) for name in GRIDS)
             return tuned and self.privacy is None and not self.rows_per_feature and not self.deployment
         if self.intervals and self.privacy is not None:
             raise SettingsError(
@@ -378,10 +377,6 @@ def _tell_spent(rows: Mapping[Hashable, Rows], epsilon: float) -> None:
             f"{fits} private fits in this process had the same rows and spent epsilon {total:g} together on one of "
             f"them, not {epsilon:g}. Fit once, or count on {total:g}"
         )
-
-
-def _is_auto(given: Any) -> bool:
-    return isinstance(given, str) and given == "auto"
 
 
 def _as_bounds(bounds: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -3,16 +3,15 @@
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from .. import topology as topologies
 from ..errors import warn
-from ..model import SiteModel, members_of, parts_of
 from ..networks.base import Connect
 from ..rows import Rows
 from ..settings import EstimatorSettings, FeatureSettings
+from ..trained import model_of
 from .base import SiteRegressor
 from .choosing import Choosing
 from .network import Run, run, sites_of
@@ -53,17 +52,7 @@ class FeatureRegressor(SiteRegressor):
         """Set what came of a run; warn where it did not settle to a `tol` above 0."""
         models = {}
         for label, outcome in run.outcomes.items():
-            members = members_of(outcome, prediction)
-            header = self._header(run.sites[label].name, kernel, sigma)
-            scales = outcome.column_scales
-            header = msgspec.structs.replace(
-                header,
-                n_members=len(members),
-                parts=parts_of(outcome, prediction),
-                column_scales=None if scales is None else scales.tolist(),
-                privacy=outcome.privacy,
-            )
-            models[label] = SiteModel(header, members, outcome.scaling, outcome.calibration)
+            models[label] = model_of(outcome, self._header(run.sites[label].name, kernel, sigma), prediction)
         self.n_rounds_ = max(outcome.rounds for outcome in run.outcomes.values())
         objective = np.sum([outcome.objective_shares for outcome in run.outcomes.values()], axis=0)
         self.models_, objective = gathered(run.network, run.names, models, objective)

@@ -151,3 +151,11 @@ class Outcome:
         """Return the agreed part's prediction for scaled rows, shape (n_rows,) or (n_rows, n_outputs)."""
         parts = [w * known.apply(X, theta) for known, theta, w in self.agreed_members(prediction)]
         return np.asarray(np.sum(parts, axis=0))
+
+    def whole_prediction(self, X: Array, prediction: str) -> Array:
+        """Return the prediction of all parts for scaled rows, shape (n_rows,) or (n_rows, n_outputs)."""
+        found = self.agreed_prediction(X, prediction)
+        for part in (self.shared, self.local):
+            if part is not None:
+                found = found + part.feature_map.apply(X, part.coefficients)
+        return found

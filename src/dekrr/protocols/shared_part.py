@@ -78,10 +78,28 @@ def shared_size(wanted: int | str, roster: Roster, n_columns: int, rows_per_feat
     No more are taken than the site with the fewest rows sends sums of (`rows_per_feature`). Where there are more than
     columns, a constant and the raw columns come on top, and count there too.
     """
-    most = longest_shortlist(roster.whole.fewest[0], rows_per_feature)
-    most = most - n_columns - 1 if most > 2 * n_columns + 1 else min(most, n_columns)
     auto = max(1, min(_MOST_FEATURES, roster.n_rows // _ROWS_PER_FEATURE))
-    return int(max(1, min(auto if isinstance(wanted, str) else wanted, most)))
+    wanted = auto if isinstance(wanted, str) else wanted
+    return int(max(1, min(wanted, _most_sent(roster.whole.fewest[0], n_columns, rows_per_feature))))
+
+
+def _most_sent(n_rows: int, n_columns: int, rows_per_feature: float) -> float:
+    """Return of how many shared features a site of `n_rows` rows sends sums, beside those that come on top."""
+    most = longest_shortlist(n_rows, rows_per_feature)
+    return most - n_columns - 1 if most > 2 * n_columns + 1 else min(most, n_columns)
+
+
+def most_shared(wanted: int | str, n_rows: int, n_columns: int, rows_per_feature: float) -> int:
+    """Return the most shared features, with those that come on top, that a site of `n_rows` rows sends sums of.
+
+    Examples
+    --------
+    >>> most_shared("auto", 300, 4, 1.5), most_shared(20, 300, 4, 1.5), most_shared("auto", 10**6, 4, 1.5)
+    (100, 25, 705)
+    """
+    wanted = _MOST_FEATURES if isinstance(wanted, str) else wanted
+    size = int(max(1, min(wanted, _most_sent(n_rows, n_columns, rows_per_feature))))
+    return size + n_columns + 1 if size > n_columns else size
 
 
 def fit_shared(

@@ -17,6 +17,9 @@ from .runs import (
     TuningSettings,
     Wire,
     grid_of,
+    grid_with_parts,
+    is_auto,
+    parts_of,
 )
 from .schema import Entry, Setting, as_table, check, entries
 
@@ -42,4 +45,7 @@ __all__ = [
     "check",
     "entries",
     "grid_of",
+    "grid_with_parts",
+    "is_auto",
+    "parts_of",
 ]

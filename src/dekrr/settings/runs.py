@@ -4,6 +4,7 @@ A deployment starts from the defaults of the fields. The estimators have all row
 to keep from anybody: `Setting.in_process` is their default where it differs.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -295,27 +296,24 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
             "A part of the model that is the same at all sites: its number of features, or by the rows of all sites. "
             "None has none.",
             _PART.or_none(),
-            in_process="auto",
         ),
-    ] = None
+    ] = "auto"
     local: Annotated[
         Any,
         Setting(
             "A part that corrects the model for the site's own rows and is sent to nobody: its number of features, or "
             "by the site's rows. None has none.",
             _PART.or_none(),
-            in_process="auto",
         ),
-    ] = None
+    ] = "auto"
     column_scales: Annotated[
         Any,
         Setting(
             "How much the response depends on each column, in which features are drawn: learnt by all sites, or a "
             "number for each column. None has all columns count alike.",
             _SCALES.or_none(),
-            in_process="auto",
         ),
-    ] = None
+    ] = "auto"
     max_maps: Annotated[int, Setting("The most feature maps that a neighbour may ask sums for in a run.", _COUNT)] = 64
     max_features: Annotated[
         int, Setting("The most features that a neighbour may choose; 0 is no limit.", whole_number(0))
@@ -365,6 +363,45 @@ class DKLASettings(SharedSettings, frozen=True, kw_only=True):
         1e-4
     )
     max_rounds: Annotated[int, Setting("The most rounds.", _COUNT)] = 1500
+
+
+def parts_of(given: Mapping[str, Any], *, possible: bool) -> dict[str, Any]:
+    """Return which parts a run's models have; "auto" is none where the run cannot have any.
+
+    Parameters
+    ----------
+    given : mapping of str to object
+        What is asked for; what is left out has its default.
+    possible : bool
+        Whether the run can have parts: it sends sums, and promises no differential privacy.
+
+    Examples
+    --------
+    >>> parts_of({"shared": None}, possible=True)
+    {'shared': None, 'local': 'auto', 'column_scales': 'auto'}
+    >>> parts_of({"local": 20}, possible=False)
+    {'shared': None, 'local': 20, 'column_scales': None}
+    """
+    wanted = {name: given.get(name, entries(DeKRRSettings)[name].default) for name in ALONE}
+    return {name: None if is_auto(part) and not possible else part for name, part in wanted.items()}
+
+
+def grid_with_parts(name: str, given: Any, shared: Any) -> tuple[float, ...]:
+    """Return `grid_of` a setting of the agreed part; beside a shared part, "auto" is one value.
+
+    Examples
+    --------
+    >>> grid_with_parts("alpha", "auto", "auto"), len(grid_with_parts("alpha", "auto", None))
+    ((0.0001,), 7)
+    """
+    if name in WITH_SHARED and is_auto(given) and shared is not None:
+        return (WITH_SHARED[name],)
+    return grid_of(name, given)
+
+
+def is_auto(given: Any) -> bool:
+    """Return whether a setting is left to be found."""
+    return isinstance(given, str) and given == "auto"
 
 
 def grid_of(name: str, given: Any) -> tuple[float, ...]:

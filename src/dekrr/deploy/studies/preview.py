@@ -11,11 +11,10 @@ from ...networks.local import LocalNetwork
 from ...privacy.admission import learn
 from ...protocols.site import Site
 from ...rows import ArrayRows, Rows
-from ...selection import CHOOSERS
 from ..leaving import REVEALS
 from ..node import open_rows
+from ..procedure import procedure_of
 from ..standing_file import StandingFile
-from ..tables import METHODS
 from .study import StudyFile
 
 _MOST_MADE_UP = 2000
@@ -56,10 +55,7 @@ def preview(study: StudyFile, config: StandingFile, folder: Path) -> Preview:
         if p not in neighbors:
             graph[p] = [neighbors[0]]
     graph = {p: [q for q in them if p in graph[q]] for p, them in graph.items()}
-    features, settings, tuning = run.features(), run.method_settings(), run.tuning()
-    chooser = CHOOSERS[features.features](
-        features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
-    )
+    features, settings = run.features(), run.method_settings()
     admits = learn(own.sample, settings.max_leverage) if settings.max_leverage < 1 else None
     counts: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
@@ -74,7 +70,7 @@ def preview(study: StudyFile, config: StandingFile, folder: Path) -> Preview:
     for number, (name, them) in enumerate(sorted(graph.items())):
         rows: Rows = own if name == me else _made_up(own, number)
         site = Site(name, tuple(sorted(them)), rows, seed=features.seed, admission=admits, tell=_unheard)
-        procedures[name] = METHODS[study.method][0](site, chooser, settings, *([tuning] if tuning else []))
+        procedures[name] = procedure_of(run, site)
     LocalNetwork(graph, observers=[count]).run(procedures)
     lines = [Leaving(*key, counts[key], sizes[key], REVEALS.get(key[1], "")) for key in sorted(counts)]
     return Preview(lines, own.n_rows, neighbors)

@@ -1,0 +1,42 @@
+"""What a site of a mesh does in a run: the procedure that its file asks for, the same that the estimators run."""
+
+from ..messages import Offer
+from ..protocols import dekrr, training
+from ..protocols.calibration import keep_intervals
+from ..protocols.outcome import Outcome
+from ..protocols.parts import has_parts
+from ..protocols.site import Procedure, Site
+from .tables import METHODS, SiteFile
+
+
+def procedure_of(config: SiteFile, site: Site, offer: Offer | None = None, n_gone: int = 0) -> Procedure[Outcome]:
+    """Return what a site does in an epoch of a run.
+
+    After the loss of a site all others begin again, from their rows and the same seeds. A run of the agreed part alone,
+    with given numbers, keeps the features that it has. Other runs find scales, features and numbers anew, because these
+    depend on the rows of all sites that are left.
+
+    Parameters
+    ----------
+    config : SiteFile
+    site : Site
+    offer : Offer, optional
+        The features that the site once offered its neighbours.
+    n_gone : int, default=0
+        How many sites were lost.
+    """
+    chooser, settings, tuning = config.chooser(), config.method_settings(n_gone), config.tuning()
+    if config.method != "dekrr":
+        train, _ = METHODS[config.method]
+        return train(site, chooser, settings)
+    if offer is not None and tuning is None and not has_parts(settings) and not settings.intervals:
+        site = dekrr.with_features(site, offer, chooser, settings)
+    return training.train(
+        site,
+        chooser,
+        settings,
+        tuning,
+        prediction=config.features().prediction,
+        objective=config.tuning_settings().objective,
+        second=training.SecondTraining(keep_intervals) if settings.intervals else None,
+    )

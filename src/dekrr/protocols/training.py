@@ -1,0 +1,101 @@
+"""All of a site's training: the parts of its model and, where the run wants it, a second training to calibrate them.
+
+The estimators and the nodes of a mesh call `train`, and so do the same.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from ..selection import Chooser
+from ..settings import DeKRRSettings
+from ..types import Array
+from . import parts
+from .calibration import PARTS, Keep, calibrate
+from .outcome import Outcome
+from .site import Procedure, Site
+from .tuning import Tuning
+
+
+@dataclass(frozen=True)
+class SecondTraining:
+    """A training without some rows, which intervals or probabilities of classes are made of.
+
+    Parameters
+    ----------
+    keep : callable
+        What to keep of it; see `dekrr.protocols.calibration`.
+    fits_shared : bool, default=True
+        Whether it fits the shared part anew, which most of a fit's bytes are for.
+    """
+
+    keep: Keep
+    fits_shared: bool = True
+
+
+def train(
+    site: Site,
+    chooser: Chooser,
+    settings: DeKRRSettings,
+    tuning: Tuning | None = None,
+    *,
+    prediction: str = "neighborhood",
+    objective: str = "mean",
+    second: SecondTraining | None = None,
+    keep_sums: bool = True,
+) -> Procedure[Outcome]:
+    """Train one site's model together with its neighbours; see `dekrr.protocols.parts.train`.
+
+    Parameters
+    ----------
+    site : Site
+    chooser : Chooser
+    settings : DeKRRSettings
+    tuning : Tuning, optional
+    prediction : {"neighborhood", "own"}
+    objective : {"mean", "own", "union"}
+    second : SecondTraining, optional
+    keep_sums : bool, default=True
+        Keep the sums in the outcome, so that training can go on from them.
+    """
+    outcome = yield from parts.train(
+        site, chooser, settings, tuning, prediction=prediction, objective=objective, keep_sums=keep_sums
+    )
+    if second is None:
+        return outcome
+    fixed, found = _found(outcome, chooser, settings)
+    if not second.fits_shared:
+        fixed = msgspec.structs.replace(fixed, shared=None)  # `calibrate` takes it off the responses
+
+    def again(other: Site) -> Procedure[Outcome]:
+        return parts.train(other, found, fixed, prediction=prediction, objective=objective, keep_sums=False)
+
+    def predict(outcome: Outcome, X: Array) -> Array:
+        return outcome.whole_prediction(X, prediction)
+
+    return (
+        yield from calibrate(
+            site,
+            outcome,
+            again,
+            predict,
+            second.keep,
+            min_rows=settings.min_rows,
+            fits_shared=second.fits_shared,
+            masked=settings.masks,
+            lone_neighbor=settings.lone_neighbor,
+        )
+    )
+
+
+def _found(outcome: Outcome, chooser: Chooser, settings: DeKRRSettings) -> tuple[DeKRRSettings, Chooser]:
+    """Return the settings and the chooser with the numbers that a training found, for one without some rows."""
+    # A fifth of the rows is what sums over all rows differ by from those over the others.
+    fixed = msgspec.structs.replace(settings, rows_per_feature=settings.rows_per_feature * (PARTS - 1))
+    if outcome.column_scales is not None:
+        fixed = msgspec.structs.replace(fixed, column_scales=tuple(outcome.column_scales.tolist()))
+    tuned = outcome.tuned
+    if tuned is None:
+        return fixed, chooser if outcome.sigma is None else chooser.replace(sigma=outcome.sigma)
+    numbers = {"alpha": tuned.alpha, "consensus": tuned.consensus, "own_weight": tuned.own_weight}
+    return msgspec.structs.replace(fixed, **numbers), chooser.replace(sigma=tuned.sigma)

@@ -1,0 +1,152 @@
+"""What the estimators train, over the mesh: all parts of a model, and what a lost site or a restart does to them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dekrr import DeKRRRegressor
+from dekrr.data import make_sites
+from dekrr.deploy.files import read_site
+from dekrr.deploy.node import MODEL
+from dekrr.errors import SettingsError
+from dekrr.estimators.network import seed_of
+from meshes import Mesh, wait_until
+
+COLUMNS = ["u", "v", "w"]
+SIZES = {"n_features": 12, "seed": seed_of(0)}
+
+
+def mesh_of(folder, n_sites=4, settings=None, rows=120, **more):
+    """Return a mesh of sites along a coast, with the settings of a deployment but for `SIZES`."""
+    X, y, labels = make_sites(n_sites=n_sites, rows_per_site=rows, random_state=0)
+    mesh = Mesh(
+        folder, n_sites, settings={**SIZES, **(settings or {})}, defaults=True, data={"columns": COLUMNS}, **more
+    )
+    for name, label in zip(mesh.names, sorted(set(labels.tolist())), strict=True):
+        own = labels == label
+        mesh.rows[name] = X[own], y[own]
+        pd.DataFrame(X[own], columns=COLUMNS).assign(y=y[own]).to_parquet(mesh.folder / f"{name}.parquet")
+    return mesh
+
+
+def estimated(mesh, **changes):
+    """Return the estimator of the same rows, under a deployment's guards."""
+    X = np.concatenate([mesh.rows[name][0] for name in mesh.names])
+    y = np.concatenate([mesh.rows[name][1] for name in mesh.names])
+    sites = np.repeat(mesh.names, [len(mesh.rows[name][1]) for name in mesh.names])
+    edges = [tuple(sorted(edge)) for edge in mesh.graph.edges]
+    regressor = DeKRRRegressor(n_features=12, topology=edges, random_state=0, deployment=True, **changes)
+    return regressor.fit(pd.DataFrame(X, columns=COLUMNS), y, sites=sites)
+
+
+def check_same(model, expected, rows):
+    """Compare a node's model with the estimator's, part by part."""
+    assert model.header.parts == expected.header.parts
+    assert model.header.sigma == pytest.approx(expected.header.sigma, rel=1e-12)
+    if expected.header.column_scales is not None:
+        np.testing.assert_allclose(model.header.column_scales, expected.header.column_scales, rtol=1e-9)
+    for own, other in zip(model.members, expected.members, strict=True):
+        assert own.weight == other.weight
+        np.testing.assert_allclose(own.feature_map.frequencies, other.feature_map.frequencies, rtol=1e-9)
+    np.testing.assert_allclose(model.predict(rows), expected.predict(rows), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"shared": "none", "column_scales": "none", "sigma": 0.5, "alpha": 1e-3, "consensus": 1.0},
+        {"local": "none", "shared": 10, "column_scales": [1.0, 0.5, 0.25], "objective": "own"},
+    ],
+)
+def test_nodes_train_the_model_that_the_estimator_trains(tmp_path, settings):
+    mesh = mesh_of(tmp_path, settings=settings)
+    _, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}, errors
+    given = {key: None if value == "none" else value for key, value in settings.items()}
+    reference = estimated(mesh, **given)
+    rows = pd.DataFrame(np.random.default_rng(0).uniform(size=(30, 3)), columns=COLUMNS)
+    for name in mesh.names:
+        check_same(mesh.model(name), reference.models_[name], rows)
+    parts = [part for name in mesh.names for part in mesh.model(name).header.parts]
+    assert ("shared" in parts) == (settings.get("shared") != "none")
+    assert ("local" in parts) == (settings.get("local") != "none")
+
+
+def test_the_model_of_a_node_predicts_with_its_withheld_rows_in_the_local_part_alone(tmp_path):
+    mesh = mesh_of(tmp_path, n_sites=3)
+    X, y = mesh.rows["s00"]
+    X, y = np.vstack([X, np.full((1, 3), 40.0)]), np.append(y, 9.0)  # a row that stands alone
+    pd.DataFrame(X, columns=COLUMNS).assign(y=y).to_parquet(mesh.folder / "s00.parquet")
+    nodes, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}, errors
+    assert nodes["s00"].n_rows == len(y)
+    finished = mesh.model("s00")
+    with_row = {name: mesh.model(name) for name in mesh.names}
+    for other in ("s01", "s02"):  # the others have no trace of the row
+        assert with_row[other].header.parts.count("shared") == 1
+    shared = [model.members[model.header.parts.index("shared")].coefficients for model in with_row.values()]
+    np.testing.assert_array_equal(shared[0], shared[1])
+    mesh.rows["s00"] = X[:-1], y[:-1]
+    reference = estimated(mesh)
+    expected = reference.models_["s00"]
+    part = expected.header.parts.index("shared")
+    np.testing.assert_allclose(shared[0], expected.members[part].coefficients, rtol=0, atol=1e-9)
+    rows = pd.DataFrame(X[:20], columns=COLUMNS)
+    np.testing.assert_allclose(
+        finished.without_local().predict(rows), expected.without_local().predict(rows), rtol=0, atol=1e-9
+    )
+
+
+def test_the_others_begin_again_when_a_site_is_lost_and_a_restart_changes_nothing(tmp_path):
+    mesh = mesh_of(tmp_path, settings={"max_rounds": 400, "tol": 0.0}, patience=4.0)
+    processes = {name: mesh.process(name) for name in mesh.names}
+
+    def in_rounds(name):
+        path = mesh.home(name) / "run.jsonl"
+        return path.exists() and any(event.get("round", 0) > 2 for event in mesh.events(name))
+
+    wait_until(lambda: all(in_rounds(name) for name in mesh.names))
+    processes["s01"].kill()  # it comes back from its checkpoint
+    processes["s01"].join()
+    processes["s01"] = mesh.process("s01")
+    wait_until(lambda: any(event["event"] == "resumed" for event in mesh.events("s01")))
+    processes["s03"].kill()  # it does not
+    processes["s03"].join()
+    left = [name for name in mesh.names if name != "s03"]
+    for name in left:
+        processes[name].join(120)
+        assert processes[name].exitcode == 0, (mesh.home(name) / "log").read_text()
+    assert not (mesh.home("s03") / MODEL).exists()
+    finished = {name: next(e for e in reversed(mesh.events(name)) if e["event"] == "finished") for name in left}
+    without = all(event["gone"] == ["s03"] for event in finished.values())
+    assert without, finished
+    expected, _ = mesh.reference(without=["s03"])
+    for name in left:
+        model = mesh.model(name)
+        assert model.header.parts[-1] in ("shared", "local")
+        for part in ("shared", "local"):
+            known = getattr(expected[name], part)
+            assert (part in model.header.parts) == (known is not None)
+            if known is not None:
+                member = model.members[model.header.parts.index(part)]
+                np.testing.assert_allclose(member.coefficients, known.coefficients, rtol=0, atol=1e-7)
+        np.testing.assert_allclose(model.coefficients, expected[name].coefficients, rtol=0, atol=1e-7)
+
+
+def test_mistakes_in_parts_are_told_before_a_run(tmp_path):
+    mesh = mesh_of(tmp_path, n_sites=2)
+    text = (mesh.home("s00") / "site.toml").read_text()
+    for line, words in {
+        "shared = 0": "shared is 0; it must be",
+        "column_scales = [1.0, 0.5]": "column_scales has 2 numbers for 3 columns",
+        'scale = "none"': 'scale is "none": masks hide numbers of known size alone',
+        'local = "nothing"': "local is 'nothing'; it must be",
+        'features = "plain"\nbounds = [[0, 0, 0, 0], [1, 1, 1, 1]]\nprivacy = { epsilon = 1.0 }\nshared = 5': (
+            "settings.shared: the privacy budget pays for no such part"
+        ),
+    }.items():
+        (mesh.home("s00") / "site.toml").write_text(text.replace("[settings]\n", f"[settings]\n{line}\n"))
+        with pytest.raises(SettingsError) as refusal:
+            read_site(mesh.home("s00") / "site.toml")
+        assert words in str(refusal.value)
