@@ -35,8 +35,8 @@ features = "energy"
 sigma = 0.5
 alpha = 1e-3
 consensus = 1.0
-shared = 10
-"""
+{parts}"""
+ALONE = "".join(f'{name} = "none"\n' for name in ("shared", "local", "column_scales"))
 
 
 class Consortium:
@@ -89,12 +89,11 @@ class Consortium:
     def home(self, name):
         return self.folder / name
 
-    def study(self, name="air", sites=None, patience=20.0, start_patience=60.0, more=""):
+    def study(self, name="air", sites=None, patience=20.0, start_patience=60.0, more="", parts=ALONE):
         path = self.folder / f"{name}.toml"
         listed = json.dumps(list(sites or self.names))
-        path.write_text(
-            STUDY.format(name=name, sites=listed, patience=patience, start_patience=start_patience, more=more)
-        )
+        given = {"patience": patience, "start_patience": start_patience, "more": more, "parts": parts}
+        path.write_text(STUDY.format(name=name, sites=listed, **given))
         return path
 
     def command(self, name, *words, code=0, place=None):

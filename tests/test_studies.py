@@ -22,6 +22,7 @@ from dekrr.deploy.files import to_toml
 from dekrr.deploy.identity import REVOKED, revocation_list
 from dekrr.deploy.leaving import REVEALS, describe
 from dekrr.deploy.policy import Policy, SourcePolicy, read_policy, refusals, refusals_of_run
+from dekrr.deploy.procedure import procedure_of
 from dekrr.deploy.sealing import Seal
 from dekrr.deploy.standing_file import read_standing
 from dekrr.deploy.studies.book import ITEMS, Book
@@ -29,7 +30,6 @@ from dekrr.deploy.studies.gossip import Gossip
 from dekrr.deploy.studies.items import Decision, Item, Proposal, Revocations, sign
 from dekrr.deploy.studies.preview import preview
 from dekrr.deploy.studies.study import digest_of, parse_study
-from dekrr.deploy.tables import METHODS
 from dekrr.disk import LockedFile
 from dekrr.errors import DataError, KeysError, SettingsError
 from dekrr.messages import AnyMessage, Degree, encode
@@ -37,8 +37,8 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.privacy.admission import kept
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
-from dekrr.selection import CHOOSERS
 from dekrr.serving.current import find_model
+from dekrr.trained import members_of
 from soak_studies import Play
 
 
@@ -83,25 +83,26 @@ def expected(consortium, study, names):
     for name in names:
         config = study.site_file("x", name, dict.fromkeys(graph[name], ""), "")
         features = config.features()
-        chooser = CHOOSERS[features.features](
-            features.n_features, kernel=features.kernel, sigma=features.sigma, mapping=features.mapping
-        )
         table = pd.read_parquet(consortium.home(name) / "rows.parquet")
         rows = ArrayRows(table[["u", "v"]].to_numpy(), table["y"].to_numpy())
         (rule,) = (consortium.home(name) / "kept" / "rows").glob("admission-*")  # of the first run, for all runs
         site = Site(name, tuple(graph[name]), rows, seed=features.seed, admission=kept(rule, None, 2))
-        procedures[name] = METHODS["dekrr"][0](site, chooser, config.method_settings())
+        procedures[name] = procedure_of(config, site)
     return LocalNetwork(graph).run(procedures)
 
 
 def check_models(consortium, name="air", names=None):
     study = parse_study((consortium.folder / f"{name}.toml").read_text())
     for site, outcome in expected(consortium, study, names or consortium.names).items():
-        np.testing.assert_allclose(consortium.model(site, name).coefficients, outcome.coefficients, rtol=0, atol=1e-9)
+        model = consortium.model(site, name)
+        np.testing.assert_allclose(model.coefficients, outcome.coefficients, rtol=0, atol=1e-9)
+        members = members_of(outcome, "neighborhood")
+        for own, other in zip(model.members, members, strict=True):
+            np.testing.assert_allclose(own.coefficients, other.coefficients, rtol=0, atol=1e-9)
 
 
 def test_a_study_from_proposal_to_retraining_and_back(consortium):
-    digest = propose(consortium)
+    digest = propose(consortium, parts="shared = 10\n")
     with Standing(consortium) as sites:
         wait_until(lambda: all(digest in site.book.studies for site in sites.values()))
         approve(consortium, digest, ["a", "b"])

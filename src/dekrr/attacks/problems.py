@@ -115,7 +115,8 @@ def in_agreed_units(problem: Problem, settings: DeKRRSettings | None = None) -> 
 
 
 def _admits_all(site: Site) -> Admission:
-    return replace(site.admission or learn(site.rows.sample, 1.0), max_leverage=np.inf)
+    rule = site.admission if isinstance(site.admission, Admission) else learn(site.rows.sample, 1.0)
+    return replace(rule, max_leverage=np.inf)
 
 
 _FEATURES = {"houses": 60, "airquality": 70, "energy": 90}

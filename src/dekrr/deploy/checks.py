@@ -89,6 +89,7 @@ def check_network(network: NetworkFile, mistakes: list[str]) -> None:
     _check_data(network.data, mistakes)
     _check_settings(network.method, network.settings, mistakes)
     _check_bounds(network.settings.get("bounds"), network.data, mistakes)
+    _check_raw(network.data, network.settings, mistakes)
     _check_scales(network.settings.get("column_scales"), network.data, mistakes)
     if not names:
         mistakes.append("there is no site: add [[site]] tables")
@@ -108,6 +109,7 @@ def check_site(site: SiteFile, mistakes: list[str]) -> None:
     _check_data(site.data, mistakes)
     _check_settings(site.method, site.settings, mistakes)
     _check_bounds(site.settings.get("bounds"), site.data, mistakes)
+    _check_raw(site.data, site.settings, mistakes)
     _check_scales(site.settings.get("column_scales"), site.data, mistakes)
     if site.site not in site.sites:
         mistakes.append(f"site {site.site!r} is not one of sites")
@@ -150,6 +152,17 @@ def _check_endpoints(endpoints: Mapping[str, str], mistakes: list[str]) -> None:
 def _check_twice(values: Any, what: str, mistakes: list[str]) -> None:
     twice = sorted({value for value in values if list(values).count(value) > 1})
     mistakes += [f"{what} {value!r} is there more than once" for value in twice]
+
+
+def _check_raw(data: DataTable, settings: Mapping[str, Any], mistakes: list[str]) -> None:
+    """Find what a run over raw columns cannot have: what columns become is not known beforehand."""
+    if data.raw and settings.get("privacy") is not None:
+        mistakes.append(
+            "data.raw: with privacy columns must be numbers, because agreeing on categories and fill values would tell "
+            "about rows outside the promise; encode columns by what is public"
+        )
+    elif data.raw and "bounds" in settings:
+        mistakes.append("data.raw: bounds are of numbers, and raw columns become others; leave bounds out")
 
 
 def _check_data(data: DataTable, mistakes: list[str]) -> None:

@@ -4,19 +4,16 @@ import gc
 import hashlib
 import hmac
 import json
-import math
 import queue
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from ..disk import replacing, synchronise
 from ..errors import DataError, NetworkError, SettingsError
@@ -27,18 +24,12 @@ from ..networks.session import Phase, Plan, Session
 from ..networks.session.events import Event, Listener
 from ..networks.session.journal import Ended as EndedRecord
 from ..networks.session.journal import FileJournal, Opening
-from ..privacy import admission
-from ..privacy.history import History
 from ..privacy.maps_of_neighbors import Ledger
 from ..privacy.masks import Identity, Signer, Unsigned, derived_secret
 from ..privacy.vault import Vault
 from ..protocols.outcome import Outcome
 from ..protocols.reading import MessageReader
-from ..protocols.shared_part import most_shared
 from ..protocols.site import Procedure, Site
-from ..rows import ArrayRows, StreamedRows
-from ..rows.sources import open_source
-from ..settings import DeKRRSettings
 from ..trained import model_of
 from . import keys
 from .events import Ended, Exposed, Started, Stopped, finished
@@ -46,11 +37,11 @@ from .identity import CertificateSigner
 from .identity import Identity as CertifiedIdentity
 from .procedure import procedure_of
 from .saving import save_model
+from .site_rows import SiteRows
 from .status import Status, status_of
 from .tables import SiteFile
 
 CHECKPOINT, MODEL, SECRET = "checkpoint", "model.safetensors", "secret"
-_ROWS_AT_A_TIME = 1 << 14
 _STRANGER = "somebody at the TLS handshake"
 _TITLES = {"dekrr": "DeKRRRegressor", "dkla": "DKLARegressor", "allreduce": "AllReduceRegressor"}
 
@@ -67,21 +58,6 @@ def link_of(config: SiteFile, folder: Path, *, insecure: bool) -> Link:
     found = Keys(folder / config.keys.authority, folder / config.keys.certificate, folder / config.keys.key)
     keys.check(found.authority, found.certificate, found.key, config.site)
     return Link(config.site, config.listen, config.neighbors, found)
-
-
-def open_rows(config: SiteFile, folder: Path) -> StreamedRows:
-    """Return a site's rows, which are read in batches, after a first pass that checks them."""
-    source = open_source(folder / config.data.file)
-    there = source.columns or []
-    data = config.data
-    missing = [name for name in data.used if name not in there]
-    if missing:
-        raise DataError(f"{source.name} has no columns {', '.join(missing)}; it has {', '.join(there)}")
-    response = data.target if isinstance(data.target, str) else list(data.target)
-    # The sample does not depend on the run's seed: runs over the same rows tune on the same ones of them.
-    rows = StreamedRows(source, data.columns, response, weight=data.weight or None, seed=0)
-    _ = rows.survey
-    return rows
 
 
 class Node:
@@ -130,25 +106,20 @@ class Node:
         self._kept_in = keep or folder
         self._stop = ""
         link = carrier or link_of(config, folder, insecure=insecure)
-        self._rows = open_rows(config, folder)
+        secret = kept_secret(self._kept_in / SECRET)
+        self._own = SiteRows(config, folder, self._kept_in, secret)
         there = (folder / MODEL).exists()
         self.is_over = there and not fresh and _has_ended(config, folder / CHECKPOINT)
         if there and not force and not self.is_over:
             raise DataError(f"{folder / MODEL} is already there; --force replaces it")
         self._ledger = Ledger()
-        secret = kept_secret(self._kept_in / SECRET)
         self._nonce = folder / f"{config.run}.nonce"  # neighbours cannot compare the rows of two runs
         if fresh:
             self._nonce.unlink(missing_ok=True)
         self._vault = Vault(folder / f"{config.run}.release", secret)
-        columns = config.data.columns
-        self._order = np.argsort(columns)  # what is kept about a choice of columns is the same in every order of them
-        named = hashlib.sha256(json.dumps(sorted(columns)).encode()).hexdigest()[:12]
-        self._admission = self._admits(named)
-        self._history = History(self._kept_in / f"history-{named}", secret)
-        self._note_rows = self._judge_rows(repeats=there and force)
+        self._note_rows = self._own.judge(repeats=there and force)
         terms = config.terms(version("dekrr"))
-        digest = _digest(terms, tuple(sorted(config.neighbors)), self._rows.digest)
+        digest = _digest(terms, tuple(sorted(config.neighbors)), self._own.rows.digest)
         secret += kept_secret(self._nonce)
         self._masks_secret = derived_secret(secret, "masks", digest)
         self._signer = _signer(config, folder, identity, insecure=insecure)
@@ -172,44 +143,10 @@ class Node:
         self._seconds_waiting = 0.0
         self._strangers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def _admits(self, named: str) -> admission.Admission | None:
-        """Return the rule by which this site's rows are in sums: that of its first run with these columns."""
-        limit = self.config.method_settings().max_leverage
-        path = self._kept_in / f"admission-{named}.safetensors"
-        if limit >= 1 and path.exists():
-            raise DataError(f"{path} keeps rows out of sums since an earlier run; max_leverage=1 would give them away")
-        if limit >= 1:
-            return None
-        sample = self._rows.sample
-        ordered = ArrayRows(sample.X[:, self._order], sample.y, expansion=sample.expansion)
-        rule = admission.kept(path, partial(admission.learn, ordered, limit), self._rows.n_columns)
-        return replace(rule, order=self._order)
-
-    def _judge_rows(self, *, repeats: bool) -> Callable[[], None]:
-        """Refuse a run that would tell rows, or spend too much, together with earlier ones; return what notes it."""
-        settings, run = self.config.method_settings(), self.config.run
-        rows = self._rows.admitted(self._admission) if self._admission is not None else self._rows
-        blocks = (block._replace(X=block.X[:, self._order]) for block in rows.blocks(_ROWS_AT_A_TIME))
-        hashes = self._history.hashes(blocks)
-        if repeats:
-            self._history.refuse_other_rows(run, hashes)
-        privacy = settings.privacy if isinstance(settings, DeKRRSettings) else None
-        if privacy is not None:
-            self._history.refuse_budget(run, privacy.epsilon, privacy.max_epsilon)
-            return partial(self._history.note, run, hashes, privacy.epsilon)
-        n_features = self.config.features().n_features
-        if isinstance(settings, DeKRRSettings) and settings.shared is not None:
-            limits = rows.n_rows, self._rows.n_columns, settings.rows_per_feature
-            n_features = max(n_features, most_shared(settings.shared, *limits))
-        self._history.refuse_few_differences(
-            hashes, fewest=max(settings.min_rows, math.ceil(settings.rows_per_feature * n_features))
-        )
-        return partial(self._history.note, run, hashes)
-
     @property
     def n_rows(self) -> int:
         """The number of this site's rows."""
-        return self._rows.n_rows
+        return self._own.rows.n_rows
 
     def note_rows(self) -> None:
         """Note, on the disk, that this run's rows are in sums; `run` does so, too."""
@@ -231,7 +168,7 @@ class Node:
             Started(
                 run=plan.run,
                 site=plan.name,
-                rows=self._rows.n_rows,
+                rows=self._own.rows.n_rows,
                 neighbors=list(plan.neighbors),
                 terms=dict(plan.terms),
             )
@@ -261,10 +198,13 @@ class Node:
         return status_of(self.session, seconds_waiting=self._seconds_waiting, wire_bytes=self.network.wire_bytes)
 
     def _procedure(self, neighbors: tuple[str, ...], offer: Offer | None) -> Procedure[Outcome]:
-        site = Site(self.config.site, neighbors, self._rows, seed=self.config.features().seed)
-        site = replace(site, ledger=self._ledger, vault=self._vault, admission=self._admission)
-        site = replace(site, identity=self._identity(), tell=self._tell_once)
-        return procedure_of(self.config, site, offer, len(self.session.lost))
+        site = Site(self.config.site, neighbors, self._own.rows, seed=self.config.features().seed)
+        site = replace(site, ledger=self._ledger, vault=self._vault, identity=self._identity(), tell=self._tell_once)
+        n_gone = len(self.session.lost)
+        site, columns = yield from self._own.prepared(site)
+        outcome = yield from procedure_of(self.config, site, offer, n_gone, columns)
+        outcome.encoding = columns
+        return outcome
 
     def _identity(self) -> Identity:
         """Return the site's key for masks in this epoch, the same whenever the site goes through it again."""
@@ -278,14 +218,16 @@ class Node:
             self._events.append(Exposed(reason=text))
 
     def _model(self, outcome: Outcome) -> SiteModel:
-        features = self.config.features()
+        features, columns = self.config.features(), outcome.encoding
         header = Header(
             site=self.config.site,
             method=_TITLES[self.config.method],
             kernel=features.kernel,
             sigma=outcome.tuned.sigma if outcome.tuned else outcome.sigma or features.sigma,
-            n_columns=len(self.config.data.columns),
+            n_columns=len(self.config.data.columns) if columns is None else columns.n_out,
             columns=list(self.config.data.columns),
+            encoding=columns,
+            version=1 if columns is None else 2,
         )
         return model_of(outcome, header, features.prediction)
 

@@ -1,5 +1,8 @@
 """What a site of a mesh does in a run: the procedure that its file asks for, the same that the estimators run."""
 
+import msgspec
+
+from ..frames import Columns
 from ..messages import Offer
 from ..protocols import dekrr, training
 from ..protocols.calibration import keep_intervals
@@ -9,7 +12,9 @@ from ..protocols.site import Procedure, Site
 from .tables import METHODS, SiteFile
 
 
-def procedure_of(config: SiteFile, site: Site, offer: Offer | None = None, n_gone: int = 0) -> Procedure[Outcome]:
+def procedure_of(
+    config: SiteFile, site: Site, offer: Offer | None = None, n_gone: int = 0, columns: Columns | None = None
+) -> Procedure[Outcome]:
     """Return what a site does in an epoch of a run.
 
     After the loss of a site all others begin again, from their rows and the same seeds. A run of the agreed part alone,
@@ -24,12 +29,17 @@ def procedure_of(config: SiteFile, site: Site, offer: Offer | None = None, n_gon
         The features that the site once offered its neighbours.
     n_gone : int, default=0
         How many sites were lost.
+    columns : Columns, optional
+        What raw columns have become.
     """
     chooser, settings, tuning = config.chooser(), config.method_settings(n_gone), config.tuning()
     if config.method != "dekrr":
         train, _ = METHODS[config.method]
         return train(site, chooser, settings)
-    if offer is not None and tuning is None and not has_parts(settings) and not settings.intervals:
+    if columns is not None and isinstance(settings.column_scales, tuple | list):
+        scales = columns.spread(settings.column_scales)
+        settings = msgspec.structs.replace(settings, column_scales=tuple(scales.tolist()))
+    if offer is not None and tuning is None and columns is None and not has_parts(settings) and not settings.intervals:
         site = dekrr.with_features(site, offer, chooser, settings)
     return training.train(
         site,
@@ -39,4 +49,5 @@ def procedure_of(config: SiteFile, site: Site, offer: Offer | None = None, n_gon
         prediction=config.features().prediction,
         objective=config.tuning_settings().objective,
         second=training.SecondTraining(keep_intervals) if settings.intervals else None,
+        keep_sums=False,
     )

@@ -22,7 +22,8 @@ from . import policy as policies
 from .audit_trail import TRAIL, AuditTrail
 from .carrier import StandingCarrier
 from .keys import warn_of_end
-from .node import Node, open_rows
+from .node import Node
+from .site_rows import open_rows
 from .standing_file import StandingFile
 from .studies.book import Book, StudyState
 from .studies.gossip import CHANNEL, Gossip, told

@@ -51,12 +51,16 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
         A site's CSV or Parquet file, or a folder of Parquet files. In network.toml it is in each [[site]] instead.
     weight : str
         The column that says how often a row counts, the same at all sites; empty where all rows count once.
+    raw : bool
+        Whether columns may have words, dates and missing values. Sites then agree on what columns become, and tell each
+        other categories that at least `min_rows` of their rows have.
     """
 
     target: str | tuple[str, ...]
     columns: tuple[str, ...]
     file: str = ""
     weight: str = ""
+    raw: bool = False
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -230,6 +234,7 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
             "target": ", ".join(self.data.targets),
             "weight": self.data.weight,
             "columns": ", ".join(self.data.columns),
+            "raw columns": json.dumps(self.data.raw),
             "patience": f"{self.patience:g}",
             **{key: json.dumps(value) for key, value in settings.items() if key not in local},
         }

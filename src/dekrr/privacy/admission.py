@@ -36,6 +36,10 @@ _PASSES = 3
 _ROUNDING = 1e-12
 
 
+AnyAdmission = Callable[[Array], np.ndarray]
+"""Tells for rows in their own units which of them are admitted, shape (n_rows,)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Admission:
     """Tells for each row whether it may be in sums.

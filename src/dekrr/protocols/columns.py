@@ -48,6 +48,24 @@ def agree_on_columns(site: Site, facts: Facts, min_rows: int) -> Procedure[Colum
     return Columns(tuple(_column(name, told[name], middle) for name, middle in zip(told, middles, strict=True)))
 
 
+def columns_alone(facts: Facts) -> Columns:
+    """Return what columns become by one site's rows alone; a column without any value is taken for numbers.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from dekrr.frames import read_raw
+    >>> facts = Facts(["wind"])
+    >>> facts.add(read_raw(pd.DataFrame({"wind": ["N", "E", None]}), ["wind"]))
+    >>> columns_alone(facts).names_out
+    ['wind=N', 'wind missing']
+    """
+    told = {name: _tell("", column, min_rows=1) for name, column in facts.columns.items()}
+    told = {name: ToldColumn("number", "", True, {}, []) if t.kind == "empty" else t for name, t in told.items()}
+    middles = _middles(facts).reshape(-1, 3)
+    return Columns(tuple(_column(name, told[name], middle) for name, middle in zip(told, middles, strict=True)))
+
+
 def _tell(site: str, facts: FactsOfColumn, min_rows: int) -> ToldColumn:
     missing = facts.n_missing >= max(min_rows, 1)
     return ToldColumn(facts.kind, site, missing, facts.shares(min_rows), facts.dated_parts())

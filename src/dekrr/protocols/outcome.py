@@ -7,8 +7,9 @@ import numpy as np
 
 from ..classes import ClassCalibration
 from ..features import FeatureMap
+from ..frames import Columns
 from ..intervals import Calibration
-from ..privacy.admission import Admission
+from ..privacy.admission import AnyAdmission
 from ..privacy.mechanism import Spent
 from ..rows import Rows
 from ..scaling import AnyScaling
@@ -94,7 +95,7 @@ class Outcome:
         The maps and sums, from which training can go on.
     privacy : Spent or None
         The privacy budget that the site spent.
-    admission : Admission or None
+    admission : callable or None
         The rule by which rows were in sums, for later sums.
     calibration : Calibration or None
         What intervals are made of, where the run found it.
@@ -108,6 +109,8 @@ class Outcome:
         What the response depends on, as all sites agreed; the largest is 1.
     sigma : float or None
         The bandwidth that sites agreed on, where none was given.
+    encoding : Columns or None
+        What raw columns became, where the sites of the run agreed on it.
     """
 
     roster: Roster
@@ -126,13 +129,14 @@ class Outcome:
     tuned: Tuned | None = None
     ready: SetUp | None = None
     privacy: Spent | None = None
-    admission: Admission | None = None
+    admission: AnyAdmission | None = None
     calibration: Calibration | None = None
     classes: ClassCalibration | None = None
     shared: Part | None = None
     local: Part | None = None
     column_scales: Array | None = None
     sigma: float | None = None
+    encoding: Columns | None = None
 
     def agreed_members(self, prediction: str) -> Iterator[tuple[FeatureMap, Array, float]]:
         """Yield the maps, coefficients and weights of the agreed part: the site's own first, then its neighbours'.

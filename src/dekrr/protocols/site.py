@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import DataError, warn
 from ..features import FeatureMap
 from ..messages import AnyMessage, Message
-from ..privacy.admission import Admission, learn
+from ..privacy.admission import AnyAdmission, learn
 from ..privacy.maps_of_neighbors import Ledger
 from ..privacy.masks import Identity
 from ..privacy.proofs import site_rng
@@ -46,7 +46,7 @@ class Site:
         The maps that its neighbours have asked sums for.
     vault : Vault
         What the site has released under differential privacy, so that resuming releases nothing new.
-    admission : Admission, optional
+    admission : callable, optional
         The rule of an earlier run by which rows are in sums that leave the site; otherwise the rule is learnt.
     identity : Identity
         The site's key for masks, and how it is proved.
@@ -62,7 +62,7 @@ class Site:
     feature_map: FeatureMap | None = None
     ledger: Ledger = field(default_factory=Ledger)
     vault: Vault = field(default_factory=Vault)
-    admission: Admission | None = None
+    admission: AnyAdmission | None = None
     identity: Identity = field(default_factory=Identity)
     tell: Callable[[str], None] = warn
 

@@ -1,6 +1,7 @@
 """What a study would send, found out at the site alone: its own rows, and neighbours that are made up."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,11 +10,13 @@ import numpy as np
 from ...networks.base import Delivery
 from ...networks.local import LocalNetwork
 from ...privacy.admission import learn
-from ...protocols.site import Site
+from ...protocols.columns import agree_on_columns
+from ...protocols.outcome import Outcome
+from ...protocols.site import Procedure, Site
 from ...rows import ArrayRows, Rows
 from ..leaving import REVEALS
-from ..node import open_rows
 from ..procedure import procedure_of
+from ..site_rows import Counted, facts_of, open_rows, source_of
 from ..standing_file import StandingFile
 from .study import StudyFile
 
@@ -50,6 +53,7 @@ def preview(study: StudyFile, config: StandingFile, folder: Path) -> Preview:
     file = str((folder / config.sources[study.source]).absolute())
     run = study.site_file("preview", me, dict.fromkeys(neighbors, ""), file)
     own = open_rows(run, folder)
+    facts = facts_of(run, source_of(run, folder)) if run.data.raw else None
     graph = {me: neighbors} | {p: sorted({me, *others} - {p}) if p in neighbors else [] for p in others}
     for p in others:  # sites that are no neighbours hang on the first neighbour
         if p not in neighbors:
@@ -66,11 +70,16 @@ def preview(study: StudyFile, config: StandingFile, folder: Path) -> Preview:
             counts[key] += 1
             sizes[key] += delivery.n_bytes
 
+    def takes_part(site: Site) -> Procedure[Outcome]:
+        if facts is not None:
+            yield from agree_on_columns(replace(site, rows=Counted(facts)), facts, settings.min_rows)
+        return (yield from procedure_of(run, site))
+
     procedures = {}
     for number, (name, them) in enumerate(sorted(graph.items())):
         rows: Rows = own if name == me else _made_up(own, number)
         site = Site(name, tuple(sorted(them)), rows, seed=features.seed, admission=admits, tell=_unheard)
-        procedures[name] = procedure_of(run, site)
+        procedures[name] = takes_part(site)
     LocalNetwork(graph, observers=[count]).run(procedures)
     lines = [Leaving(*key, counts[key], sizes[key], REVEALS.get(key[1], "")) for key in sorted(counts)]
     return Preview(lines, own.n_rows, neighbors)
