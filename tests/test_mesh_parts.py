@@ -98,6 +98,7 @@ def test_the_model_of_a_node_predicts_with_its_withheld_rows_in_the_local_part_a
     )
 
 
+@pytest.mark.slow
 def test_the_others_begin_again_when_a_site_is_lost_and_a_restart_changes_nothing(tmp_path):
     mesh = mesh_of(tmp_path, settings={"max_rounds": 400, "tol": 0.0}, patience=4.0)
     processes = {name: mesh.process(name) for name in mesh.names}
