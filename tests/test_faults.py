@@ -188,7 +188,7 @@ def test_noise_at_the_door_does_not_keep_a_run_from_starting(tmp_path):
 def test_a_node_that_reads_parquet_needs_neither_pandas_nor_scikit_learn(tmp_path):
     mesh = Mesh(tmp_path, 2)
     program = (
-        "import sys; from pathlib import Path; from dekrr.deploy.node import open_rows; "
+        "import sys; from pathlib import Path; from dekrr.deploy.site_rows import open_rows; "
         "from dekrr.deploy.files import read_site; path = Path(sys.argv[1]); "
         "print(open_rows(read_site(path), path.parent).n_rows, {'pandas', 'sklearn', 'networkx'} & set(sys.modules))"
     )

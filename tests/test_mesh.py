@@ -579,9 +579,9 @@ def test_what_a_node_keeps_of_its_rows_holds_for_its_columns_in_any_order(tmp_pa
         node = Node(msgspec.structs.replace(config, run=run, data=data), home, insecure=True)
         node.note_rows()
         node.close()
-        rules.append(node._admission)
+        rules.append(node._own._admission)
     assert len(list(home.glob("admission-*"))) == len(list(home.glob("history-*"))) == 1
-    assert len({entry.rows for entry in node._history.entries}) == 1
+    assert len({entry.rows for entry in node._own._history.entries}) == 1
     X = np.random.default_rng(0).normal(size=(200, len(turned.columns)))
     np.testing.assert_array_equal(rules[0](X), rules[1](X[:, ::-1]))
     assert 0 < rules[0](X).sum() < 200

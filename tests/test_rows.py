@@ -481,7 +481,9 @@ def site_file(path, **settings):
 def test_a_node_reads_its_file_in_batches(suffix, tmp_path, small_sample, small_batches):
     path = tmp_path / f"north.{suffix}"
     TABLE.to_csv(path, index=False) if suffix == "csv" else TABLE.to_parquet(path)
-    node = Node(site_file(path, sigma=0.5, alpha=1e-3, n_features=10, seed=4, scale="minmax"), tmp_path, insecure=True)
+    alone = dict.fromkeys(ALONE, "none")
+    settings = {"sigma": 0.5, "alpha": 1e-3, "consensus": 1.0, "n_features": 10, "seed": 4, "scale": "minmax", **alone}
+    node = Node(site_file(path, **settings), tmp_path, insecure=True)
     site = Site("north", (), ArrayRows(X, Y, seed=0), seed=4)
     selector = Greedy(10, sigma=0.5)
     (expected,) = (
