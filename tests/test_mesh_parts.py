@@ -3,8 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 from dekrr import DeKRRRegressor
+from dekrr.cli.app import app
 from dekrr.data import make_sites
 from dekrr.deploy.files import read_site
 from dekrr.deploy.node import MODEL
@@ -35,7 +37,7 @@ def estimated(mesh, **changes):
     y = np.concatenate([mesh.rows[name][1] for name in mesh.names])
     sites = np.repeat(mesh.names, [len(mesh.rows[name][1]) for name in mesh.names])
     edges = [tuple(sorted(edge)) for edge in mesh.graph.edges]
-    regressor = DeKRRRegressor(n_features=12, topology=edges, random_state=0, deployment=True, **changes)
+    regressor = DeKRRRegressor(topology=edges, random_state=0, deployment=True, **{"n_features": 12, **changes})
     return regressor.fit(pd.DataFrame(X, columns=COLUMNS), y, sites=sites)
 
 
@@ -71,6 +73,31 @@ def test_nodes_train_the_model_that_the_estimator_trains(tmp_path, settings):
     parts = [part for name in mesh.names for part in mesh.model(name).header.parts]
     assert ("shared" in parts) == (settings.get("shared") != "none")
     assert ("local" in parts) == (settings.get("local") != "none")
+
+
+def test_intervals_of_nodes_are_those_of_the_estimator(tmp_path):
+    settings = {"intervals": True, "n_features": 8, "shared": 10}
+    mesh = mesh_of(tmp_path, n_sites=3, rows=200, settings=settings)
+    _, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}, errors
+    reference = estimated(mesh, intervals=True, n_features=8, shared=10)
+    X, y, _ = make_sites(n_sites=3, rows_per_site=200, random_state=1)
+    rows = pd.DataFrame(X, columns=COLUMNS)
+    for name in mesh.names:
+        model, expected = mesh.model(name), reference.models_[name]
+        np.testing.assert_array_equal(model.calibration.pooled, expected.calibration.pooled)
+        found = model.predict_interval(rows, coverage=0.9)
+        np.testing.assert_allclose(found, expected.predict_interval(rows, coverage=0.9), rtol=0, atol=1e-9)
+    own = slice(0, 200)
+    ends = mesh.model("s00").predict_interval(rows[own])
+    assert np.mean((ends[:, 0] <= y[own]) & (y[own] <= ends[:, 1])) > 0.7
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    out = str(tmp_path / "out.csv")
+    command = ["predict", str(mesh.home("s00") / MODEL), str(tmp_path / "new.csv"), "--interval", "0.9", "--out", out]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    new = pd.read_csv(out)
+    np.testing.assert_allclose(new[["prediction_lower", "prediction_upper"]][own], ends, rtol=1e-9)
 
 
 def test_the_model_of_a_node_predicts_with_its_withheld_rows_in_the_local_part_alone(tmp_path):

@@ -84,6 +84,13 @@ class Second:
         fitted = scaling.undo(self.predict(self.second, scaling.rows(part.rows.X)))
         return np.asarray(part.rows.y - part.left.y + fitted)
 
+    @property
+    def told(self) -> np.ndarray:
+        """Which held-out rows may be in sums that leave the site: those that were in the sums of the training."""
+        admits = self.first.admission
+        n_rows = self.held_out.rows.n_rows
+        return np.ones(n_rows, dtype=bool) if admits is None or not n_rows else admits(self.held_out.rows.X)
+
     def sum_over_sites(self, values: Array, largest: float) -> Procedure[Array]:
         """Return the sum of all sites' arrays; `largest` is a public bound on each entry."""
         total = yield from tree_sum(self.site, self.first.roster, values.ravel(), self.masks, largest=largest)
@@ -176,12 +183,15 @@ def keep_intervals(done: Second) -> Procedure[None]:
         errors = (rows.y - predicted) / unit  # of responses as they are, also where training cuts them off
         return first.feature_map(first.scaling.rows(rows.X)), errors.reshape(rows.n_rows, -1)
 
-    counts = np.zeros((N_BINS, int(np.prod(first.coefficients.shape[1:], dtype=int))))
+    counts = told = np.zeros((N_BINS, int(np.prod(first.coefficients.shape[1:], dtype=int))))
     if done.held_out.rows.n_rows:
         scale = Scale.fit(*residuals(done.kept), done.kept.rows.weight)
         scores, levels = scores_of(*residuals(done.held_out), scale)
-        counts = histogram(scores, done.held_out.rows.weight)
-    total = yield from done.sum_over_sites(counts, 2.0 * first.roster.n_rows)
+        weight, is_told = done.held_out.rows.weight, done.told
+        counts = histogram(scores, weight)
+        if is_told.any():
+            told = histogram(scores[is_told], None if weight is None else weight[is_told])
+    total = yield from done.sum_over_sites(told, 2.0 * first.roster.n_rows)
     if done.held_out.rows.n_rows:
         first.calibration = Calibration(scale, levels, counts, np.maximum(total, 0.0))
 
@@ -191,16 +201,18 @@ def keep_classes(done: Second) -> Procedure[None]:
     found = scores_of_classes(done.predicted(done.held_out))
     own = scores_of_classes(done.held_out.rows.y)
     given = done.held_out.rows.weight
-    weight = np.ones(len(own)) if given is None else given
+    weight, told = np.ones(len(own)) if given is None else given, done.told
     platt, n_classes = Platt.start(found.shape[1]), found.shape[1]
     size = 1 + n_classes
     for _ in range(NEWTON_STEPS):
-        sums = platt.sums(found, own, weight) if len(own) else np.zeros(size + size**2)
+        sums = platt.sums(found[told], own[told], weight[told]) if told.any() else np.zeros(size + size**2)
         largest = 2 * done.first.roster.n_counted * (1 + float(np.max(np.abs(found), initial=0.0)) ** 2)
         total = yield from done.sum_over_sites(sums, largest if done.masks is None else 2.0**40)
         platt = platt.stepped(total)
-    counts = np.zeros(BINS_OF_CLASSES)
+    counts = counts_told = np.zeros(BINS_OF_CLASSES)
     if len(own):
         counts = histogram_of_classes(platt.probabilities(found), own, weight)
-    pooled = yield from done.sum_over_sites(counts, 2.0 * done.first.roster.n_rows)
+    if told.any():
+        counts_told = histogram_of_classes(platt.probabilities(found[told]), own[told], weight[told])
+    pooled = yield from done.sum_over_sites(counts_told, 2.0 * done.first.roster.n_rows)
     done.first.classes = ClassCalibration(platt, counts, np.maximum(pooled, 0.0))
