@@ -14,6 +14,12 @@ same processes do three things one after another:
 A round's time is the median over sites of (last round's time - 20th round's time) / rounds between. Its CPU time is
 that of all processes between those moments, user and system, divided by rounds: on a busy machine the steadier figure.
 The last line has the least of each over all repeats: what it costs when nothing else takes the cores' caches.
+
+    python benchmarks/mesh.py --fits [--sites 5 10] [--repeats 3]
+
+compares whole fits with masks and without, with a deployment's defaults otherwise: quantiles, greedy features, rounds
+to the default tolerance. A fit's time is that of the slowest site from the moment when all are ready, its CPU time that
+of all sites, its bytes those that all sites put on the wire. Both kinds take turns.
 """
 
 import argparse
@@ -171,6 +177,46 @@ def measure(n_sites, rounds, masks=True):
     return clock + [1e3 * sum(cpu for _, cpu in column) for column in columns]
 
 
+def whole_fit(path, barrier, results):
+    """Be one site of a fit; put its seconds, CPU seconds and bytes on the queue."""
+    node = Node(read_site(path), path.parent, force=True)
+    node.listeners += [Record(path.parent / RECORD)]
+    barrier.wait()
+    watch = Watch()
+    node.run()
+    results.put((*watch.per_round(1), node.network.wire_bytes))
+
+
+def measure_fit(n_sites, masks):
+    """Return the seconds, CPU seconds and megabytes of a whole fit."""
+    context = multiprocessing.get_context("forkserver")
+    with tempfile.TemporaryDirectory() as folder:
+        mesh = Mesh(folder, n_sites, settings={"n_features": D, "masks": masks}, rows=ROWS, start_patience=300.0)
+        barrier, results = context.Barrier(n_sites), context.Queue()
+        paths = [mesh.home(name) / "site.toml" for name in mesh.names]
+        processes = [context.Process(target=whole_fit, args=(path, barrier, results)) for path in paths]
+        for process in processes:
+            process.start()
+        measured = [collect(results, processes) for _ in processes]
+        for process in processes:
+            process.join()
+    seconds, cpu, n_bytes = zip(*measured, strict=True)
+    return max(seconds), sum(cpu), sum(n_bytes) / 1e6
+
+
+def compare_fits(sites, repeats):
+    """Print what whole fits cost with masks and without."""
+    print(f"medians of {repeats} fits each; ratios of masks to none within a repeat, with their range")
+    print(f"{'sites':>5} {'':>12} {'no masks':>9} {'masks':>9} {'ratio':>19}")
+    for n_sites in sites:
+        pairs = [[measure_fit(n_sites, masks) for masks in (False, True)] for _ in range(repeats)]
+        for i, name in enumerate(("seconds", "CPU seconds", "megabytes")):
+            plain, masked = ([pair[kind][i] for pair in pairs] for kind in (0, 1))
+            ratio = spread([one / other for one, other in zip(masked, plain, strict=True)])
+            medians = statistics.median(plain), statistics.median(masked)
+            print(f"{n_sites:5d} {name:>12} {medians[0]:9.2f} {medians[1]:9.2f} {ratio:>19}", flush=True)
+
+
 def collect(results, processes):
     """Return the next site's result; end all when one of them fails."""
     while True:
@@ -189,9 +235,13 @@ def main():
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--masks", action=argparse.BooleanOptionalAction, default=True, help="mask sums")
+    parser.add_argument("--fits", action="store_true", help="compare whole fits with masks and without")
     arguments = parser.parse_args()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dekrr.deploy.node", "dekrr.cli.network", "pandas", "pyarrow.parquet"])
+    if arguments.fits:
+        compare_fits(arguments.sites, arguments.repeats)
+        return
     print(f"milliseconds, medians of {arguments.repeats} repeats; ratios to bare with their range")
     print(f"{'sites':>5} {'of':>5} {'bare':>7} {'carried':>7} {'ratio':>19} {'round':>7} {'ratio':>19}")
     for n_sites in arguments.sites:

@@ -6,7 +6,8 @@ Sites: the 12 stations of beijing12, and household_power cut into 10 by time. Ha
 the other half test (of household_power every tenth row of it); a seed changes the halves, the features and the
 noise. Bounds are what one knows of such instruments beforehand, not what the rows show. sigma and consensus
 were chosen once on training rows. The first line of each data set is without privacy: the library's default greedy
-features, for which neighbours are asked, with the settings of the lines below but consensus 1.
+features, for which neighbours are asked, with the settings of the lines below but consensus 1. All lines are of DeKRR
+alone, without a shared and a local part, which a private run cannot have.
 """
 
 import argparse
@@ -20,10 +21,12 @@ import numpy as np
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy
 from dekrr.data import halves, read_table
+from dekrr.settings import ALONE
 
 MOST_TEST_ROWS = 100_000  # about; evenly spread over all sites
 GREEDY = "greedy, not private"
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
+SHARED = (1.0, 4.0)  # where the sites share the noise, against one curious site
 PROBLEMS = {
     "beijing12": {
         "sigma": 2.0,
@@ -67,10 +70,12 @@ def measure(name: str, seeds: list[int], n_features: int) -> list[dict]:
             "prediction": "own",
             **PROBLEMS[name],
         }
+        shared |= ALONE
         private = {"features": "plain", "mapping": "cossin", "consensus": 3.0}
         runs = [(GREEDY, {"features": "greedy", "consensus": 1.0})]
         runs += [("inf", private)]
         runs += [(str(e), {**private, "privacy": DifferentialPrivacy(e)}) for e in EPSILONS]
+        runs += [(f"{e}, noise shared", {**private, "privacy": DifferentialPrivacy(e, colluders=1)}) for e in SHARED]
         for label, settings in runs:
             start = time.perf_counter()
             with warnings.catch_warnings():

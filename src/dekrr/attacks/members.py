@@ -34,7 +34,9 @@ from .views import Block
 SETTINGS = DeKRRSettings(scale=None, max_leverage=1.0, verify_features=False, max_rounds=1, tol=0.0)
 
 
-def of_one_site(problem: Problem, target: str, colluders: int = 1, *, seed: int = 0) -> Advantage:
+def of_one_site(
+    problem: Problem, target: str, colluders: int = 1, *, settings: DeKRRSettings = SETTINGS, seed: int = 0
+) -> Advantage:
     """Test rows of the target by the sums of its rows alone that neighbours are sent without masks.
 
     Parameters
@@ -44,16 +46,20 @@ def of_one_site(problem: Problem, target: str, colluders: int = 1, *, seed: int 
     target : str
     colluders : int, default=1
         How many neighbours pool what they were sent.
+    settings : DeKRRSettings
+        `shortlist_rows` says how many features a centre asks about.
     seed : int, default=0
     """
     victim = problem.site(target)
-    record = _heard(problem, target, masks=False)
+    record = _heard(problem, target, settings, masks=False)
     centres = victim.neighbors[:colluders]
     heard = [_answer(record, centre, target) for centre in centres]
     return _tested(problem, heard, target, [target], seed)
 
 
-def under_masks(problem: Problem, target: str, centre: str | None = None, *, seed: int = 0) -> Advantage:
+def under_masks(
+    problem: Problem, target: str, centre: str | None = None, *, settings: DeKRRSettings = SETTINGS, seed: int = 0
+) -> Advantage:
     """Test rows of the target by the sum over the neighbourhood of one honest-but-curious centre.
 
     The centre is given a pool of candidates of *all* sites around it, half of whom are members, and knows which site
@@ -67,16 +73,18 @@ def under_masks(problem: Problem, target: str, centre: str | None = None, *, see
         A neighbour of the centre.
     centre : str, optional
         By default the target's first neighbour.
+    settings : DeKRRSettings
+        As in `of_one_site`.
     seed : int, default=0
     """
     centre = centre or problem.site(target).neighbors[0]
-    record = _heard(problem, centre, masks=True)
+    record = _heard(problem, centre, settings, masks=True)
     return _tested(problem, [unmasked(record, problem.site(centre))], target, problem.site(centre).neighbors, seed)
 
 
-def asked_about(problem: Problem, centre: str) -> int:
+def asked_about(problem: Problem, centre: str, settings: DeKRRSettings = SETTINGS) -> int:
     """Return how many features a centre asks its neighbours about."""
-    return _shortlist_of(_heard(problem, centre, masks=False), centre).n_features
+    return _shortlist_of(_heard(problem, centre, settings, masks=False), centre).n_features
 
 
 def of_model(problem: Problem, target: str | None = None, *, seed: int = 0) -> Advantage:
@@ -139,10 +147,10 @@ def _candidates(problem: Problem, name: str) -> tuple[Array, Array]:
     return np.vstack([site.X, spare_X]), np.append(site.y, spare_y)
 
 
-def _heard(problem: Problem, about: str, *, masks: bool) -> Record:
+def _heard(problem: Problem, about: str, settings: DeKRRSettings = SETTINGS, *, masks: bool) -> Record:
     """Return all messages between a site and its neighbours in a run of one round."""
     around = (about, *problem.site(about).neighbors)
-    return _run(problem, around, msgspec.structs.replace(SETTINGS, masks=masks))[0]
+    return _run(problem, around, msgspec.structs.replace(settings, masks=masks))[0]
 
 
 def _run(problem: Problem, heard_by: Sequence[str], settings: DeKRRSettings) -> tuple[Record, dict[str, Outcome]]:

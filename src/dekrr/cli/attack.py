@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import typer
 from rich.console import Console
@@ -38,6 +39,10 @@ def attack(
         bool, typer.Option("--members/--no-members", help="Test members by shadow data sets, with and without masks.")
     ] = True,
     targets: Annotated[int, typer.Option(min=1, help="Sites whose members are tested.")] = 3,
+    shortlist_rows: Annotated[
+        float,
+        typer.Option(min=0, help="Rows of the neighbours for each feature that a site asks about; 0 is no limit."),
+    ] = tests.SETTINGS.shortlist_rows,
     features: Annotated[bool, typer.Option("--features/--no-features", help="Attack the paper's exchange.")] = True,
     colluders: Annotated[
         int, typer.Option(min=1, max=4, help="Neighbours that pool what they received in the default exchange.")
@@ -99,7 +104,8 @@ def attack(
                 progress.remove_task(task)
             if members:
                 task = progress.add_task(f"{problem.name}, members by shadows", total=effort)
-                _members(problem if sums else in_agreed_units(problem), colluders, targets, seed, shadowed)
+                agreed = problem if sums else in_agreed_units(problem)
+                _members(agreed, colluders, targets, shortlist_rows, seed, shadowed)
                 progress.remove_task(task)
     if features:
         console.print(from_features)
@@ -231,15 +237,22 @@ def _members_table() -> Table:
     return table
 
 
-def _members(problem: Problem, colluders: int, n_targets: int, seed: int, table: Table) -> None:
+def _members(problem: Problem, colluders: int, n_targets: int, shortlist_rows: float, seed: int, table: Table) -> None:
+    settings = msgspec.structs.replace(tests.SETTINGS, shortlist_rows=shortlist_rows)
     names = [site.name for site in problem.sites]
     targets = [names[i * len(names) // n_targets] for i in range(min(n_targets, len(names)))]
-    asked = str(tests.asked_about(problem, problem.site(targets[0]).neighbors[0]))
+    asked = str(tests.asked_about(problem, problem.site(targets[0]).neighbors[0], settings))
     runs: list[tuple[str, str, Callable[[str], Advantage]]] = [
-        ("sums of one site (no masks)", str(count), partial(tests.of_one_site, problem, colluders=count, seed=seed))
+        (
+            "sums of one site (no masks)",
+            str(count),
+            partial(tests.of_one_site, problem, colluders=count, settings=settings, seed=seed),
+        )
         for count in sorted({1, colluders})
     ]
-    runs.append(("sums of a neighbourhood (masks)", "1", partial(tests.under_masks, problem, seed=seed)))
+    runs.append(
+        ("sums of a neighbourhood (masks)", "1", partial(tests.under_masks, problem, settings=settings, seed=seed))
+    )
     runs.append(("the final model", "all", partial(tests.of_model, problem, seed=seed)))
     for heard, count, test in runs:
         found = [test(target) for target in targets]
