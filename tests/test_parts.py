@@ -15,6 +15,7 @@ from dekrr.messages import Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr as algorithm
 from dekrr.protocols import parts, shared_part
+from dekrr.protocols.column_scales import candidate_scales
 from dekrr.protocols.roll_call import RollCall, roll_call
 from dekrr.protocols.site import Site
 from dekrr.protocols.spanning_tree import tree_result
@@ -23,6 +24,7 @@ from dekrr.ridge import fold_errors, path_of
 from dekrr.rows import ArrayRows
 from dekrr.scaling import UNSCALED
 from dekrr.selection import Greedy, Mixed
+from dekrr.selection.pool import random_columns
 from dekrr.settings import ALONE, DeKRRSettings
 from dekrr.statistics import OwnSums
 from dekrr.types import Block
@@ -203,6 +205,37 @@ def test_candidates_take_turns_in_column_scales():
     np.testing.assert_allclose(scaled.frequencies[:, 1::2], plain.frequencies[:, 1::2] * [[0.5], [2.0]])
     with pytest.raises(SettingsError, match="2 factors for 3 columns"):
         Greedy(4, column_scales=scales).draw_pool(3, np.random.default_rng(0))
+
+
+def test_few_columns_are_drawn_by_their_scales():
+    scales, rng = np.repeat([[4.0], [2.0], [1.0], [1.0]], 4000, axis=1), np.random.default_rng(0)
+    drawn = random_columns(4, 4000, 1, rng, scales)
+    np.testing.assert_allclose((drawn > 0).mean(axis=1), [0.5, 0.25, 0.125, 0.125], atol=0.03)
+    np.testing.assert_allclose(np.sum((drawn * scales) ** 2, axis=0), 4.0)
+    several = random_columns(4, 4000, 3, rng, scales)
+    np.testing.assert_allclose(np.sum((several * scales) ** 2, axis=0), 4.0)
+    assert set(np.count_nonzero(several, axis=0)) == {1, 2, 3}
+    equal = random_columns(4, 50, 3, np.random.default_rng(1), np.ones((4, 50)))
+    np.testing.assert_allclose(equal, random_columns(4, 50, 3, np.random.default_rng(1)))
+
+
+def test_columns_of_noise_are_found_by_squares_of_scales():
+    """The third model is taken where it is better, and columns of noise then cost little."""
+    rng = np.random.default_rng(0)
+    rows = rng.random((1500, 30))
+    response = 4 * np.sin(4 * rows[:, 0] * rows[:, 1]) + 8 * (rows[:, 2] - 0.5) ** 2 + 0.3 * rng.normal(size=1500)
+    sites, new = np.arange(1500) % 5, np.arange(1500) >= 1000
+
+    def error(columns):
+        fitted = DeKRRRegressor(**SMALL).fit(rows[~new, :columns], response[~new], sites=sites[~new])
+        return fitted.rse(rows[new, :columns], response[new], sites=sites[new]), fitted.column_scales_
+
+    without, _ = error(3)
+    with_noise, scales = error(30)
+    assert set(np.argsort(-scales)[:3]) == {0, 1, 2}
+    assert np.sort(scales)[:-3].max() < 0.05
+    assert len(candidate_scales(scales, np.ones(30))) == 2, "no candidates in equal scales"
+    assert with_noise < 1.6 * without
 
 
 @pytest.mark.parametrize("outputs", [(), (2,)])

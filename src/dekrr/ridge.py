@@ -31,10 +31,11 @@ class Ridge(NamedTuple):
     error: float
 
 
-def path_of(sums: OwnSums, n_rows: float, ridges: Sequence[float]) -> list[Ridge]:
+def path_of(sums: OwnSums, n_rows: float, ridges: Sequence[float], n_unweighted: float | None = None) -> list[Ridge]:
     """Return the regression of every ridge, with its generalised cross-validation error.
 
-    The error is the mean squared residual divided by (1 - t / n_rows)^2, where t is the trace of the hat matrix.
+    The error is the mean squared residual divided by (1 - t / n)^2, where n is the number of rows and t
+    is the trace of the hat matrix.
 
     Parameters
     ----------
@@ -42,6 +43,8 @@ def path_of(sums: OwnSums, n_rows: float, ridges: Sequence[float]) -> list[Ridge
     n_rows : float
     ridges : sequence of float
         In units of Z'Z / n_rows.
+    n_unweighted : float, optional
+        The number of rows for the denominator, where `n_rows` is the sum of their weights.
 
     Examples
     --------
@@ -58,7 +61,7 @@ def path_of(sums: OwnSums, n_rows: float, ridges: Sequence[float]) -> list[Ridge
         solved = projected / (values + ridge)[:, None]
         residual = sums.response_energy / n_rows - 2 * np.vdot(solved, projected)
         residual += np.vdot(solved, values[:, None] * solved)
-        free = 1 - np.sum(values / (values + ridge)) / n_rows
+        free = 1 - np.sum(values / (values + ridge)) / (n_unweighted or n_rows)
         error = max(float(residual), 0.0) / max(free, 1e-3) ** 2
         found.append(Ridge((vectors @ solved).reshape(sums.moment.shape), float(ridge), error))
     return found

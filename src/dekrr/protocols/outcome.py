@@ -43,7 +43,7 @@ class Part:
     ridge : float, default=0.0
         The ridge of the shared part, in units of Z'Z / N.
     error : float, default=nan
-        The squared error per row that was predicted for it.
+        The squared error per row that was predicted for it, or found on held-out rows.
     caution : float, default=1.0
         By how much the ridge of least held-out error is above that of generalised cross-validation.
     """

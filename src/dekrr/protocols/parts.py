@@ -73,7 +73,7 @@ def train(
     sigma = chooser.sigma or bandwidth_of(spreads)
     n_shared = shared_size(settings.shared or "auto", roster, start.rows.n_columns, settings.rows_per_feature)
     n_scaling = max(1, n_shared // _SHARE_OF_SCALES)
-    scales, caution = yield from agree_on_scales(start, run, settings.column_scales, n_scaling, sigma)
+    scales, caution = yield from agree_on_scales(start, run, settings.column_scales, n_scaling, sigma, spreads)
     sets = candidate_scales(scales, spreads)
     shared: Part | None = None
     agreed = start

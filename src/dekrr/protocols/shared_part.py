@@ -36,6 +36,8 @@ _VOTES_PER_FEATURE = 1.5  # of all sites together; several sites vote for the sa
 _FEWEST_VOTES = 5
 _MOST_ROWS = 1000  # that a site votes by
 _POOL_RATIO = 8
+_MOST_CANDIDATES = 4500  # which the ratio falls for where features are many
+_LEAST_POOL_RATIO = 2
 _HELD_OUT = 10  # one of as many rows
 _FEWEST_TO_HOLD_OUT = 20
 _MOST_SPANS = 4.0  # of responses, that predictions are cut to where errors are masked
@@ -111,6 +113,7 @@ def fit_shared(
     purpose: str = "shared part",
     *,
     rough: bool = True,
+    max_rows: int = _MOST_ROWS,
     caution: float | None = None,
 ) -> Procedure[Part]:
     """Return a model that is the same at all sites.
@@ -129,10 +132,12 @@ def fit_shared(
         Names the pool: each purpose has its own.
     rough : bool, default=True
         Whether there are Laplacian candidates.
+    max_rows : int
+        The most rows that a site votes by.
     caution : float, optional
         See `solve_shared`; without one, rows are held out (`solve_held_out`).
     """
-    feature_map = yield from elect(start, n_features, sigma, column_scales, purpose, rough=rough)
+    feature_map = yield from elect(start, n_features, sigma, column_scales, purpose, rough=rough, max_rows=max_rows)
     if caution is None:
         return (yield from solve_held_out(start, run, feature_map))
     return (yield from solve_shared(start, run, feature_map, caution))
@@ -146,6 +151,7 @@ def elect(
     purpose: str,
     *,
     rough: bool = True,
+    max_rows: int = _MOST_ROWS,
 ) -> Procedure[FeatureMap]:
     """Return the features that all sites vote for."""
     site, sample = start.site, start.rows.sample
@@ -156,8 +162,8 @@ def elect(
         rough=rough,
         linear=n_features > sample.n_columns,
         column_scales=tuple(map(tuple, column_scales)),
-        pool_ratio=_POOL_RATIO,
-        max_rows=_MOST_ROWS,
+        pool_ratio=max(_LEAST_POOL_RATIO, min(_POOL_RATIO, _MOST_CANDIDATES / n_features)),
+        max_rows=max_rows,
     )
     pool = chooser.draw_pool(sample.n_columns, site_rng(site.seed, "", purpose))
     n_votes = max(_FEWEST_VOTES, math.ceil(_VOTES_PER_FEATURE * n_features / roster.n_sites))
@@ -180,9 +186,9 @@ def solve_shared(start: Start, run: Run, feature_map: FeatureMap, caution: float
     have large responses.
     """
 
-    def cautious(sums: OwnSums, n_rows: float) -> list[Ridge]:
-        best = min(path_of(sums, n_rows, _RIDGES), key=lambda fit: fit.error)
-        return path_of(sums, n_rows, [best.ridge * caution]) if caution > 1 else [best]
+    def cautious(sums: OwnSums, n_counted: float, n_rows: int) -> list[Ridge]:
+        best = min(_path(sums, n_counted, n_rows), key=lambda fit: fit.error)
+        return path_of(sums, n_counted, [best.ridge * caution], n_rows) if caution > 1 else [best]
 
     (found,) = yield from _ridges_over_tree(start, run, feature_map, start.rows, cautious, 1)
     return Part(feature_map, *found)
@@ -194,9 +200,7 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap) -> Procedure
     Where rows are not in memory, none are held out, and generalised cross-validation decides.
     """
     rows, held = held_out(start)
-    path = yield from _ridges_over_tree(
-        start, run, feature_map, rows, lambda sums, n_rows: path_of(sums, n_rows, _RIDGES), len(_RIDGES)
-    )
+    path = yield from _ridges_over_tree(start, run, feature_map, rows, _path, len(_RIDGES))
     roster = yield from start.roll.roster()
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
     most, largest = np.inf, 1.0
@@ -206,9 +210,15 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap) -> Procedure
         largest = 2.0**masks.rows * (most + responses) ** 2 * max(1, math.prod(held.y.shape[1:]))
     errors = errors_of(held, feature_map, np.array([fit.coefficients for fit in path]), most)
     total = yield from tree_sum(start.site, roster, np.append(errors, held.n_rows), masks, largest)
-    likely = int(np.argmin([fit.error for fit in path]))
-    best = int(np.argmin(total[:-1])) if total[-1] >= 1 else likely
-    return Part(feature_map, *path[best], caution=max(1.0, path[best].ridge / path[likely].ridge))
+    expected = np.array([fit.error for fit in path])
+    found = total[:-1] / total[-1] if total[-1] >= 1 else expected
+    best, likely = path[int(np.argmin(found))], path[int(np.argmin(expected))]
+    caution = max(1.0, best.ridge / likely.ridge)
+    return Part(feature_map, best.coefficients, best.ridge, error=float(found.min()), caution=caution)
+
+
+def _path(sums: OwnSums, n_counted: float, n_rows: int) -> list[Ridge]:
+    return path_of(sums, n_counted, _RIDGES, n_rows)
 
 
 def _ridges_over_tree(
@@ -216,7 +226,7 @@ def _ridges_over_tree(
     run: Run,
     feature_map: FeatureMap,
     rows: Rows,
-    solve: Callable[[OwnSums, float], list[Ridge]],
+    solve: Callable[[OwnSums, float, int], list[Ridge]],
     n_fits: int,
 ) -> Procedure[list[Ridge]]:
     """Return the `n_fits` regressions that the root of the tree solves from the sums over all sites' rows."""
@@ -239,7 +249,7 @@ def _ridges_over_tree(
     def solved(total: Array) -> Array:
         gram, moment, energy = np.split(total, [-own.moment.size - 1, -1])
         sums = OwnSums(unpack_symmetric(gram, size), moment.reshape(shape), float(energy[0]))
-        fits = solve(sums, max(roster.n_counted, 1e-300))
+        fits = solve(sums, max(roster.n_counted, 1e-300), roster.n_rows)
         return np.concatenate([np.append(fit.coefficients.ravel(), [fit.ridge, fit.error]) for fit in fits])
 
     result = yield from tree_result(site, roster, values, solved, n_fits * (own.moment.size + 2), masks, largest)

@@ -197,13 +197,17 @@ class Chooser:
 
     def scaled(self, frequencies: Array) -> Array:
         """Return frequencies of shape (n_columns, n_candidates), each multiplied by one sequence of column scales."""
-        n_columns, n_candidates = frequencies.shape
+        scales = self.scales_of(*frequencies.shape)
+        return frequencies if scales is None else frequencies * scales
+
+    def scales_of(self, n_columns: int, n_candidates: int) -> Array | None:
+        """Return the column scales of every candidate, shape (n_columns, n_candidates); None where there are none."""
         if not self.column_scales:
-            return frequencies
+            return None
         if any(len(one) != n_columns for one in self.column_scales):
             raise SettingsError(f"column_scales has {len(self.column_scales[0])} factors for {n_columns} columns")
         scales = np.array(self.column_scales)
-        return np.asarray(frequencies * scales[np.arange(n_candidates) % len(scales)].T)
+        return np.asarray(scales[np.arange(n_candidates) % len(scales)].T)
 
     def shortened(self, most: float) -> Self:
         """Return a copy of the chooser whose shortlist has at most `most` features."""

@@ -23,7 +23,8 @@ class Mixed(Greedy):
     A third of the candidates has Gaussian frequencies of bandwidth sigma. The others have Laplacian frequencies, whose
     heavy tails fit responses with kinks and jumps. In n columns the Laplacian kernel of bandwidth sqrt(n) sigma is
     about as wide as the Gaussian kernel of bandwidth sigma; a third has this bandwidth, and a third twice that. Every
-    second candidate depends on 1 to `max_columns` random columns alone. `kernel` and `bandwidths` have no effect.
+    second candidate depends on 1 to `max_columns` random columns alone, which are drawn by their scales. `kernel` and
+    `bandwidths` have no effect.
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ class Mixed(Greedy):
             kernel.draw_frequencies(n_columns, part.size, rng) for kernel, part in zip(kernels, parts, strict=True)
         ]
         frequencies = np.hstack(drawn)
-        few = random_columns(n_columns, n_candidates, self.max_columns, rng)
+        few = random_columns(n_columns, n_candidates, self.max_columns, rng, self.scales_of(n_columns, n_candidates))
         frequencies[:, ::2] *= few[:, ::2]
         phases = rng.uniform(0, 2 * np.pi, n_candidates) if self.mapping == "cos" else None
         return Pool(self.scaled(frequencies), phases)

@@ -73,18 +73,37 @@ class Pool:
         return FeatureMap(kept.frequencies, kept.phases, amplitudes)
 
 
-def random_columns(n_columns: int, n_candidates: int, most: int, rng: np.random.Generator) -> Array:
+def random_columns(
+    n_columns: int, n_candidates: int, most: int, rng: np.random.Generator, scales: Array | None = None
+) -> Array:
     """Return factors for frequencies by which each candidate depends on 1 to `most` random columns only.
 
     The expected squared length of a frequency stays the same.
+
+    Parameters
+    ----------
+    n_columns, n_candidates, most : int
+    rng : Generator
+    scales : ndarray of shape (n_columns, n_candidates), optional
+        What frequencies are multiplied by besides. A column is drawn with a chance that is proportional to its scale,
+        and the factors make up for the scales of the columns that are drawn: their mean square counts as 1.
 
     Returns
     -------
     ndarray of shape (n_columns, n_candidates)
         0 for a column that a candidate does not depend on, sqrt(n_columns / q) for each of its q columns.
+
+    Examples
+    --------
+    >>> scales = np.array([[3.0], [1e-9], [1e-9]])
+    >>> random_columns(3, 1, 1, np.random.default_rng(0), scales).round(3).ravel()
+    array([0.577, 0.   , 0.   ])
     """
     how_many = np.minimum(rng.integers(1, most + 1, n_candidates), n_columns)
     draws = rng.random((n_columns, n_candidates))
+    if scales is not None:
+        draws = -np.log1p(-draws) / scales  # the first arrival of each column, at a rate that is its scale
     lowest = np.sort(np.partition(draws, min(most, n_columns) - 1, axis=0)[:most], axis=0)
     used = draws <= lowest[how_many - 1, np.arange(n_candidates)]
-    return np.where(used, np.sqrt(n_columns / how_many), 0.0)
+    lengths = how_many if scales is None else np.sum(used * scales**2, axis=0)
+    return np.where(used, np.sqrt(n_columns / lengths), 0.0)
