@@ -11,9 +11,13 @@ from sklearn.inspection import permutation_importance
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, log_loss
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from typer.testing import CliRunner
 
+import dekrr
 from dekrr import DataError, DeKRRClassifier, DeKRRRegressor, DifferentialPrivacy, SettingsError
 from dekrr.classes import N_BINS, NEWTON_STEPS, ClassCalibration, Platt, codes, histogram, scores
+from dekrr.cli.app import app
+from dekrr.data import make_sites
 
 N_SITES = 4
 FIXED = {"n_features": 40, "sigma": 1.0, "alpha": 1e-5, "consensus": 0.5, "random_state": 0}
@@ -197,3 +201,32 @@ def test_what_cannot_be_classified():
     assert private.fit(X, y, sites=SITES).predict_proba(X_NEW).shape == (len(X_NEW), 3)
     with pytest.raises(DataError, match="too few"):
         private.predict_set(X_NEW, SITES_NEW)
+
+
+@pytest.mark.parametrize("labels", [["low", "high"], ["c", "a", "b"], [3, 1], [False, True]])
+def test_a_model_of_classes_is_saved_and_loaded(tmp_path, labels):
+    rows, y, sites = make_sites(n_sites=3, rows_per_site=120, random_state=0)
+    places = np.searchsorted(np.quantile(y, np.arange(1, len(labels)) / len(labels)), y)
+    table = pd.DataFrame(rows, columns=["u", "v", "w"]).assign(kind=np.asarray(labels)[places], station=sites)
+    settings = {"n_features": 12, "sigma": 0.4, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
+    fitted = DeKRRClassifier(**settings).fit(table, "kind", sites="station")
+    for number, (name, model) in enumerate(fitted.models_.items()):
+        model.save(tmp_path / f"{number}.safetensors")
+        again = dekrr.load(tmp_path / f"{number}.safetensors")
+        own = table[table.station == name]
+        assert again.header.targets == ["kind"]
+        np.testing.assert_array_equal(again.classes_, fitted.classes_)
+        np.testing.assert_array_equal(again.predict(own), fitted.predict(own, sites="station"))
+        np.testing.assert_array_equal(again.predict_proba(own), model.predict_proba(own))
+        np.testing.assert_array_equal(again.predict_set(own), model.predict_set(own))
+        assert again.score(own, own.kind) > 0.7
+    out = tmp_path / "new.csv"
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    command = ["predict", str(tmp_path), str(tmp_path / "rows.csv"), "--site", "station", "--out", str(out)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    new = pd.read_csv(out)
+    assert new.prediction.tolist() == fitted.predict(table, sites="station").tolist()
+    shares = fitted.predict_proba(table, sites="station")
+    for k, label in enumerate(fitted.classes_.tolist()):
+        np.testing.assert_allclose(new[f"prediction_{label}"], shares[:, k], rtol=1e-9)

@@ -76,8 +76,8 @@ def test_several_targets_and_weights_on_the_command_line(tmp_path):
     result = run(app, ["predict", models, data, "--site", "station", "--out", out, "--interval", "0.9"])
     assert result.exit_code == 0, result.output
     new = pd.read_csv(out)
-    assert ((new.prediction_0_lower <= new.power) & (new.power <= new.prediction_0_upper)).mean() > 0.8
-    assert (new.prediction_1_upper > new.prediction_1_lower).all()
+    assert ((new.prediction_power_lower <= new.power) & (new.power <= new.prediction_power_upper)).mean() > 0.8
+    assert (new.prediction_heat_upper > new.prediction_heat_lower).all()
     result = run(app, ["score", models, data, *targets])
     assert result.exit_code == 0, result.output
     assert "own RSE" in result.output

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import dekrr
-from dekrr import DeKRRRegressor
+from dekrr import DeKRRClassifier, DeKRRRegressor
 from dekrr.cli.app import app
 from dekrr.deploy.files import read_site
 from dekrr.deploy.node import MODEL
@@ -147,3 +147,41 @@ def test_what_is_wrong_with_raw_tables_is_said(tmp_path):
         with pytest.raises(SettingsError) as refusal:
             read_site(path)
         assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("labels", [["no", "yes"], ["calm", "breeze", "gale"]])
+def test_nodes_predict_classes_as_the_classifier_does(tmp_path, labels):
+    data = {"target": "kind", "columns": ["gust", "wet"], "classes": labels}
+    settings = {**SETTINGS, "n_features": 8, "shared": 8, "scale": "minmax"}
+    mesh = Mesh(tmp_path, 3, settings=settings, defaults=True, data=data)
+    tables = {}
+    for k, name in enumerate(mesh.names):
+        table = raw_table(k, 200).fillna({"gust": 4.0})
+        places = np.searchsorted(np.quantile(table.y, np.arange(1, len(labels)) / len(labels)), table.y)
+        tables[name] = table.assign(kind=np.asarray(labels)[places], wet=table.wet.astype(float))
+        tables[name].to_csv(mesh.folder / f"{name}.csv", index=False)
+        mesh.edit(name, f"{name}.parquet", f"{name}.csv")
+    _, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}, errors
+    frame = pd.concat([table.assign(station=name) for name, table in tables.items()], ignore_index=True)
+    edges = [tuple(sorted(edge)) for edge in mesh.graph.edges]
+    kept = {"masks": True, "verify_features": True, "rows_per_feature": 1.5}
+    classifier = DeKRRClassifier(n_features=8, shared=8, topology=edges, random_state=0, **kept)
+    with pytest.MonkeyPatch.context() as patch:  # the nodes admit all rows
+        patch.setattr("dekrr.protocols.site.Site.withholding", lambda site, max_leverage: site)
+        classifier.fit(frame, "kind", sites="station", columns=["gust", "wet"])
+    new = raw_table(50, 60).fillna({"gust": 4.0}).assign(wet=1.0)[["gust", "wet"]]
+    for name in mesh.names:
+        model, expected = dekrr.load(mesh.home(name) / MODEL), classifier.models_[name]
+        assert model.header.method == "DeKRRClassifier"
+        assert model.header.targets == ["kind"]
+        np.testing.assert_array_equal(model.classes_, classifier.classes_)
+        np.testing.assert_allclose(model.predict_proba(new), expected.predict_proba(new), rtol=0, atol=1e-9)
+        np.testing.assert_array_equal(model.predict(new), expected.predict(new))
+    tables["s00"].assign(kind="storm").to_csv(mesh.folder / "s00.csv", index=False)
+    with pytest.raises(DataError, match=r"row 0 has 'storm', which is none of the classes"):
+        mesh.node("s00", force=True)
+    mesh.edit("s00", "[settings]\n", "[settings]\nintervals = true\n")
+    with pytest.raises(SettingsError) as refusal:
+        read_site(mesh.home("s00") / "site.toml")
+    assert "classes have prediction sets" in str(refusal.value)

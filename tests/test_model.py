@@ -78,7 +78,7 @@ def test_foreign_files(tmp_path):
         ('{"site": "a"}', "header that cannot be read"),
         (
             '{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3, "version": 99}',
-            "format version 99; this dekrr reads up to 2",
+            "format version 99; this dekrr reads up to 3",
         ),
         ('{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3}', "lacks the tensor 'weights'"),
     ],

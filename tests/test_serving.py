@@ -28,6 +28,8 @@ from hypothesis import strategies as st
 from pyarrow.csv import write_csv
 
 from dekrr import DeKRRRegressor
+from dekrr.class_model import SiteClassifier
+from dekrr.classes import ClassCalibration, Platt
 from dekrr.deploy import keys
 from dekrr.errors import DataError, KeysError, SettingsError
 from dekrr.features import FeatureMap
@@ -750,3 +752,30 @@ def test_the_command_for_tokens(tmp_path):
     out, _ = process.communicate(timeout=60)
     assert Tokens(file).caller(f"Bearer {out.strip()}") == "anna"
     assert Path(file).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("wanted", [JSON, CSV, ARROW])
+def test_classes_come_with_their_probabilities(tmp_path, n_classes, wanted):
+    classes = ["calm", "breeze", "gale"][:n_classes]
+    codes = make_model(n_outputs=n_classes if n_classes > 2 else None)
+    calibration = ClassCalibration(Platt(3.0, np.arange(float(n_classes))), np.ones(9), np.ones(9))
+    model = SiteClassifier.of(codes, classes, calibration, "wind")
+    model.save(tmp_path / "model.safetensors")
+    service = service_of(tmp_path / "model.safetensors")
+    for n_rows in (1, 3):  # one row has a way of its own
+        answer = post(service, {"rows": NAMED["rows"][:n_rows]}, accept=wanted)
+        assert answer.status_code == 200, answer.text
+        if wanted == JSON:
+            found, shares = answer.json()["predictions"], answer.json()["probabilities"]
+        else:
+            read = pa.ipc.open_stream(answer.content).read_all().to_pandas() if wanted == ARROW else None
+            table = pd.read_csv(io.BytesIO(answer.content)) if read is None else read
+            found, shares = table.prediction.tolist(), {name: table[f"probability_{name}"] for name in classes}
+        rows = np.array(ROWS)[:n_rows]
+        assert found == model.predict(rows).tolist()
+        np.testing.assert_allclose(np.column_stack([shares[name] for name in classes]), model.predict_proba(rows))
+    schema = ask(service, "GET", "/schema").json()
+    assert (schema["classes"], schema["targets"], schema["intervals"]) == (classes, ["wind"], False)
+    assert ask(service, "GET", "/openapi.json").status_code == 200
+    assert post(service, NAMED, url="/predict?coverage=0.9").status_code == 422

@@ -15,6 +15,7 @@ Sadinle, Lei and Wasserman, Least ambiguous set-valued classifiers with bounded 
 Statistical Association 114(525), 2019.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,6 +132,24 @@ class ClassCalibration:
     platt: Platt
     own: Array
     pooled: Array
+
+    @property
+    def tensors(self) -> dict[str, Array]:
+        """What a model file holds of it."""
+        return {
+            "class_slope": np.array([self.platt.slope]),
+            "class_offsets": self.platt.offsets,
+            "class_own": self.own,
+            "class_pooled": self.pooled,
+        }
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Array], n_classes: int) -> "ClassCalibration":
+        """Return what `tensors` stored; KeyError or ValueError where it is not that."""
+        slope, offsets, own, pooled = (tensors[f"class_{name}"] for name in ("slope", "offsets", "own", "pooled"))
+        if slope.shape != (1,) or offsets.shape != (n_classes,) or own.ndim != 1 or own.shape != pooled.shape:
+            raise ValueError(f"class_offsets has the shape {offsets.shape} for {n_classes} classes")
+        return cls(Platt(float(slope[0]), offsets), own, pooled)
 
     def least_probability(self, coverage: float) -> float:
         """Return the probability that a class must have to be in the prediction set."""

@@ -63,3 +63,14 @@ def relative(squared_errors: Any, y: Array, weight: Array | None = None) -> floa
     shares = np.where(errors == 0, 0.0, np.inf)
     np.divide(errors, spread, out=shares, where=spread > 0)
     return float(shares.mean())
+
+
+def accuracy(y: Any, predicted: Any, sample_weight: Any = None) -> float:
+    """Return the share of rows whose class is predicted, by their weights where they have some.
+
+    Examples
+    --------
+    >>> accuracy(["a", "b", "b"], ["a", "b", "a"], [1.0, 1.0, 2.0])
+    0.5
+    """
+    return float(np.average(np.asarray(y) == np.asarray(predicted), weights=sample_weight))

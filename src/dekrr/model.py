@@ -15,6 +15,7 @@ from safetensors.numpy import load as tensors_of
 from safetensors.numpy import save as bytes_of
 from safetensors.numpy import save_file
 
+from .classes import ClassCalibration
 from .disk import replacing
 from .errors import DataError, ModelFileError, SettingsError
 from .features import FeatureMap
@@ -31,7 +32,9 @@ from .types import Array
 __all__ = ["Member", "SiteModel", "load"]
 
 FORMAT = "dekrr-model"
-FORMAT_VERSION = 2  # the newest that is read; 2 has an encoding of columns, or limits that rows are clipped to
+FORMAT_VERSION = (
+    3  # the newest that is read; 2 has an encoding of columns, or limits that rows are clipped to; 3 classes
+)
 _ROWS_PER_BLOCK = 4096
 
 
@@ -62,6 +65,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         The privacy budget that training spent.
     encoding : Columns or None
         How the user's columns become the `n_columns` numbers of a row; None where they are numbers.
+    targets : list of str or None
+        The names of what is predicted, where it has names.
+    classes : list of str, int, float or bool, or None
+        The classes, where the model predicts class codes.
     format, version
         The name and the version of the file format.
     """
@@ -78,6 +85,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     scaled: bool = False
     privacy: Spent | None = None
     encoding: Columns | None = None
+    targets: list[str] | None = None
+    classes: list[str | int | float | bool] | None = None
     format: str = FORMAT
     version: int = 1
 
@@ -424,4 +433,12 @@ def _from_tensors(path: Any, header: Header, tensors: dict[str, Array]) -> SiteM
             calibration = Calibration.of(tensors, own.feature_map.n_features, math.prod(own.coefficients.shape[1:]))
         except (KeyError, ValueError) as error:
             raise ModelFileError(f"{path}: what intervals are made of is damaged: {error}") from None
-    return SiteModel(header, tuple(members), scaling, calibration)
+    model = SiteModel(header, tuple(members), scaling, calibration)
+    if header.classes is None:
+        return model
+    from .class_model import SiteClassifier  # imported here because it is made of this module's model
+
+    try:
+        return SiteClassifier.of(model, header.classes, ClassCalibration.of(tensors, len(header.classes)))
+    except (KeyError, ValueError) as error:
+        raise ModelFileError(f"{path}: what probabilities of classes are made of is damaged: {error}") from None

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..class_model import SiteClassifier
 from ..errors import DataError, SettingsError
 from ..estimators.intervals import intervals_of
 from ..labels import factorise, listed, names_of
@@ -51,6 +52,7 @@ def predict(
         raise SettingsError(f"--interval is {interval:g}; a coverage is between 0 and 1, for instance 0.9")
     require_output(out, data, models)
     by_site = load_all(models)
+    first = next(iter(by_site.values()))
     if interval is not None:
         _require_intervals(by_site)
     if site is None and len(by_site) > 1:
@@ -65,11 +67,10 @@ def predict(
             found = _predictions(rows, owners, by_site)
             known: Any = by_site
             ends = None if interval is None else intervals_of(known, rows, owners, interval)
-            n_outputs = found.shape[1]
-            for k, name in enumerate([column] if n_outputs == 1 else [f"{column}_{k}" for k in range(n_outputs)]):
-                table[name] = found[:, k]
-                if ends is not None:
-                    table[f"{name}_lower"], table[f"{name}_upper"] = ends.reshape(len(rows), 2, n_outputs)[:, :, k].T
+            if first.header.classes is not None:
+                _add_classes(table, column, found, owners, by_site)
+            else:
+                _add_numbers(table, _columns_of(first, column), found, ends)
             write(table)
             n_rows += len(table)
     if out is not None:
@@ -106,6 +107,36 @@ def _predictions(rows: Array, owners: np.ndarray, by_site: dict[str, SiteModel])
     return prediction
 
 
+def _columns_of(model: SiteModel, column: str) -> list[str]:
+    """Return the names of the columns of predictions; several have the targets' names, or numbers."""
+    outputs = model.header.targets or [str(k) for k in range(model.n_outputs)]
+    return [column] if model.n_outputs == 1 else [f"{column}_{output}" for output in outputs]
+
+
+def _add_numbers(table: Any, names: list[str], found: Array, ends: Array | None) -> None:
+    for k, name in enumerate(names):
+        table[name] = found[:, k]
+        if ends is not None:
+            table[f"{name}_lower"], table[f"{name}_upper"] = ends.reshape(len(found), 2, len(names))[:, :, k].T
+
+
+def _add_classes(table: Any, column: str, found: Array, owners: np.ndarray, by_site: dict[str, SiteModel]) -> None:
+    """Add the most probable class of each row, and the probability of each class, from predicted class codes."""
+    first = next(iter(by_site.values()))
+    known = [model for model in by_site.values() if isinstance(model, SiteClassifier)]
+    if len(known) < len(by_site) or any(model.header.classes != first.header.classes for model in known):
+        raise DataError("the models have different classes: predict with those of one fit")
+    probabilities = np.empty((len(found), len(known[0].classes_)))
+    for name in set(owners):
+        own = np.asarray(owners == name)
+        codes = found[own, 0] if found.shape[1] == 1 else found[own]
+        model = next((model for model in known if model.header.site == name), known[0])
+        probabilities[own] = model.probabilities_of(codes)
+    table[column] = known[0].classes_[np.argmax(probabilities, axis=1)]
+    for k, label in enumerate(known[0].classes_.tolist()):
+        table[f"{column}_{label}"] = probabilities[:, k]
+
+
 def _require_intervals(by_site: dict[str, SiteModel]) -> None:
     without = sorted(name for name, model in by_site.items() if model.calibration is None)
     if without:
@@ -137,6 +168,8 @@ def score(
     Without --site, every model is scored on all rows (union).
     """
     by_site = load_all(models)
+    if any(model.header.classes is not None for model in by_site.values()):
+        raise SettingsError("the models are of classes, and score measures errors of numbers: use predict")
     errors = errors_on(by_site, open_source(data).read(None), target, site)
     if not errors.n_rows:
         raise DataError(f"{data} has no rows to score")
@@ -185,6 +218,8 @@ def _facts(model: SiteModel) -> dict[str, Any]:
         "weights": [round(member.weight, 4) for member in model.members],
         "scaled": header.scaled,
         "privacy": None if header.privacy is None else msgspec.to_builtins(header.privacy),
+        "target": ", ".join(header.targets or []),
+        **({} if header.classes is None else {"classes": header.classes}),
         "format version": header.version,
         "numbers in a row": header.n_columns,
     }

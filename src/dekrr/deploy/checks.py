@@ -90,6 +90,7 @@ def check_network(network: NetworkFile, mistakes: list[str]) -> None:
     _check_settings(network.method, network.settings, mistakes)
     _check_bounds(network.settings.get("bounds"), network.data, mistakes)
     _check_raw(network.data, network.settings, mistakes)
+    _check_classes(network.data, network.method, network.settings, mistakes)
     _check_scales(network.settings.get("column_scales"), network.data, mistakes)
     if not names:
         mistakes.append("there is no site: add [[site]] tables")
@@ -110,6 +111,7 @@ def check_site(site: SiteFile, mistakes: list[str]) -> None:
     _check_settings(site.method, site.settings, mistakes)
     _check_bounds(site.settings.get("bounds"), site.data, mistakes)
     _check_raw(site.data, site.settings, mistakes)
+    _check_classes(site.data, site.method, site.settings, mistakes)
     _check_scales(site.settings.get("column_scales"), site.data, mistakes)
     if site.site not in site.sites:
         mistakes.append(f"site {site.site!r} is not one of sites")
@@ -152,6 +154,22 @@ def _check_endpoints(endpoints: Mapping[str, str], mistakes: list[str]) -> None:
 def _check_twice(values: Any, what: str, mistakes: list[str]) -> None:
     twice = sorted({value for value in values if list(values).count(value) > 1})
     mistakes += [f"{what} {value!r} is there more than once" for value in twice]
+
+
+def _check_classes(data: DataTable, method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:
+    """Find what a run that predicts classes cannot have."""
+    if not data.classes:
+        return
+    if len(set(data.classes)) < max(2, len(data.classes)) or len({type(each) for each in data.classes}) > 1:
+        mistakes.append("data.classes: give two classes at least, each once, all words or all numbers")
+    if len(data.targets) != 1:
+        mistakes.append("data.classes: the classes are those of one target")
+    if method != "dekrr":
+        mistakes.append(f'data.classes: only method = "dekrr" predicts classes, not {method}')
+    if settings.get("privacy") is not None:
+        mistakes.append("data.classes: the privacy budget does not pay for the second training that classes take")
+    if settings.get("intervals"):
+        mistakes.append("settings.intervals: classes have prediction sets, and no intervals; leave it out")
 
 
 def _check_raw(data: DataTable, settings: Mapping[str, Any], mistakes: list[str]) -> None:

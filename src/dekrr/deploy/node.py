@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..class_model import SiteClassifier, uncalibrated
 from ..disk import replacing, synchronise
 from ..errors import DataError, NetworkError, SettingsError
 from ..messages import Offer
@@ -37,7 +38,7 @@ from .identity import CertificateSigner
 from .identity import Identity as CertifiedIdentity
 from .procedure import procedure_of
 from .saving import save_model
-from .site_rows import SiteRows
+from .site_rows import SiteRows, classes_of
 from .status import Status, status_of
 from .tables import SiteFile
 
@@ -221,15 +222,20 @@ class Node:
         features, columns = self.config.features(), outcome.encoding
         header = Header(
             site=self.config.site,
-            method=_TITLES[self.config.method],
+            method="DeKRRClassifier" if self.config.data.classes else _TITLES[self.config.method],
             kernel=features.kernel,
             sigma=outcome.tuned.sigma if outcome.tuned else outcome.sigma or features.sigma,
             n_columns=len(self.config.data.columns) if columns is None else columns.n_out,
             columns=list(self.config.data.columns),
             encoding=columns,
+            targets=list(self.config.data.targets),
             version=1 if columns is None else 2,
         )
-        return model_of(outcome, header, features.prediction)
+        model = model_of(outcome, header, features.prediction)
+        if not self.config.data.classes:
+            return model
+        classes = classes_of(self.config)
+        return SiteClassifier.of(model, classes, outcome.classes or uncalibrated(len(classes)))
 
     def _keep(self, outcome: Outcome) -> None:
         """Write the model, and log the end of the run."""

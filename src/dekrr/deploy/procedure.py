@@ -5,10 +5,11 @@ import msgspec
 from ..frames import Columns
 from ..messages import Offer
 from ..protocols import dekrr, training
-from ..protocols.calibration import keep_intervals
+from ..protocols.calibration import keep_classes, keep_intervals
 from ..protocols.outcome import Outcome
 from ..protocols.parts import has_parts
 from ..protocols.site import Procedure, Site
+from ..settings import DeKRRSettings
 from .tables import METHODS, SiteFile
 
 
@@ -39,7 +40,9 @@ def procedure_of(
     if columns is not None and isinstance(settings.column_scales, tuple | list):
         scales = columns.spread(settings.column_scales)
         settings = msgspec.structs.replace(settings, column_scales=tuple(scales.tolist()))
-    if offer is not None and tuning is None and columns is None and not has_parts(settings) and not settings.intervals:
+    second = _second(config, settings)
+    is_plain = tuning is None and columns is None and second is None and not has_parts(settings)
+    if offer is not None and is_plain:
         site = dekrr.with_features(site, offer, chooser, settings)
     return training.train(
         site,
@@ -48,6 +51,13 @@ def procedure_of(
         tuning,
         prediction=config.features().prediction,
         objective=config.tuning_settings().objective,
-        second=training.SecondTraining(keep_intervals) if settings.intervals else None,
+        second=second,
         keep_sums=False,
     )
+
+
+def _second(config: SiteFile, settings: DeKRRSettings) -> training.SecondTraining | None:
+    """Return the second training that classes or intervals take."""
+    if config.data.classes:
+        return training.SecondTraining(keep_classes, fits_shared=False)
+    return training.SecondTraining(keep_intervals) if settings.intervals else None

@@ -8,14 +8,16 @@ agree on in a later run. So rows are judged in the encoding that the first run o
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from ..classes import codes
 from ..disk import replacing
 from ..errors import DataError
 from ..frames import Columns, Facts, read_raw
@@ -25,7 +27,7 @@ from ..protocols.columns import agree_on_columns, columns_alone
 from ..protocols.shared_part import most_shared
 from ..protocols.site import Procedure, Site
 from ..rows import ArrayRows, Rows, StreamedRows
-from ..rows.batches import NotNumbersError
+from ..rows.batches import Batch, NotNumbersError, inputs_of, labels_of, require_weights
 from ..rows.sources import Source, open_source
 from ..settings import DeKRRSettings
 from ..types import Array, Block
@@ -57,7 +59,8 @@ def read_rows(config: SiteFile, source: Source, columns: Columns | None = None) 
     data = config.data
     response = data.target if isinstance(data.target, str) else list(data.target)
     # The sample does not depend on the run's seed: runs over the same rows tune on the same ones of them.
-    rows = StreamedRows(source, columns or data.columns, response, weight=data.weight or None, seed=0)
+    kind = StreamedRows if not data.classes else partial(RowsOfClasses, classes=classes_of(config))
+    rows: StreamedRows = kind(source, columns or data.columns, response, weight=data.weight or None, seed=0)
     try:
         _ = rows.survey
     except NotNumbersError as error:
@@ -83,6 +86,50 @@ def open_rows(config: SiteFile, folder: Path) -> StreamedRows:
     """Return a site's rows, after a first pass that checks them; raw columns as if this were the only site."""
     source = source_of(config, folder)
     return read_rows(config, source, columns_alone(facts_of(config, source)) if config.data.raw else None)
+
+
+def classes_of(config: SiteFile) -> list[Any]:
+    """Return the classes of a run in their order."""
+    return sorted(config.data.classes)
+
+
+class RowsOfClasses(StreamedRows):
+    """Rows whose response is a class, which is read as its code.
+
+    Parameters
+    ----------
+    *given, **more
+        As `StreamedRows` has them.
+    classes : sequence of str, int, float or bool
+        In their order.
+    """
+
+    def __init__(self, *given: Any, classes: Sequence[Any], **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._places = {str(known): place for place, known in enumerate(classes)}
+        self._places |= {known: place for place, known in enumerate(classes)}
+        self._classes = list(classes)
+
+    @property
+    def n_outputs(self) -> int:
+        """The number of codes of a class."""
+        return 1 if len(self._classes) == 2 else len(self._classes)
+
+    def _block_of(self, batch: Batch) -> Block:
+        name = str(self._response)
+        labels = labels_of(batch, name).tolist()
+        places = [self._places.get(label, self._places.get(str(label), -1)) for label in labels]
+        if -1 in places:
+            row = places.index(-1)
+            raise DataError(
+                f"{batch.where}, column {name!r}: row {batch.start + row} has {labels[row]!r}, which is none of the "
+                f"classes {', '.join(map(repr, self._classes))} of the run; mend the row, or name the class in [data]"
+            )
+        weight = None
+        if self._weight is not None:
+            weight = inputs_of(batch, [self._weight])[:, 0]
+            require_weights(weight, f"{batch.where}, column {self._weight!r}: ", batch.start)
+        return Block(inputs_of(batch, self.columns), codes(np.array(places), len(self._classes)), weight)
 
 
 class Counted(ArrayRows):

@@ -54,6 +54,8 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
     raw : bool
         Whether columns may have words, dates and missing values. Sites then agree on what columns become, and tell each
         other categories that at least `min_rows` of their rows have.
+    classes : tuple of str, int, float or bool
+        The classes that the target has; empty where it is a number.
     """
 
     target: str | tuple[str, ...]
@@ -61,6 +63,7 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
     weight: str = ""
     raw: bool = False
+    classes: tuple[str | int | float | bool, ...] = ()
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -235,6 +238,7 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
             "weight": self.data.weight,
             "columns": ", ".join(self.data.columns),
             "raw columns": json.dumps(self.data.raw),
+            "classes": json.dumps(self.data.classes),
             "patience": f"{self.patience:g}",
             **{key: json.dumps(value) for key, value in settings.items() if key not in local},
         }

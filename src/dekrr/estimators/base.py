@@ -123,8 +123,9 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> dict[Hashable, Rows]:
         """Return the rows of each site; the `first` ones say what columns there are, and what they become."""
         here = self._here(seed, first=first)
-        if first and hasattr(self, "columns_"):
-            del self.columns_
+        if first:
+            self._targets = [y] if isinstance(y, str) else list(y) if streams.is_names(y) else None
+            self.__dict__.pop("columns_", None)
         if is_frame(X):
             frames.refuse_empty(X, y)
             given, (X, y, sites, sample_weight) = X, frames.named(X, y, sites, columns, sample_weight)
@@ -230,6 +231,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             n_columns=count_of(self._reading),
             scaled=self.scale is not None,
             encoding=getattr(self, "columns_", None),
+            targets=getattr(self, "_targets", None),
             version=2 if hasattr(self, "columns_") else 1,
         )
 

@@ -1,6 +1,6 @@
 """Classification by least squares on class codes, with probabilities that are calibrated on held-out rows."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Self
 
 import numpy as np
@@ -9,11 +9,11 @@ from sklearn.metrics import accuracy_score, log_loss
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from ..classes import ClassCalibration, Platt, codes, scores
+from ..class_model import SiteClassifier, margins, uncalibrated
+from ..classes import codes, scores
 from ..errors import DataError, SettingsError
 from ..frames import is_frame
 from ..labels import factorise, places_of
-from ..model import SiteModel
 from ..protocols.calibration import keep_classes
 from ..types import Array
 from . import arrays, frames, streams
@@ -42,86 +42,6 @@ class _OfCodes(DeKRRRegressor):
 
 
 _OfCodes.__name__ = "DeKRRClassifier"  # in messages and in the headers of models
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class SiteClassifier:
-    """A site's model of classes.
-
-    Parameters
-    ----------
-    model : SiteModel
-        Of the class codes.
-    classes_ : ndarray of shape (n_classes,)
-    calibration : ClassCalibration
-    """
-
-    model: SiteModel
-    classes_: np.ndarray
-    calibration: ClassCalibration
-
-    def __repr__(self) -> str:
-        return repr(self.model).replace(" columns", f" columns, {len(self.classes_)} classes", 1)
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the most probable class of each row, shape (n_rows,)."""
-        return np.asarray(self.classes_[np.argmax(self.predict_proba(X), axis=1)])
-
-    def predict_proba(self, X: Any) -> Array:
-        """Return the probability of each class, shape (n_rows, n_classes)."""
-        return self.calibration.platt.probabilities(scores(self.model.predict(X)))
-
-    def decision_function(self, X: Any) -> Array:
-        """Return logits, shape (n_rows, n_classes); of two classes their difference, shape (n_rows,)."""
-        return _margins(self.calibration.platt.logits(scores(self.model.predict(X))))
-
-    def predict_set(self, X: Any, coverage: float = 0.9) -> np.ndarray:
-        """Return which classes are in each row's prediction set, a mask of shape (n_rows, n_classes).
-
-        The set of a row that is drawn as the site's own rows has its class with a chance of at least `coverage`. A set
-        may be empty, where no class is probable enough.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_rows, n_columns), or frame
-        coverage : float, default=0.9
-        """
-        return np.asarray(self.predict_proba(X) >= self.calibration.least_probability(coverage))
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the accuracy of `predict(X)`."""
-        return float(accuracy_score(y, self.predict(X), sample_weight=sample_weight))
-
-    def fit(self, X: Any, y: Any = None) -> "SiteClassifier":
-        """Raise `SettingsError`: a site's model comes of a training that all sites take part in."""
-        raise SettingsError("a site's model is not fitted alone: fit DeKRRClassifier")
-
-    @property
-    def n_features_in_(self) -> int:
-        """The number of columns that `predict` takes."""
-        return self.model.n_features_in_
-
-    @property
-    def feature_names_in_(self) -> np.ndarray:
-        """The names of the columns that `predict` takes, where they have names."""
-        return self.model.feature_names_in_
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
-
-    def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
-
-        return Tags(
-            estimator_type="classifier",
-            target_tags=TargetTags(required=True),
-            classifier_tags=ClassifierTags(),
-            input_tags=InputTags(allow_nan=self.model.header.encoding is not None),
-        )
-
-
-def _margins(logits: Array) -> Array:
-    return np.asarray(logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits)
 
 
 def _with_parameters(kind: type[Any]) -> Any:
@@ -190,6 +110,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         if y is None:
             raise DataError("DeKRRClassifier requires y to be passed, but the target y is None")
+        target = y if isinstance(y, str) else None
         if is_frame(X):
             X, y, sites, sample_weight = frames.named(X, y, sites, columns, sample_weight)
             X = frames.with_words_as_names(X)
@@ -208,6 +129,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             places = np.minimum(places, len(self.classes_) - 1)  # classes of rows of weight 0 alone
             self.regressor_ = _OfCodes(**self.get_params(deep=False))
             self.regressor_.fit(X, codes(places, len(self.classes_)), sites, sample_weight=weights)
+            self._target = target
             self._keep()
         return self
 
@@ -220,9 +142,9 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             elif hasattr(self, name):
                 delattr(self, name)
         found = regressor.class_calibrations_
-        plain = ClassCalibration(Platt.start(len(self.classes_)), np.zeros(1), np.zeros(1))
+        plain = uncalibrated(len(self.classes_))
         self.models_ = {
-            label: SiteClassifier(model, self.classes_, found.get(label) or plain)
+            label: SiteClassifier.of(model, self.classes_, found.get(label) or plain, self._target)
             for label, model in regressor.models_.items()
         }
 
@@ -259,7 +181,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return logits and probabilities by the models of the rows' sites."""
         check_is_fitted(self)
         found = scores(self.regressor_.predict(X, sites))
-        platt = next(iter(self.models_.values())).calibration.platt
+        platt = next(iter(self.models_.values())).class_calibration.platt
         return platt.logits(found), platt.probabilities(found)
 
     def predict_proba(self, X: Any, sites: Any = None) -> Array:
@@ -280,7 +202,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def decision_function(self, X: Any, sites: Any = None) -> Array:
         """Return logits, shape (n_rows, n_classes); of two classes their difference, shape (n_rows,)."""
-        return _margins(self._found(X, sites)[0])
+        return margins(self._found(X, sites)[0])
 
     def predict(self, X: Any, sites: Any = None) -> np.ndarray:
         """Return the most probable class of each row, shape (n_rows,)."""
@@ -302,7 +224,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels, index = factorise(sites, len(probabilities))
         inside = np.empty(probabilities.shape, dtype=bool)
         for label, own in zip(labels, places_of(index, len(labels)), strict=True):
-            inside[own] = probabilities[own] >= self.models_[label].calibration.least_probability(coverage)
+            inside[own] = probabilities[own] >= self.models_[label].class_calibration.least_probability(coverage)
         return inside
 
     def score(

@@ -364,11 +364,29 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         The version of the model that made them.
     values : ndarray of shape (n_rows,) or (n_rows, n_outputs)
     interval : ndarray of shape (n_rows, 2) or (n_rows, 2, n_outputs), or None
+    targets : list of str or None
+        The names of several outputs; without them they are numbered.
+    probabilities : dict of str to ndarray of shape (n_rows,)
+        Of each class, where the model predicts classes.
     """
 
     model: str
     values: Array
     interval: Array | None = None
+    targets: list[str] | None = None
+    probabilities: dict[str, Array] = {}
+
+    def of_classes(self, classes: np.ndarray, probabilities: Array) -> "Answer":
+        """Return the answer with the most probable class of each row, and the probabilities of all.
+
+        Parameters
+        ----------
+        classes : ndarray of shape (n_classes,)
+        probabilities : ndarray of shape (n_rows, n_classes)
+        """
+        likely = classes[np.argmax(probabilities, axis=1)]
+        found = {str(name): probabilities[:, k] for k, name in enumerate(classes.tolist())}
+        return msgspec.structs.replace(self, values=likely, probabilities=found)
 
     def parts(self) -> dict[str, Array]:
         """Return the predictions, and the ends of the intervals where there are such."""
@@ -378,7 +396,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return parts
 
     def columns(self) -> dict[str, Array]:
-        """Return the columns of the answer as a table; those of several outputs are numbered.
+        """Return the columns of the answer as a table; those of several outputs have the outputs' names or numbers.
 
         Examples
         --------
@@ -387,8 +405,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         """
         found: dict[str, Array] = {}
         for name, part in self.parts().items():
-            found |= {name: part} if part.ndim == 1 else {f"{name}_{k}": part[:, k] for k in range(part.shape[1])}
-        return found
+            outputs = self.targets or range(part.shape[-1])
+            found |= {name: part} if part.ndim == 1 else {f"{name}_{o}": part[:, k] for k, o in enumerate(outputs)}
+        return found | {f"probability_{name}": share for name, share in self.probabilities.items()}
 
 
 def written(answer: Answer, media_type: str) -> bytes:
@@ -397,6 +416,8 @@ def written(answer: Answer, media_type: str) -> bytes:
         body = {"predictions": answer.values.tolist(), "model": answer.model}
         if answer.interval is not None:
             body |= {"lower": answer.interval[:, 0].tolist(), "upper": answer.interval[:, 1].tolist()}
+        if answer.probabilities:
+            body |= {"probabilities": {name: share.tolist() for name, share in answer.probabilities.items()}}
         return _encoder.encode(body)
     import pyarrow as pa
 

@@ -45,6 +45,8 @@ def schema_of(current: Version) -> dict[str, Any]:
         "named": named,
         "outputs": outputs_of(current),
         "intervals": has_intervals(current),
+        "targets": header.targets,
+        "classes": header.classes,
         "example": {
             JSON: {"rows": example_rows(columns, named=named)},
             CSV: "\n".join([*lines, ",".join(values), ""]),
@@ -143,8 +145,14 @@ def _predict(current: Version, about: dict[str, Any]) -> dict[str, Any]:
 
 def _predictions(current: Version) -> dict[str, Any]:
     number = {"type": "number"}
-    one = number if outputs_of(current) == 1 else {"type": "array", "items": number}
+    one: dict[str, Any] = number if outputs_of(current) == 1 else {"type": "array", "items": number}
+    classes = current.model.header.classes
+    if classes is not None:
+        one = {"enum": classes}
     properties: dict[str, Any] = {"predictions": {"type": "array", "items": one}, "model": {"type": "string"}}
+    if classes is not None:
+        shares = {str(name): {"type": "array", "items": number} for name in classes}
+        properties["probabilities"] = {"type": "object", "properties": shares}
     if has_intervals(current):
         end_of_one = {"type": ["number", "null"], "description": "null: no end is known to hold this coverage."}
         ends = end_of_one if outputs_of(current) == 1 else {"type": "array", "items": end_of_one}

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from anyio import CapacityLimiter, to_thread
 
+from ..class_model import SiteClassifier
 from ..errors import DataError, SettingsError
 from ..types import Array
 from .bodies import Answer, Refusal, Rows, media_type_of, n_rows_of, written
@@ -96,7 +97,10 @@ class Predictions:
             interval = None if coverage is None else _interval(version, rows, coverage)
         except (DataError, SettingsError) as error:
             raise Refusal(422, str(error)) from None
-        content = written(Answer(model=version.name, values=values, interval=interval), wanted)
+        answer = Answer(model=version.name, values=values, interval=interval, targets=version.model.header.targets)
+        if isinstance(version.model, SiteClassifier):
+            answer = answer.of_classes(version.model.classes_, version.model.probabilities_of(values))
+        content = written(answer, wanted)
         return content, wanted, n_rows_of(rows)
 
     async def _body(self, headers: dict[bytes, str], receive: Receive) -> bytes:
@@ -160,7 +164,8 @@ def _coverage(query: bytes) -> float:
 
 def _values(version: Version, rows: Rows) -> Array:
     if isinstance(rows, dict):
-        return version.model.predict(rows)
+        model = version.model
+        return model.codes(rows) if isinstance(model, SiteClassifier) else model.predict(rows)
     return version.one_row(rows) if len(rows) == 1 else version.model.predict_encoded(rows)
 
 
