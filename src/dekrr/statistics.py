@@ -152,13 +152,22 @@ def weighted_features(feature_map: FeatureMap, block: Block, out: Array | None =
     return features
 
 
-def _scratch(shape: tuple[int, int], dtype: DTypeLike) -> Array:
-    """Return an array of this thread, with anything in it: fresh memory costs up to a quarter of a small fit."""
+def _scratch(shape: tuple[int, int], dtype: DTypeLike, use: str = "features") -> Array:
+    """Return an array of this thread for one use, with anything in it.
+
+    Fresh memory costs up to a quarter of a small fit, and more where freed memory goes back at once, as in Dask workers.
+    """
     n_bytes = np.dtype(dtype).itemsize * shape[0] * shape[1]
-    if getattr(_of_thread, "bytes", _NOTHING).size < n_bytes:
-        _of_thread.bytes = np.empty(n_bytes, dtype=np.uint8)
-    array: Array = np.ndarray(shape, dtype, getattr(_of_thread, "bytes", _NOTHING))
+    if getattr(_of_thread, use, _NOTHING).size < n_bytes:
+        setattr(_of_thread, use, np.empty(n_bytes, dtype=np.uint8))
+    array: Array = np.ndarray(shape, dtype, getattr(_of_thread, use, _NOTHING))
     return array
+
+
+def _product(features: Array, one: slice, other: slice) -> Array:
+    """Return the products of two ranges of columns, in memory that the next product overwrites."""
+    left, right = features[:, one], features[:, other]
+    return np.matmul(left.T, right, out=_scratch((left.shape[1], right.shape[1]), features.dtype, "products"))
 
 
 def weighted_responses(block: Block) -> Array:
@@ -216,9 +225,9 @@ def _accumulate(
         y = weighted_responses(block)
         moment = moment + (y.T.astype(features.dtype, copy=False) @ features[:, slices[0]]).T
         response_energy += float(np.vdot(y, y))
-        with_own += features[:, slices[0]].T @ features
+        with_own += _product(features, slices[0], slice(None))
         for gram, part in zip(grams, slices[1:], strict=True):
-            gram += features[:, part].T @ features[:, part]
+            gram += _product(features, part, part)
     own_sums = OwnSums(with_own[:, slices[0]].copy(), moment, response_energy)
     cross = {
         name: CrossSums(pack_symmetric(gram), np.ascontiguousarray(with_own[:, part].T))

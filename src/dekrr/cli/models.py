@@ -97,6 +97,7 @@ def fit(
             "random_state": seed,
             "verbose": 0 if quiet or not tells else 1,
             "network": ranks,
+            "store_sums": False,  # nothing goes on from this fit
         }
         errors = None
         if holdout:
