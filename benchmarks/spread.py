@@ -5,7 +5,7 @@ second, small site's, which is its neighbour. The fit is made once from streamed
 by a Dask cluster of two workers of one thread each, which read the files; and once more while a worker is killed. Both
 ways make a small fit first, so that nothing is compiled or imported on the clock.
 
-    python benchmarks/spread.py --data-dir DATA --json benchmarks/results/spread.json
+    python benchmarks/spread.py --data-dir DATA --json spread.json
 """
 
 import argparse

@@ -155,7 +155,8 @@ def weighted_features(feature_map: FeatureMap, block: Block, out: Array | None =
 def _scratch(shape: tuple[int, int], dtype: DTypeLike, use: str = "features") -> Array:
     """Return an array of this thread for one use, with anything in it.
 
-    Fresh memory costs up to a quarter of a small fit, and more where freed memory goes back at once, as in Dask workers.
+    Fresh memory costs up to a quarter of a small fit. It also costs where freed memory goes back at once, as in Dask
+    workers.
     """
     n_bytes = np.dtype(dtype).itemsize * shape[0] * shape[1]
     if getattr(_of_thread, use, _NOTHING).size < n_bytes:
