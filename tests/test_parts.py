@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dekrr
-from dekrr import DeKRRRegressor, DifferentialPrivacy, SettingsError
+from dekrr import DeKRRRegressor, DifferentialPrivacy, SettingsError, local_part
 from dekrr.data import make_sites
 from dekrr.features import FeatureMap
 from dekrr.gradients import largest_squared_gradients, squared_gradients
-from dekrr.local_part import draw_local, fit_local
+from dekrr.local_part import descend, draw_local, fit_local
 from dekrr.messages import Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr as algorithm
@@ -258,6 +258,40 @@ def test_the_local_part_is_a_ridge_regression_of_the_residuals(outputs):
         candidates.append(np.abs(full - share * exact).max() if 0 < share < 1 + 1e-9 else np.inf)
     assert min(candidates) < 1e-9
     assert np.mean((left - Z @ full) ** 2) < 0.2 * np.mean(left**2)
+
+
+@pytest.mark.parametrize("outputs", [(), (2,)])
+def test_steps_of_conjugate_gradients_end_at_the_ridge_regression(outputs):
+    rng = np.random.default_rng(0)
+    Z, response = rng.normal(size=(40, 6)), rng.normal(size=(40, *outputs))
+    expected = np.linalg.solve(Z.T @ Z + 0.5 * np.eye(6), Z.T @ response)
+    np.testing.assert_allclose(descend(Z, response, 0.5, 6), expected, rtol=1e-9)
+    single = descend(Z.astype(np.float32), response.astype(np.float32), 0.5, 12)
+    np.testing.assert_allclose(single, expected, rtol=1e-3, atol=1e-5)
+    np.testing.assert_array_equal(descend(Z, np.zeros((40, *outputs)), 0.5, 3), np.zeros((6, *outputs)))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_many_local_features_are_weighted_by_rows_held_out(weighted):
+    rng = np.random.default_rng(0)
+    rows = rng.random((300, 2))
+    response = np.floor(5 * rows[:, 0]) + 0.3 * rng.normal(size=300)
+    weight = rng.integers(1, 3, 300).astype(float) if weighted else None
+    feature_map = draw_local(local_part._MOST_SUMMED + 1, 0.4, (1.0, 1.0), rng)
+    found = fit_local(Block(rows, response, weight), feature_map, np.random.default_rng(5))
+    w = np.ones(300) if weight is None else weight / weight.mean()
+    Z, held = feature_map(rows), np.random.default_rng(5).permutation(300) % local_part._FOLDS == 0
+
+    def solved(kept):  # from the kernel, with as many unknowns as rows
+        root = np.sqrt(w[kept])
+        kernel = (Z[kept] @ Z[kept].T) * np.outer(root, root)
+        return (Z[kept].T * root) @ np.linalg.solve(kernel + np.eye(kept.sum()), root * response[kept])
+
+    predicted = Z[held] @ solved(~held)
+    best = np.sum(w[held] * predicted * response[held]) / np.sum(w[held] * predicted**2)
+    np.testing.assert_allclose(found, min(best, 1.0) * solved(np.ones(300, dtype=bool)), rtol=0.02, atol=0.02)
+    against = np.where(held, -response, response)  # what the other rows say is wrong of those held out
+    assert fit_local(Block(rows, against, weight), feature_map, np.random.default_rng(5)) is None
 
 
 def test_a_common_factor_of_weights_changes_nothing():

@@ -3,6 +3,9 @@
 Random features of the Laplacian kernel in the agreed column scales, of several bandwidths, drawn from the run's seed
 and the site's name. A ridge regression of the residuals gives their coefficients. Folds of the site's rows choose the
 ridge and the weight of the part, both from the sums of each fold. Where the folds find nothing, there is no local part.
+
+A site with many rows has more features than sums of their products are affordable for. Conjugate gradients then solve
+the regression from the features themselves, in single precision, and one fold of the rows finds the weight.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,11 @@ _BANDWIDTHS = (0.5, 1.0, 2.0)
 _RIDGES = (1.0, 3.0, 10.0, 30.0)  # of Z'Z, where a row's features have length 1
 _FOLDS = 3
 _ROWS_PER_FEATURE = 3
-_MOST_FEATURES = 1500
+_MOST_SUMMED = 1500  # features whose products are summed
+_MOST_FEATURES = 5000
+_NARROWER = 0.5  # of the bandwidths, where features are more than that
+_STEPS = 30  # of conjugate gradients
+_RIDGE = 1.0
 _FEWEST_ROWS = 20
 _LEAST_GAIN = 0.002  # of the squared residual, below which the part is left out
 
@@ -42,8 +49,9 @@ def draw_local(n_features: int, sigma: float, scales: Sequence[float], rng: np.r
     """
     n_columns = len(scales)
     parts = np.array_split(np.arange(n_features), len(_BANDWIDTHS))
+    unit = sigma * float(np.sqrt(n_columns)) * (_NARROWER if n_features > _MOST_SUMMED else 1.0)
     drawn = [
-        Laplacian(sigma * float(np.sqrt(n_columns)) * factor).draw_frequencies(n_columns, part.size, rng)
+        Laplacian(unit * factor).draw_frequencies(n_columns, part.size, rng)
         for factor, part in zip(_BANDWIDTHS, parts, strict=True)
     ]
     frequencies = np.hstack(drawn) * np.asarray(scales)[:, None]
@@ -68,17 +76,74 @@ def fit_local(block: Block, feature_map: FeatureMap, rng: np.random.Generator, s
     if block.weight is not None:  # a common factor of all weights changes nothing
         block = block._replace(weight=block.weight / max(float(block.weight.mean()), np.finfo(float).tiny))
     fold_of = rng.permutation(block.n_rows) % _FOLDS
+    fit = _by_sums if feature_map.n_features <= _MOST_SUMMED else _by_steps
+    found = fit(block, feature_map, fold_of)
+    return None if found is None else np.asarray(share * found)
+
+
+def _by_sums(block: Block, feature_map: FeatureMap, fold_of: np.ndarray) -> Array | None:
+    """Return the weighted coefficients from the sums of each fold, with the best of several ridges."""
     folds = [_sums(block.take(fold_of == fold), feature_map) for fold in range(_FOLDS)]
-    energy = sum(fold.response_energy for fold in folds)
     errors = fold_errors(folds, _RIDGES)
-    weights = np.clip(errors.products / np.maximum(errors.squares, np.finfo(float).tiny), 0.0, 1.0)
-    gains = 2 * weights * errors.products - weights**2 * errors.squares
+    weights, gains = _weights_and_gains(errors.products, errors.squares)
     best = int(np.argmax(gains))
-    if not gains[best] > _LEAST_GAIN * energy:
+    if not gains[best] > _LEAST_GAIN * sum(fold.response_energy for fold in folds):
         return None
     gram = sum((fold.gram for fold in folds), np.zeros_like(folds[0].gram))
     moment = sum((fold.moment for fold in folds), np.zeros_like(folds[0].moment))
-    return np.asarray(share * weights[best] * solve(gram, moment, _RIDGES[best]))
+    return np.asarray(weights[best] * solve(gram, moment, _RIDGES[best]))
+
+
+def _by_steps(block: Block, feature_map: FeatureMap, fold_of: np.ndarray) -> Array | None:
+    """Return the weighted coefficients after some steps of conjugate gradients; one fold is held out for the weight."""
+    order = np.argsort(fold_of, kind="stable")  # the held-out rows first, so that the others are a view
+    block, n_held = block.take(order), int(np.sum(fold_of == 0))
+    room: np.ndarray = np.empty((block.n_rows, feature_map.n_features), dtype=np.float32)
+    features = weighted_features(feature_map, block, out=room)
+    y: np.ndarray = np.asarray(weighted_responses(block), dtype=np.float32)
+    held = features[:n_held] @ descend(features[n_held:], y[n_held:], _RIDGE, _STEPS)
+    product, square = float(np.vdot(held, y[:n_held])), float(np.vdot(held, held))
+    weight, gain = _weights_and_gains(np.array(product), np.array(square))
+    if not gain > _LEAST_GAIN * float(np.vdot(y[:n_held], y[:n_held])):
+        return None
+    return np.asarray(weight * descend(features, y, _RIDGE, _STEPS), dtype=np.float64)
+
+
+def _weights_and_gains(products: Array, squares: Array) -> tuple[Array, Array]:
+    """Return the weight of predictions f with the least held-out error, and what it lowers, from f'y and f'f."""
+    weights = np.clip(products / np.maximum(squares, np.finfo(float).tiny), 0.0, 1.0)
+    return weights, 2 * weights * products - weights**2 * squares
+
+
+def descend(features: np.ndarray, y: np.ndarray, ridge: float, n_steps: int) -> np.ndarray:
+    """Return theta after some steps of conjugate gradients from 0 on (Z'Z + ridge I) theta = Z'y.
+
+    Each output has its own steps. Nothing but products of Z with vectors is computed.
+
+    Parameters
+    ----------
+    features : ndarray of shape (n_rows, n_features)
+        Z, of any precision.
+    y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+    ridge : float
+    n_steps : int
+
+    Examples
+    --------
+    >>> Z = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]])
+    >>> descend(Z, np.array([1.0, 2.0, 2.0]), 1e-9, 2).round(6)
+    array([1., 1.])
+    """
+    residual = features.T @ y
+    theta, direction, size = np.zeros_like(residual), residual, np.sum(residual**2, axis=0)
+    tiny = np.finfo(residual.dtype).tiny
+    for _ in range(n_steps):
+        image = features.T @ (features @ direction) + residual.dtype.type(ridge) * direction
+        step = size / np.maximum(np.sum(direction * image, axis=0), tiny)
+        theta, residual = theta + step * direction, residual - step * image
+        before, size = size, np.sum(residual**2, axis=0)
+        direction = residual + size / np.maximum(before, tiny) * direction
+    return np.asarray(theta)
 
 
 def _sums(block: Block, feature_map: FeatureMap) -> OwnSums:
