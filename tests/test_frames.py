@@ -456,3 +456,16 @@ def test_a_private_fit_agrees_on_no_columns():
     )  # fmt: skip
     with pytest.raises(SettingsError, match="with privacy, a frame must have columns of numbers"):
         regressor.fit(frame, np.linspace(0, 1, 80), sites="site")
+
+
+@pytest.mark.parametrize("kind", ["int64", "Int64", "int8"])
+def test_labels_that_are_integers_stay_integers(kind):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"u": rng.random(90), "y": rng.random(90), "station": np.arange(90) % 3})
+    frame["station"] = frame["station"].astype(kind)
+    settings = {"n_features": 5, "sigma": 1.0, "alpha": 1e-3, "consensus": 1.0, "random_state": 0}
+    fitted = DeKRRRegressor(**settings).fit(frame, "y", sites="station")
+    assert [model.header.site for model in fitted.models_.values()] == ["0", "1", "2"]
+    assert fitted.models_[0].header.targets == ["y"]
+    assert fitted.predict(frame, sites="station").shape == (90,)
+    assert [type(site) for site in fitted.sites_] == [int] * 3

@@ -10,7 +10,7 @@ from dekrr.cli.app import app
 from dekrr.data import make_sites
 from dekrr.deploy.files import read_site
 from dekrr.deploy.node import MODEL
-from dekrr.errors import SettingsError
+from dekrr.errors import DataError, SettingsError
 from dekrr.estimators.network import seed_of
 from meshes import Mesh, wait_until
 
@@ -178,3 +178,12 @@ def test_mistakes_in_parts_are_told_before_a_run(tmp_path):
         with pytest.raises(SettingsError) as refusal:
             read_site(mesh.home("s00") / "site.toml")
         assert words in str(refusal.value)
+
+
+def test_a_prototype_tells_that_the_second_training_would_be_refused():
+    X, y, sites = make_sites(n_sites=3, rows_per_site=120, random_state=0)
+    settings = {"n_features": 12, "random_state": 0, "deployment": True}
+    assert DeKRRRegressor(**settings).fit(X, y, sites=sites).deployment_
+    words = "refuse 3 of 3 sites.*in the second training, for intervals or classes, where sums of its 12 features"
+    with pytest.raises(DataError, match=words):
+        DeKRRRegressor(**settings, intervals=True).fit(X, y, sites=sites)

@@ -253,6 +253,15 @@ def test_every_rule_refuses_what_breaks_it_and_nothing_else(policy, rule):
     assert refusals(Policy(), STUDY, "a", ["other"]) == ["this site has no data source 'rows'"]
 
 
+@pytest.mark.parametrize(("shared", "n_broken"), [('"auto"', 1), ("40", 1), ("30", 0), ('"none"', 0)])
+def test_the_rule_about_features_is_about_those_of_the_shared_part_too(shared, n_broken):
+    study = parse_study(
+        'name = "air"\nsites = ["a", "b"]\nsource = "rows"\nexpires = 2031-01-01\n'
+        f'[data]\ntarget = "y"\ncolumns = ["u"]\n[settings]\nn_features = 20\nshared = {shared}\n'
+    )
+    assert len(refusals(Policy(most_features=30), study, "a", ["rows"])) == n_broken
+
+
 def test_rules_about_a_run():
     policy = Policy(sources={"rows": SourcePolicy(least_rows=10, runs_per_month=2)})
     day = 86400.0

@@ -11,6 +11,7 @@ from ..errors import SettingsError
 from ..settings import FeatureSettings
 from .checks import convert
 from .studies.study import StudyFile
+from .tables import parts_of_run
 
 POLICY = "policy.toml"
 
@@ -125,6 +126,9 @@ def refusals(policy: Policy, study: StudyFile, proposer: str, sources: Any) -> l
     n_features = study.settings.get("n_features", FeatureSettings().n_features)
     if policy.most_features and n_features > policy.most_features:
         found.append(f"most_features: {n_features} is more than {policy.most_features}")
+    shared = parts_of_run(study.settings)["shared"] if study.method == "dekrr" else None
+    if policy.most_features and shared is not None and (isinstance(shared, str) or shared > policy.most_features):
+        found.append(f"most_features: the shared part has {shared!r}; give shared at most {policy.most_features}")
     if policy.masks and not study.settings.get("masks"):
         found.append("masks: the study must set masks = true")
     epsilon = (study.settings.get("privacy") or {}).get("epsilon")

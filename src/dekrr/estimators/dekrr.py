@@ -219,7 +219,10 @@ class DeKRRRegressor(NetworkRegressor):
         if self.deployment:
             folds = self.folds if tuning is not None else 0
             sites = sites_of(rows, graph, seed=seed)
-            self.deployment_: dict[Hashable, Verdict] = judge(sites, choosing.choosers(list(rows)), settings, folds)
+            twice = self._finds_intervals(tuned=bool(tuned))
+            self.deployment_: dict[Hashable, Verdict] = judge(
+                sites, choosing.choosers(list(rows)), settings, folds, trains_twice=twice
+            )
         second = None
         if self._finds_intervals(tuned=bool(tuned)):
             second = SecondTraining(self._keep_of_second, fits_shared=self.intervals is True)

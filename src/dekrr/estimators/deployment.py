@@ -10,6 +10,7 @@ from ..deploy.checks import DEPLOYED
 from ..deploy.tables import NAME
 from ..errors import DataError, SettingsError, warn
 from ..labels import listed
+from ..protocols.calibration import PARTS
 from ..protocols.site import Site
 from ..selection import Chooser
 from ..settings import DeKRRSettings, entries
@@ -59,7 +60,12 @@ def deployed(settings: DeKRRSettings, n_features: Any) -> DeKRRSettings:
 
 
 def judge(
-    sites: Mapping[Hashable, Site], choosers: Mapping[Hashable, Chooser], settings: DeKRRSettings, folds: int
+    sites: Mapping[Hashable, Site],
+    choosers: Mapping[Hashable, Chooser],
+    settings: DeKRRSettings,
+    folds: int,
+    *,
+    trains_twice: bool = False,
 ) -> dict[Hashable, Verdict]:
     """Return what a deployment would say of each site; refuse where it would refuse any, and name all of them.
 
@@ -71,12 +77,16 @@ def judge(
     settings : DeKRRSettings
     folds : int
         Of tuning, whose sums leave out one fold of a site's rows; 0 where nothing is tuned.
+    trains_twice : bool, default=False
+        Whether there is a second training, for intervals or classes.
     """
     sizes = {
         sites[label].name: chooser.most_features(int(chooser.n_features), sites[label].n_rows)
         for label, chooser in choosers.items()
     }
-    verdicts = {label: _verdict(site, sizes, settings, folds) for label, site in sites.items()}
+    verdicts = {
+        label: _verdict(site, sizes, settings, folds, trains_twice=trains_twice) for label, site in sites.items()
+    }
     odd = [label for label, site in sites.items() if not NAME.fullmatch(site.name)]
     if odd:
         warn(
@@ -92,13 +102,17 @@ def judge(
     return verdicts
 
 
-def _verdict(site: Site, sizes: Mapping[str, int], settings: DeKRRSettings, folds: int) -> Verdict:
+def _verdict(
+    site: Site, sizes: Mapping[str, int], settings: DeKRRSettings, folds: int, *, trains_twice: bool
+) -> Verdict:
     kept = site.withholding(settings.max_leverage if settings.privacy is None else 1.0)
     n_withheld = site.n_rows - kept.n_rows
     rows = f"has {site.n_rows} rows" + (f", of which {n_withheld} stand alone" if n_withheld else "")
     n_least = kept.n_effective * (folds - 1) // folds if folds else kept.n_effective
     most = max((sizes[name] for name in site.neighbors), default=0)
     needed = math.ceil(settings.rows_per_feature * (sizes[site.name] + most)) if site.neighbors else 0
+    n_second = kept.n_effective * (PARTS - 1) // PARTS
+    second_needs = needed * (PARTS - 1) if trains_twice and n_second >= settings.min_rows else 0
     reason = ""
     if site.neighbors and kept.n_rows < settings.min_rows:
         reason = f"{rows}, fewer than min_rows={settings.min_rows}"
@@ -107,5 +121,12 @@ def _verdict(site: Site, sizes: Mapping[str, int], settings: DeKRRSettings, fold
         reason = (
             f"{rows}{fold} where sums of its {sizes[site.name]} features and a neighbour's {most} need {needed} "
             f"(rows_per_feature={settings.rows_per_feature:g})"
+        )
+    elif (
+        settings.privacy is None and trains_twice and n_second < needed * (PARTS - 1) and n_second >= settings.min_rows
+    ):
+        reason = (
+            f"{rows}, {n_second} of them in the second training, for intervals or classes, where sums of its "
+            f"{sizes[site.name]} features and a neighbour's {most} need {second_needs}"
         )
     return Verdict(site.n_rows, n_withheld, reason)

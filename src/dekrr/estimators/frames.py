@@ -61,7 +61,7 @@ def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None, weight: Any
             f"columns are the names of those to predict from, without the response and the site; got {columns!r}"
         )
     if outputs:
-        y = array_of(X, y) if isinstance(y, str) else np.column_stack([array_of(X, name) for name in y])
+        y = array_of(X, y, exact=True) if isinstance(y, str) else np.column_stack([array_of(X, name) for name in y])
     if isinstance(sites, str):
         sites = _labels(X, sites)
     elif isinstance(sites, list) and len(sites) == 1 and len(X) > 1 and sites[0] in column_names(X):
@@ -79,7 +79,7 @@ def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None, weight: Any
 
 def _labels(X: Any, name: str) -> np.ndarray:
     """Return the column of sites; refuse rows without one."""
-    labels = array_of(X, name)
+    labels = array_of(X, name, exact=True)
     for row, label in enumerate(labels.tolist()):
         if is_missing(label):
             raise DataError(f"column {name!r}: row {row} has no site label; drop such rows, or fill it in")

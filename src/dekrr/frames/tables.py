@@ -54,8 +54,16 @@ def require_columns(table: Any, names: Sequence[str], where: str = "the frame") 
         raise DataError(f"{where} has two columns of the name {twice[0]!r}; rename one")
 
 
-def array_of(table: Any, name: str) -> np.ndarray:
-    """Return a column as an array: categories as words, times by the clock on the wall."""
+def array_of(table: Any, name: str, *, exact: bool = False) -> np.ndarray:
+    """Return a column as an array: categories as words, times by the clock on the wall.
+
+    Parameters
+    ----------
+    table : frame, or mapping of name to array
+    name : str
+    exact : bool, default=False
+        Whether integers stay integers, where none is missing: they may be labels. Otherwise all numbers are float64.
+    """
     if isinstance(table, Mapping):
         return np.asarray(next(column for key, column in table.items() if str(key) == name))
     import narwhals as nw
@@ -73,6 +81,8 @@ def array_of(table: Any, name: str) -> np.ndarray:
         column = column.dt.replace_time_zone(None)
     elif kind == nw.Date:
         column = column.cast(nw.Datetime("us"))
+    elif exact and kind.is_integer() and not column.is_null().any():
+        return np.asarray(column.to_numpy()).astype(np.int64)
     elif kind.is_numeric():
         column = column.cast(nw.Float64)
         return np.asarray(column.to_numpy(), dtype=np.float64)
