@@ -1,6 +1,6 @@
 """Memory and start time of standing sites: many on this machine, before and after a run of a study.
 
-python benchmarks/standing.py 50
+python benchmarks/standing.py 50 benchmarks/results/standing.json
 """
 
 import json
@@ -52,7 +52,7 @@ def wait(condition, seconds):
     return round(time.monotonic() - begun, 1)
 
 
-def main(n_sites):
+def main(n_sites, out=None):
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as without:
         # The extra `mesh` does not install numba, which would add 100 MB to each site.
         (Path(without) / "numba.py").write_text("raise ModuleNotFoundError('no numba', name='numba')\n")
@@ -62,11 +62,13 @@ def main(n_sites):
             (sites.home(name) / "policy.toml").write_text('approval = "policy"\n')
         processes = [sites.process(name) for name in sites.names]
         try:
-            print(f"{n_sites} sites; all linked after {wait(lambda: all_up(sites), 600)} s", flush=True)
-            print("standing:", summary(processes), flush=True)
+            found = {"sites": n_sites, "all linked, s": wait(lambda: all_up(sites), 600), "standing": summary(processes)}
+            print(found, flush=True)
             sites.command("s00", "propose", sites.study(start_patience=600.0, patience=120.0))
-            print(f"a study, from its proposal to {n_sites} models: {wait(sites.done(1), 900)} s", flush=True)
-            print("after a run:", summary(processes), flush=True)
+            found |= {"models after a proposal, s": wait(sites.done(1), 900), "after a run": summary(processes)}
+            print(found, flush=True)
+            if out is not None:
+                Path(out).write_text(json.dumps(found, indent=1) + "\n")
         finally:
             for process in processes:
                 process.kill()
@@ -75,4 +77,4 @@ def main(n_sites):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50, *sys.argv[2:])
