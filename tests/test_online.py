@@ -11,6 +11,7 @@ import pytest
 from dekrr import DataError, DeKRRRegressor, GreedySelector, SettingsError, TopologyError
 from dekrr.data import make_sites
 from dekrr.estimators.network import run, sites_of
+from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.online import go_on
 from dekrr.protocols.site import Site
@@ -247,3 +248,33 @@ def test_sums_that_are_not_kept_are_given_up_before_the_rounds():
     assert len(seen) == 5
     with pytest.raises(AssertionError):
         DeKRRRegressor(**QUICK, solver=Looking(), store_sums=True).fit(X, y, sites=SITES)
+
+
+def test_sites_that_start_from_an_earlier_model_and_one_that_has_none_reach_the_same_model():
+    """What a study with `warm = true` does: the features stay, and only the start of the rounds differs."""
+    rng = np.random.default_rng(0)
+    graph = nx.cycle_graph(4)
+    graph = nx.relabel_nodes(graph, {i: f"s{i}" for i in graph})
+    rows = {name: (X, np.sin(3 * X[:, 0])) for name in graph for X in [rng.uniform(size=(150, 2))]}
+    settings = DeKRRSettings(alpha=1e-3, consensus=1.0, tol=1e-9, max_rounds=5000)
+
+    def train(share, **changes):
+        procedures = {}
+        for name, (inputs, responses) in rows.items():
+            some = slice(round(share * len(inputs)))
+            site = Site(name, tuple(graph[name]), ArrayRows(inputs[some], responses[some]), seed=0)
+            site = replace(site, **{key: value[name] for key, value in changes.items()})
+            procedures[name] = dekrr.train(site, Greedy(10, sigma=0.5), settings)
+        return LocalNetwork(graph).run(procedures)
+
+    first = train(0.98)
+    maps = {name: outcome.feature_map for name, outcome in first.items()}
+    starts = {name: outcome.coefficients for name, outcome in first.items()}
+    cold = train(1.0, feature_map=maps)
+    for changed in ({}, {"s2": np.empty(0)}):
+        warm = train(1.0, feature_map=maps, coefficients={**starts, **changed})
+        for name, outcome in warm.items():
+            scale = abs(outcome.coefficients).max()
+            np.testing.assert_allclose(outcome.coefficients, cold[name].coefficients, rtol=0, atol=1e-5 * scale)
+        if not changed:
+            assert warm["s0"].rounds < cold["s0"].rounds

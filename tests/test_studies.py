@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from consortium import Consortium, Standing, wait_until
+from dekrr import load
 from dekrr.cli.app import app
 from dekrr.deploy.audit_trail import TRAIL, AuditTrail, verify
 from dekrr.deploy.files import to_toml
@@ -76,8 +77,8 @@ def approve(consortium, digest, names=None):
         book(consortium, name).decide(digest, "approve", "", "test")
 
 
-def expected(consortium, study, names):
-    """The models of the same study on the local network."""
+def expected(consortium, study, names, maps=None):
+    """The models of the same study on the local network, with given features or those that it chooses."""
     graph = {n: sorted({b if a == n else a for a, b in consortium.edges if n in (a, b)} & set(names)) for n in names}
     procedures = {}
     for name in names:
@@ -86,7 +87,8 @@ def expected(consortium, study, names):
         table = pd.read_parquet(consortium.home(name) / "rows.parquet")
         rows = ArrayRows(table[["u", "v"]].to_numpy(), table["y"].to_numpy())
         (rule,) = (consortium.home(name) / "kept" / "rows").glob("admission-*")  # of the first run, for all runs
-        site = Site(name, tuple(graph[name]), rows, seed=features.seed, admission=kept(rule, None, 2))
+        chosen = {"feature_map": (maps or {}).get(name), "admission": kept(rule, None, 2)}
+        site = Site(name, tuple(graph[name]), rows, seed=features.seed, **chosen)
         procedures[name] = procedure_of(config, site)
     return LocalNetwork(graph).run(procedures)
 
@@ -153,6 +155,37 @@ def test_a_study_from_proposal_to_retraining_and_back(consortium):
     assert "version used" in page.read_text()
     consortium.command("c", "audit", "report", "--out", page)
     assert "What left this site" in page.read_text()
+
+
+def test_a_warm_start_keeps_features_and_takes_fewer_rounds_to_the_same_model(consortium):
+    """The second runs of two studies that differ in `warm` alone, after new rows."""
+    digests = [propose(consortium, name=name, more=more) for name, more in (("warm", "warm = true"), ("cold", ""))]
+    with Standing(consortium) as sites:
+        wait_until(lambda: all(digest in site.book.studies for digest in digests for site in sites.values()))
+        for digest in digests:
+            approve(consortium, digest)
+        wait_until(lambda: consortium.done(1, "warm")() and consortium.done(1, "cold")())
+        first = {name: load(consortium.versions(name, "warm").place(1) / "model.safetensors") for name in "abc"}
+        for name in consortium.names:
+            path = consortium.home(name) / "rows.parquet"
+            table = pd.read_parquet(path)
+            pd.concat([table, table.sample(60, random_state=1) * 0.9999]).to_parquet(path)
+        for study in ("warm", "cold"):
+            consortium.command("b", "run", study)
+        wait_until(lambda: consortium.done(2, "warm")() and consortium.done(2, "cold")())
+    check_models(consortium, "cold")
+    study = parse_study((consortium.folder / "warm.toml").read_text())
+    maps = {name: consortium.model(name, "warm").feature_map for name in "abc"}
+    for name in "abc":
+        np.testing.assert_array_equal(maps[name].frequencies, first[name].feature_map.frequencies)
+    for name, outcome in expected(consortium, study, consortium.names, maps).items():  # it starts from 0
+        found = consortium.model(name, "warm").coefficients
+        np.testing.assert_allclose(found, outcome.coefficients, rtol=0, atol=1e-4 * abs(found).max())
+    rounds = {}
+    for name in ("warm", "cold"):
+        record = (consortium.versions("a", name).place(2) / "run.jsonl").read_text().splitlines()
+        rounds[name] = next(json.loads(line) for line in record if '"finished"' in line)["rounds"]
+    assert rounds["warm"] < rounds["cold"]
 
 
 def test_two_studies_at_once_and_one_that_is_stopped(consortium):

@@ -82,7 +82,7 @@ def listens_outside(space):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2400)
 def test_the_walk_of_two_organisations(tmp_path, spaces, environment):
     places = {place: tmp_path / place for place in ("authority", *ADDRESSES)}
     rng = np.random.default_rng(0)
@@ -104,7 +104,7 @@ def test_the_walk_of_two_organisations(tmp_path, spaces, environment):
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=600,
+                timeout=1500,
             )
             logs = {path: path.read_text()[-2000:] for path in tmp_path.glob("*/*.log")} if done.returncode else ""
             assert done.returncode == 0, f"at {place or 'install'}:\n{text}\n{done.stdout}{done.stderr}{logs}"

@@ -36,7 +36,7 @@ from . import keys
 from .events import Ended, Exposed, Started, Stopped, finished
 from .identity import CertificateSigner
 from .identity import Identity as CertifiedIdentity
-from .procedure import procedure_of
+from .procedure import Warm, procedure_of
 from .saving import save_model
 from .site_rows import SiteRows, classes_of
 from .status import Status, status_of
@@ -82,6 +82,8 @@ class Node:
         Carries frames for several runs of this process; by default the run has links of its own.
     identity : Identity, optional
         The site's certificate and private key, which prove its keys for masks; by default those that `config` names.
+    warm : Warm, optional
+        The start from an earlier run; all sites have it, or none.
 
     Attributes
     ----------
@@ -100,8 +102,10 @@ class Node:
         keep: Path | None = None,
         carrier: Carrier | None = None,
         identity: CertifiedIdentity | None = None,
+        warm: Warm | None = None,
     ) -> None:
         self.config = config
+        self._warm = warm
         self.folder = folder
         self.listeners: list[Listener] = []
         self._kept_in = keep or folder
@@ -119,7 +123,7 @@ class Node:
             self._nonce.unlink(missing_ok=True)
         self._vault = Vault(folder / f"{config.run}.release", secret)
         self._note_rows = self._own.judge(repeats=there and force)
-        terms = config.terms(version("dekrr"))
+        terms = config.terms(version("dekrr")) | ({} if warm is None else {"start": "the last model"})
         digest = _digest(terms, tuple(sorted(config.neighbors)), self._own.rows.digest)
         secret += kept_secret(self._nonce)
         self._masks_secret = derived_secret(secret, "masks", digest)
@@ -203,7 +207,7 @@ class Node:
         site = replace(site, ledger=self._ledger, vault=self._vault, identity=self._identity(), tell=self._tell_once)
         n_gone = len(self.session.lost)
         site, columns = yield from self._own.prepared(site)
-        outcome = yield from procedure_of(self.config, site, offer, n_gone, columns)
+        outcome = yield from procedure_of(self.config, site, offer, n_gone, columns, self._warm)
         outcome.encoding = columns
         return outcome
 

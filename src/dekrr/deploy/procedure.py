@@ -1,9 +1,14 @@
 """What a site of a mesh does in a run: the procedure that its file asks for, the same that the estimators run."""
 
+from dataclasses import replace
+from typing import NamedTuple
+
 import msgspec
+import numpy as np
 
 from ..frames import Columns
 from ..messages import Offer
+from ..model import SiteModel
 from ..protocols import dekrr, training
 from ..protocols.calibration import keep_classes, keep_intervals
 from ..protocols.outcome import Outcome
@@ -13,8 +18,26 @@ from ..settings import DeKRRSettings
 from .tables import METHODS, SiteFile
 
 
+class Warm(NamedTuple):
+    """The start of a run from an earlier one: the site's model of then, or None where it has none."""
+
+    model: SiteModel | None
+
+    def site(self, site: Site) -> Site:
+        """Return the site with the features and the coefficients that it had."""
+        if self.model is None:
+            return replace(site, coefficients=np.empty(0))
+        own = self.model.members[0]
+        return replace(site, feature_map=own.feature_map, coefficients=own.coefficients)
+
+
 def procedure_of(
-    config: SiteFile, site: Site, offer: Offer | None = None, n_gone: int = 0, columns: Columns | None = None
+    config: SiteFile,
+    site: Site,
+    offer: Offer | None = None,
+    n_gone: int = 0,
+    columns: Columns | None = None,
+    warm: Warm | None = None,
 ) -> Procedure[Outcome]:
     """Return what a site does in an epoch of a run.
 
@@ -32,6 +55,8 @@ def procedure_of(
         How many sites were lost.
     columns : Columns, optional
         What raw columns have become.
+    warm : Warm, optional
+        The start from an earlier run. A run that finds scales, features or numbers anew begins anew, too.
     """
     chooser, settings, tuning = config.chooser(), config.method_settings(n_gone), config.tuning()
     if config.method != "dekrr":
@@ -42,6 +67,8 @@ def procedure_of(
         settings = msgspec.structs.replace(settings, column_scales=tuple(scales.tolist()))
     second = _second(config, settings)
     is_plain = tuning is None and columns is None and second is None and not has_parts(settings)
+    if warm is not None and is_plain:
+        site = warm.site(site)
     if offer is not None and is_plain:
         site = dekrr.with_features(site, offer, chooser, settings)
     return training.train(

@@ -17,12 +17,14 @@ import msgspec
 
 from ..disk import replacing
 from ..errors import DataError, DekrrError
+from ..model import SiteModel, load
 from ..networks.session import Phase
 from . import policy as policies
 from .audit_trail import TRAIL, AuditTrail
 from .carrier import StandingCarrier
 from .keys import warn_of_end
-from .node import Node
+from .node import MODEL, Node
+from .procedure import Warm
 from .site_rows import open_rows
 from .standing_file import StandingFile
 from .studies.book import Book, StudyState
@@ -252,7 +254,8 @@ class StandingSite:
         keep = self.folder / KEPT / study.source
         keep.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._rows_lock:
-            node = Node(config, place, keep=keep, carrier=self._carrier, identity=self._carrier.identity)
+            warm = Warm(self._model_before(state, number)) if study.warm and number > 1 else None
+            node = Node(config, place, keep=keep, carrier=self._carrier, identity=self._carrier.identity, warm=warm)
             times = [t for t, run in _begun(keep) if run != config.run]
             broken = policies.refusals_of_run(self.policy, study, node.n_rows, times, time.time())
             if broken:
@@ -261,6 +264,12 @@ class StandingSite:
             node.note_rows()
             _note_begun(keep, config.run)
         return node
+
+    def _model_before(self, state: StudyState, number: int) -> SiteModel | None:
+        """Return the site's model of the last run before one, if it has any."""
+        versions = Versions(self.folder / STUDIES / state.label)
+        done = [one.number for one in versions.states if one.state == "done" and one.number < number]
+        return load(versions.place(max(done)) / MODEL) if done else None
 
     def status(self) -> dict[str, Any]:
         """Return the state of the site, its studies and its runs, as `state.json` has it."""

@@ -69,7 +69,7 @@ def agree(start: Start, run: Run) -> Procedure[Outcome]:
     own = yield from choose(start, run)                            # line 3
     offers = yield from exchange_maps(start.site, own, run)        # lines 4, 5
     sums = run.exchange.sums(start, own, offers, run)              # line 6: sums, noisy sums, or the paper's rows
-    return (yield from rounds(start, (yield from sums), run))      # lines 7 to 14; nobody else holds the sums
+    return (yield from rounds(start, (yield from sums), run, start.site.coefficients))  # lines 7 to 14
     # fmt: on
 
 

@@ -44,12 +44,14 @@ def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = No
     ready : SetUp
     run : Run
     coefficients : ndarray of shape (n_features,) or (n_features, n_outputs), optional
-        Where the site starts; None has all sites start from 0.
+        Where the site starts; None has all sites start from 0, and an empty array this site.
     """
     settings, from_zero = run.settings, coefficients is None
     system = assemble(ready, run)
     row = system.row
-    state = run.solver.start(system, np.zeros_like(row.right_side) if coefficients is None else coefficients)
+    if coefficients is None or not coefficients.size:
+        coefficients = np.zeros_like(row.right_side)
+    state = run.solver.start(system, coefficients)
     del system
     speaker = yield from _speaker(start, ready, run)
     if not run.keep_sums:

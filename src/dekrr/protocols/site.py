@@ -42,6 +42,9 @@ class Site:
         The run's seed, the same at all sites; `rng` makes the site's own stream of it.
     feature_map : FeatureMap, optional
         Features to use instead of choosing some.
+    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs), optional
+        Where the rounds start: those of an earlier model with these features, or an empty array for 0. All sites of a
+        run have this, or none has.
     ledger : Ledger
         The maps that its neighbours have asked sums for.
     vault : Vault
@@ -60,6 +63,7 @@ class Site:
     _: KW_ONLY
     seed: int = 0
     feature_map: FeatureMap | None = None
+    coefficients: Array | None = None
     ledger: Ledger = field(default_factory=Ledger)
     vault: Vault = field(default_factory=Vault)
     admission: AnyAdmission | None = None

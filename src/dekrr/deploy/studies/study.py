@@ -32,6 +32,9 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True):
         Train again after so many hours; 0 for a single run.
     new_rows : int
         Train again when a site has so many new rows; 0 for never.
+    warm : bool
+        Later runs keep the features of the first, and start from the last model, if the settings are numbers and the
+        model has the agreed part alone; other runs begin anew.
     expires : date
         The last day on which a run may start.
     patience, start_patience : float
@@ -48,6 +51,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     every_hours: float = 0.0
     new_rows: int = 0
+    warm: bool = False
     patience: Seconds = 60.0
     start_patience: Seconds = 600.0
 
