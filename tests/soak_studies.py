@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import networkx as nx
@@ -201,7 +202,7 @@ class Play:
         return self.check()
 
     def wait(self):
-        before, until = -1, 0.0
+        before, until = None, 0.0
         while open_runs := self.open_runs():
             if (now := self.progress()) != before:
                 before, until = now, time.monotonic() + DEADLINE
@@ -212,7 +213,13 @@ class Play:
 
     def progress(self):
         """Return what grows as long as runs go on; a busy machine is no hang."""
-        return sum(path.stat().st_size for path in self.sites.folder.glob("*/studies/*/versions/*/run.jsonl"))
+        kinds = ("run.jsonl", "checkpoint", "model.safetensors")
+        paths = [path for kind in kinds for path in self.sites.folder.glob(f"*/studies/*/versions/*/{kind}")]
+        sizes = []
+        for path in paths:
+            with suppress(FileNotFoundError):  # a checkpoint whose run is over
+                sizes.append(path.stat().st_size)
+        return sizes
 
     def versions(self, name, study):
         return Versions(self.sites.home(name) / "studies" / f"{study}-{self.digests[study][:8]}")

@@ -90,7 +90,7 @@ def test_the_walk_of_two_organisations(tmp_path, spaces, environment):
         folder.mkdir()
         if place in ADDRESSES:
             rows(rng, 400).to_csv(folder / "patients.csv", index=False)
-            rows(rng, 200).to_csv(folder / "january.csv", index=False)
+            rows(rng, 400).to_csv(folder / "january.csv", index=False)
     said = []
     for language, first, text in blocks():
         if language == "toml":
