@@ -62,7 +62,8 @@ def main(n_sites, out=None):
             (sites.home(name) / "policy.toml").write_text('approval = "policy"\n')
         processes = [sites.process(name) for name in sites.names]
         try:
-            found = {"sites": n_sites, "all linked, s": wait(lambda: all_up(sites), 600), "standing": summary(processes)}
+            linked = wait(lambda: all_up(sites), 600)
+            found = {"sites": n_sites, "all linked, s": linked, "standing": summary(processes)}
             print(found, flush=True)
             sites.command("s00", "propose", sites.study(start_patience=600.0, patience=120.0))
             found |= {"models after a proposal, s": wait(sites.done(1), 900), "after a run": summary(processes)}
