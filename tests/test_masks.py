@@ -11,19 +11,47 @@ from hypothesis import strategies as st
 
 from dekrr.attacks.overhearing import Record
 from dekrr.errors import KeysError, MessageError, SettingsError
-from dekrr.estimators.procedures import train_dekrr, with_second
-from dekrr.messages import Coefficients, Masked, MaskedRound, MaskKey, MaskKeys, Moments, Sums, Total, decode, encode
+from dekrr.features import FeatureMap
+from dekrr.messages import (
+    Coefficients,
+    Features,
+    Masked,
+    MaskedRound,
+    MaskKey,
+    MaskKeys,
+    Moments,
+    Sums,
+    Total,
+    decode,
+    encode,
+)
 from dekrr.networks.local import LocalNetwork
-from dekrr.privacy.masks import FixedPoint, Identity, KeyPair, MaskError, Pads, derived_secret, hidden, revealed
+from dekrr.privacy.masks import (
+    FixedPoint,
+    Identity,
+    KeyPair,
+    MaskError,
+    Pads,
+    derived_secret,
+    exponent_of,
+    hidden,
+    revealed,
+)
 from dekrr.protocols import dekrr
 from dekrr.protocols.baselines import allreduce
+from dekrr.protocols.calibration import keep_intervals
+from dekrr.protocols.masking import Agreement
 from dekrr.protocols.online import go_on
+from dekrr.protocols.roll_call import RollCall
 from dekrr.protocols.site import Site
+from dekrr.protocols.spanning_tree import tree_sum
+from dekrr.protocols.training import SecondTraining, train
 from dekrr.protocols.tuning import Tuning
 from dekrr.rows import ArrayRows
 from dekrr.scaling import Scaling
 from dekrr.selection import Energy, Greedy, Plain
 from dekrr.settings import AllReduceSettings, DeKRRSettings, Wire
+from dekrr.statistics import unpack_symmetric
 
 GRAPHS = {
     "complete": nx.complete_graph(4),
@@ -242,9 +270,8 @@ def test_no_mask_is_used_twice_in_a_run_of_two_trainings(monkeypatch, scale, out
         rows = ArrayRows(site.X, np.column_stack([site.y] * outputs) if outputs > 1 else site.y)
         sites[name] = replace(site, rows=rows, identity=Identity("run", derived_secret(b"secret", name)))
     settings = msgspec.structs.replace(SETTINGS, masks=True, scale=scale, allocation="gain", max_rounds=4, tol=0.0)
-    training = train_dekrr(settings)
-    both = with_second(training, settings, fits_shared=False, prediction="own", objective="own")
-    run_all(sites, lambda site: both(site, Greedy(4)))
+    second = SecondTraining(keep_intervals, fits_shared=False)
+    run_all(sites, lambda site: train(site, Greedy(4), settings, prediction="own", objective="own", second=second))
     assert len(used) > 100
     assert len(used) == len(set(used))
 
@@ -481,3 +508,88 @@ def test_responses_beyond_all_bounds_are_refused_in_words(monkeypatch):
     sites = sites_of(GRAPHS["complete"], scale=1e9)
     with pytest.raises(SettingsError, match="a number of a masked sum is"):
         run_all(sites, lambda site: dekrr.train(site, Greedy(5), chosen))
+
+
+def lying(procedure, names, order):
+    """Follow a centre's procedure, but tell some neighbours its features in another order."""
+    outbox = next(procedure)
+    while True:
+        if any(isinstance(message, Features) for message in outbox.values()):
+            changed = {}
+            for p, message in outbox.items():
+                parts = message.frequencies[:, order], message.phases[order], message.amplitudes[order]
+                changed[p] = Features(*parts, message.n_neighbors) if p in names else message
+            outbox = changed
+        inbox = yield outbox
+        try:
+            outbox = procedure.send(inbox)
+        except StopIteration as stop:
+            return stop.value
+
+
+def heard_of_choice(order, size=6):
+    """Return what the centre s0 of four sites adds up to after it told s2 and s3 another order, and s1's rows."""
+    sites, record = sites_of(GRAPHS["complete"]), Record()
+    settings = msgspec.structs.replace(SETTINGS, masks=True, scale=None, max_rounds=1, tol=0.0)
+    network = LocalNetwork({name: site.neighbors for name, site in sites.items()}, observers=[record])
+    procedures = {name: dekrr.train(site, Plain(size, sigma=0.5), settings) for name, site in sites.items()}
+    procedures["s0"] = lying(procedures["s0"], ("s2", "s3"), order)
+    error = None
+    try:
+        network.run(procedures)
+    except MaskError as found:
+        error = found
+    words = np.add.reduce([record.between(p, "s0", Masked)[0].words for p in ("s1", "s2", "s3")])
+    rows = exponent_of(160.0)
+    (told,) = record.between("s0", "s1", Features)
+    return FixedPoint(rows + 2, 3).numbers(words[:-1]), told, sites["s1"], error
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_centre_that_tells_neighbors_different_features_learns_nothing(monkeypatch, is_bound):
+    """Two sums about the same features, once in another order for some neighbours, differ by one neighbour's sums."""
+    if not is_bound:
+        monkeypatch.setattr(Pads, "bind", lambda self, digest: None)
+    order = np.roll(np.arange(6), 1)
+    honest, told, site, _ = heard_of_choice(np.arange(6))
+    lied, _, _, error = heard_of_choice(order)
+    Z = FeatureMap(told.frequencies, told.phases, told.amplitudes / told.amplitudes)(site.X)
+    own = Z.T @ Z / 3
+    whole = unpack_symmetric(honest, 6)
+    difference = unpack_symmetric(lied, 6) - whole[np.ix_(order, order)]
+    expected = own - own[np.ix_(order, order)]
+    if is_bound:
+        assert isinstance(error, MaskError)
+        assert np.median(np.abs(difference - expected)) > 100  # random words, where rows give 10 at most
+    else:
+        assert error is None
+        np.testing.assert_allclose(difference, expected, atol=1e-9)  # of s1 alone
+
+
+def test_masks_depend_on_every_result_that_comes_down_the_tree():
+    sites = sites_of(nx.path_graph(3))
+
+    def procedure(site):
+        roll = RollCall(site)
+        masks = yield from Agreement(site, roll, lone_neighbor="warn", over_tree=True).masks()
+        roster = yield from roll.roster()
+        first = yield from tree_sum(site, roster, np.ones(3), masks, 4.0)
+        return first, (yield from tree_sum(site, roster, first, masks, 16.0))
+
+    found, _ = run_all(sites, procedure)
+    for first, second in found.values():
+        np.testing.assert_array_equal(first, [3.0] * 3)
+        np.testing.assert_array_equal(second, [9.0] * 3)
+
+    def changed(made, name):
+        outbox = next(made)
+        while True:
+            if name == "s0":  # the root tells another total than it has
+                outbox = {p: Total(m.values + 1.0) if isinstance(m, Total) else m for p, m in outbox.items()}
+            try:
+                outbox = made.send((yield outbox))
+            except StopIteration as stop:
+                return stop.value
+
+    with pytest.raises(MaskError, match="masks are left"):
+        run_all(sites, lambda site: changed(procedure(site), site.name))

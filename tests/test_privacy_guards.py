@@ -339,7 +339,7 @@ def test_a_second_map_in_one_run_is_counted_by_the_exchange_itself():
         maps = {p: FeatureMap.unweighted(rng.normal(size=(2, 3)), np.zeros(3)) for p in site.neighbors}
         run_ = dekrr.plan(Plain(3), run_settings)
         start = Start(site, site.rows, UNSCALED, RollCall(site))
-        procedure = run_.exchange.sums(start, maps["b"], Offers(maps, {}), run_)
+        procedure = run_.exchange.sums(start, maps["b"], Offers(maps, {}, {}), run_)
         if refused:
             with pytest.raises(MessageError, match="max_maps=1"):
                 next(procedure)

@@ -29,6 +29,13 @@ uniform words (ChaCha20 under a key of X25519 and HKDF) makes that a statement a
 passes its neighbours' public keys on to each other. `Signer` proves whose a public key is. So a centre that replaces a
 key to be in the middle is noticed. Without certificates (all sites in one process) nothing is proved.
 
+**What the masks are bound to.** A sum hides its terms only if all terms are about the same. A malicious centre could
+tell one neighbour its features in one order and the others in another one. Sums of both kinds, over the same rows,
+differ by G_p[C] - G_p[C'] of that neighbour alone. So the keys of all further masks for a centre are hashed with what
+the centre told of its features, as each neighbour heard it. The keys of all masks are hashed with every result that
+comes down the tree. Where a centre, or a site of the tree, tells different sites different things, no mask cancels from
+then on, and what it gets are random words.
+
 **The labels.** No word of a stream is used twice. A stream is named by the run, the epoch, the public keys of the pair
 and of the centre (by its key), and by a number that must grow from sum to sum (by its nonce). A site that loses its
 checkpoint and goes through an epoch again has the same keys. From the same messages of its neighbours it makes the same
@@ -209,6 +216,25 @@ class Pads:
         self._keys = [(key, own < partner) for partner, key in keys]
         self._last = -1
         self._made: dict[int, tuple[int, np.ndarray]] = {}  # by size: which block of a stream, and its words
+
+    def bind(self, digest: bytes) -> None:
+        """Make all further words depend on something that all partners were told; where they differ, nothing cancels.
+
+        Parameters
+        ----------
+        digest : bytes
+            At most 64.
+
+        Examples
+        --------
+        >>> a, b = Pads("a", [("b", bytes(32))]), Pads("b", [("a", bytes(32))])
+        >>> a.bind(b"the same"), b.bind(b"another")
+        (None, None)
+        >>> bool((a.words(0, 3) + b.words(0, 3)).any())
+        True
+        """
+        self._keys = [(hashlib.blake2b(digest, key=key, digest_size=32).digest(), adds) for key, adds in self._keys]
+        self._made = {}
 
     def words(self, number: int, size: int) -> np.ndarray:
         """Return the words to add to sum number `number`, shape (size,); numbers must grow.

@@ -130,8 +130,8 @@ def choose(start: Start, run: Run, shortlist: Pool | None = None) -> Procedure[F
             weight = weights_for(limited, "shortlisted", sample.weight)
             shortlist = limited.shortlisted(sample.X, sample.y, site.rng(), **weight)
         own_map = shortlist.feature_map
-    maps = yield from exchange_shortlists(site, own_map, run)
-    around = yield from _sums_of_neighbors(start, own_map, maps, _answers(site, sample, maps, run))
+    maps, digests = yield from exchange_shortlists(site, own_map, run)
+    around = yield from _sums_of_neighbors(start, own_map, maps, digests, _answers(site, sample, maps, run))
     return own_map if shortlist is None else _choose_with(around, shortlist, sample, roster, site, chooser)
 
 
@@ -173,7 +173,11 @@ def _answers(site: Site, sample: ArrayRows, maps: dict[str, FeatureMap], run: Ru
 
 
 def _sums_of_neighbors(
-    start: Start, own_map: FeatureMap, maps: dict[str, FeatureMap], answers: dict[str, Moments]
+    start: Start,
+    own_map: FeatureMap,
+    maps: dict[str, FeatureMap],
+    digests: dict[str, bytes],
+    answers: dict[str, Moments],
 ) -> Procedure[Moments]:
     """Send the answers to the neighbours' shortlists, masked or not, and return the sum of all answers to this site's.
 
@@ -184,6 +188,8 @@ def _sums_of_neighbors(
         The site's shortlist.
     maps : dict of neighbour to FeatureMap
         The neighbours' shortlists.
+    digests : dict of neighbour to bytes
+        Of what each neighbour told of its shortlist.
     answers : dict of neighbour to Moments
     """
     size, outputs = own_map.n_features, start.rows.sample.y.shape[1:]
@@ -199,6 +205,7 @@ def _sums_of_neighbors(
             np.sum([message.gram for message in heard], axis=0), np.sum([message.moment for message in heard], axis=0)
         )
     masks = yield from start.masking.agreed()
+    masks.bind_offers(digests)
     response = 2.0**masks.responses
 
     def unit(feature_map: FeatureMap) -> Array:

@@ -77,6 +77,7 @@ class MaskedSums(ExactSums):
         """Send each neighbour its B, masked; return equal shares of the sum of theirs, without any C."""
         assert start.masking is not None
         masks = yield from start.masking.agreed()
+        masks.bind_offers(offers.digests)
         own, n = unit_of_gram(own_map), len(offers.maps)
         values = {p: sums.gram / (n * unit_of_gram(offers.maps[p])) for p, sums in sent.items()}
         total = yield from masks.sum_over_neighbors(values, own.size, masks.rows + ROOM)

@@ -74,6 +74,23 @@ class Masks:
         self.n_partners = len({partner for partner, _ in over_tree})
         self._number = 0
 
+    def bind(self, digest: bytes) -> None:
+        """Make all further masks depend on what all sites were told."""
+        for pads in (self._tree, *self._pads.values()):
+            pads.bind(digest)
+
+    def bind_offers(self, digests: Mapping[str, bytes]) -> None:
+        """Make all further masks for a centre depend on what it told of its features.
+
+        All sites call this at the same point of a run.
+
+        Parameters
+        ----------
+        digests : mapping of centre to bytes
+        """
+        for centre, digest in digests.items():
+            self._pads[centre].bind(digest)
+
     def hide(self, values: Mapping[str, Array], exponent: int) -> dict[str, np.ndarray]:
         """Return one masked vector for each neighbour, of numbers of at most 2^exponent.
 

@@ -1,10 +1,11 @@
 """How sites tell each other their features: maps, or proofs of them, and the checks on what arrives."""
 
+import hashlib
 from collections.abc import Mapping
 
 from ..errors import MessageError
 from ..features import FeatureMap
-from ..messages import AnyMessage, Chosen, Features, Offer, Shortlist, expect, expect_senders
+from ..messages import AnyMessage, Chosen, Features, Offer, Shortlist, encode, expect, expect_senders
 from ..privacy.maps_of_neighbors import check_amplitudes, check_frequencies, frequency_limit
 from ..privacy.proofs import prove, redraw
 from .run import Run
@@ -19,12 +20,15 @@ def exchange_maps(site: Site, own_map: FeatureMap, run: Run) -> Procedure[Offers
     return read_offers(site, inbox, own_map.n_columns, run)
 
 
-def exchange_shortlists(site: Site, candidates: FeatureMap, run: Run) -> Procedure[dict[str, FeatureMap]]:
-    """Send the site's shortlist to all neighbours, and return theirs."""
+def exchange_shortlists(
+    site: Site, candidates: FeatureMap, run: Run
+) -> Procedure[tuple[dict[str, FeatureMap], dict[str, bytes]]]:
+    """Send the site's shortlist to all neighbours, and return theirs, with digests of what was told."""
     inbox = yield site.to_all(Shortlist(offer_of(site, candidates, run)))
     expect_senders(inbox, site.neighbors)
     offers = {p: shortlist.candidates for p, shortlist in expect(inbox, Shortlist).items()}
-    return _read_maps(site, offers, candidates.n_columns, run, run.settings.max_features * run.chooser.shortlist)
+    maps = _read_maps(site, offers, candidates.n_columns, run, run.settings.max_features * run.chooser.shortlist)
+    return maps, _digests(offers)
 
 
 def offer_of(site: Site, feature_map: FeatureMap, run: Run) -> Offer:
@@ -43,7 +47,12 @@ def read_offers(site: Site, inbox: Inbox, n_columns: int, run: Run) -> Offers:
     maps = _read_maps(site, inbox, n_columns, run, float(run.settings.max_features))
     degrees = {p: message.n_neighbors for p, message in inbox.items() if isinstance(message, Offer)}
     check_degrees(degrees)
-    return Offers(maps, degrees)
+    return Offers(maps, degrees, _digests(inbox))
+
+
+def _digests(offers: Mapping[str, AnyMessage]) -> dict[str, bytes]:
+    """Return digests of messages, not of maps: two machines may draw a pool with another last bit."""
+    return {p: hashlib.sha256(encode(message)).digest() for p, message in offers.items()}
 
 
 def _read_maps(

@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import DataError, MessageError
 from ..features import FeatureMap
 from ..messages import Bounds, Degree, Message, expect, expect_senders
+from ..privacy.maps_of_neighbors import fingerprint
 from ..privacy.rows_per_feature import check_rows
 from ..rows import Rows
 from ..scaling import UNSCALED, AnyScaling, Scaling
@@ -167,7 +168,8 @@ def _exchange_maps(site: Site, own_map: FeatureMap, update: _Update, run: Run) -
     if before is not None:
         maps |= {p: before.neighbor_maps[p] for p in known}
     degrees = offers.degrees | {p: m.n_neighbors for p, m in familiar.items()}
-    return Offers({p: maps[p] for p in site.neighbors}, degrees)
+    maps = {p: maps[p] for p in site.neighbors}
+    return Offers(maps, degrees, {p: fingerprint(known) for p, known in maps.items()})
 
 
 def _exchange_sums(start: Start, own_map: FeatureMap, offers: Offers, update: _Update, run: Run) -> Procedure[SetUp]:

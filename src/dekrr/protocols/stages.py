@@ -50,10 +50,13 @@ class Offers(NamedTuple):
     maps : dict of neighbour to FeatureMap
     degrees : dict of neighbour to int
         How many neighbours each neighbour has.
+    digests : dict of neighbour to bytes
+        Of what each neighbour told; masks depend on it.
     """
 
     maps: dict[str, FeatureMap]
     degrees: dict[str, int]
+    digests: dict[str, bytes]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from ...errors import SettingsError
 from ...features import FeatureMap
 from ...messages import Features, expect
-from ...privacy.maps_of_neighbors import check_frequencies, frequency_limit
+from ...privacy.maps_of_neighbors import check_frequencies, fingerprint, frequency_limit
 from ...privacy.rows_per_feature import check_rows_of_shared
 from ...rows import Rows
 from ...scaling import AnyScaling
@@ -76,6 +76,8 @@ def prepare(
     if chooses_from_rows:
         roster = yield from roll.roster()
         shared = yield from share_features(site, rows, chooser, roster, settings.selecting_site)
+        if agreement is not None:
+            (yield from agreement.masks()).bind(fingerprint(shared))
     elif shared is None:
         shared = draw_shared(chooser, site)
     if counts_rows_first:
