@@ -1,0 +1,227 @@
+"""The default beside what one would use instead, at each site and on pooled rows: the first table of docs/accuracy.md.
+
+    python benchmarks/comparison.py --data-dir DIR [--seeds 3] [--only houses,energy] [--methods ours,hgb]
+    python benchmarks/comparison.py --table                         # write the table of the results that there are
+
+Methods: *ours*, `DeKRRRegressor(n_features=D)`; *agreed*, its agreed part alone with tuned settings; scikit-learn's
+HistGradientBoostingRegressor, XGBoost and LightGBM (200 trees each, otherwise as they come); kernel ridge regression,
+exact and by Nystroem with 500 landmarks (Gaussian kernel on standardised columns, bandwidth the root of the number of
+columns times 1/2, 1 or 2, ridge 1e-4 to 1, by the error on a fifth of the training rows held out); a Gaussian process
+with a scale per column, on 800 rows. A method with ":sites" is trained at each site, one with ":pooled" on all rows.
+Exact methods have at most 3,000 rows of a site or 6,000 of all, drawn at random. Nothing sees test rows. Every result
+is written as soon as it is there, and a second run goes on where the first was stopped.
+"""
+
+import argparse
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import make_friedman1
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.kernel_approximation import Nystroem
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from accuracy import N_FEATURES, load
+from dekrr import DeKRRRegressor
+from dekrr.metrics import rse
+from dekrr.settings import ALONE
+
+RESULTS = Path(__file__).parent / "results" / "comparison.json"
+PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
+BEGIN, END = "<!-- the table of benchmarks/comparison.py -->", "<!-- end of the table -->"
+TITLES = {
+    "houses": "Houses",
+    "airquality": "Air Quality",
+    "energy": "Energy",
+    "tomshardware": "Tom's Hardware",
+    "twitter13813": "Twitter, 13,813 rows",
+    "beijing12:0.1": "Beijing, a tenth of the rows",
+    "beijing12": "Beijing, half of the rows (190,000)",
+    "friedman1+0": "Friedman 1",
+    "friedman1+5": "Friedman 1, 5 columns of noise",
+    "friedman1+35": "Friedman 1, 35 columns of noise",
+    "friedman1+200": "Friedman 1, 200 columns of noise",
+}
+METHODS = {
+    "ours": "default",
+    "agreed": "agreed part alone, tuned",
+    "hgb:sites": "HistGradientBoosting at each site",
+    "xgboost:sites": "XGBoost at each site",
+    "lightgbm:sites": "LightGBM at each site",
+    "krr:sites": "kernel ridge at each site",
+    "nystroem:sites": "Nystroem ridge at each site",
+    "hgb:pooled": "HistGradientBoosting, pooled",
+    "xgboost:pooled": "XGBoost, pooled",
+    "lightgbm:pooled": "LightGBM, pooled",
+    "krr:pooled": "kernel ridge, pooled",
+    "nystroem:pooled": "Nystroem ridge, pooled",
+    "gp:pooled": "Gaussian process on 800 rows",
+}
+RANDOM = ("ours", "agreed", "nystroem:sites", "nystroem:pooled", "krr:sites", "krr:pooled", "gp:pooled")
+MOST_ROWS = {"krr": {"sites": 3000, "pooled": 6000}, "gp": {"pooled": 800}}
+
+
+def rows_of(name, directory):
+    """Return (X, y, sites) to train and to test."""
+    if name.startswith("friedman1"):
+        X, y = make_friedman1(6000, n_features=5 + int(name.split("+")[1]), noise=1.0, random_state=0)
+        sites = np.clip((X[:, 0] * 5).astype(int) * 2 + (X[:, 3] > 0.5), 0, 9)
+        test = np.random.default_rng(0).random(len(y)) < 0.5
+        return (X[~test], y[~test], sites[~test]), (X[test], y[test], sites[test])
+    data, _, share = name.partition(":")
+    parts = load(data, directory)[:2]
+    if not share:
+        return parts
+    rng = np.random.default_rng(0)
+    kept = [rng.random(len(part[1])) < 2 * float(share) for part in parts]  # a half is for testing
+    return tuple(tuple(array[chosen] for array in part) for part, chosen in zip(parts, kept, strict=True))
+
+
+def kernel_models(kind, n_columns, seed):
+    """Yield the candidates of a kernel method."""
+    for factor in (0.5, 1.0, 2.0):
+        gamma = 1 / (2 * n_columns * factor**2)
+        for ridge in (1e-4, 1e-2, 1.0):
+            if kind == "krr":
+                yield make_pipeline(StandardScaler(), KernelRidge(kernel="rbf", gamma=gamma, alpha=ridge))
+            else:
+                landmarks = Nystroem(gamma=gamma, n_components=500, random_state=seed)
+                yield make_pipeline(StandardScaler(), landmarks, Ridge(alpha=ridge))
+
+
+def fitted(kind, X, y, seed, most):
+    """Return a fitted model of one site, or of pooled rows."""
+    rng = np.random.default_rng(seed)
+    if most and len(y) > most:
+        chosen = rng.choice(len(y), most, replace=False)
+        X, y = X[chosen], y[chosen]
+    if kind == "hgb":
+        return HistGradientBoostingRegressor(random_state=0, max_iter=200, early_stopping=True).fit(X, y)
+    if kind == "xgboost":
+        from xgboost import XGBRegressor
+
+        return XGBRegressor(n_estimators=200, n_jobs=1, random_state=0).fit(X, y)
+    if kind == "lightgbm":
+        from lightgbm import LGBMRegressor
+
+        return LGBMRegressor(n_estimators=200, n_jobs=1, random_state=0, verbose=-1).fit(X, y)
+    if kind == "gp":
+        kernel = ConstantKernel() * RBF(np.full(X.shape[1], np.sqrt(X.shape[1]))) + WhiteKernel(0.1)
+        process = GaussianProcessRegressor(kernel, normalize_y=True, random_state=0)
+        return make_pipeline(StandardScaler(), process).fit(X, y)
+    held = rng.random(len(y)) < 0.2
+    candidates = list(kernel_models(kind, X.shape[1], seed))
+    errors = [np.mean((m.fit(X[~held], y[~held]).predict(X[held]) - y[held]) ** 2) for m in candidates]
+    return candidates[int(np.argmin(errors))].fit(X, y)
+
+
+def measured(method, name, seed, directory):
+    """Return the errors and the cost of one method."""
+    (X, y, sites), (X_test, y_test, sites_test) = rows_of(name, directory)
+    n_features = N_FEATURES.get(name.partition(":")[0], 60)
+    scale = {"scale": None} if name in ("houses", "airquality", "energy") else {}
+    start, megabytes = time.process_time(), 0.0
+    if method in ("ours", "agreed"):
+        alone = ALONE if method == "agreed" else {}
+        model = DeKRRRegressor(n_features=n_features, random_state=seed, **scale, **alone).fit(X, y, sites=sites)
+        seconds = time.process_time() - start
+        own, union = (model.rse(X_test, y_test, sites=sites_test, metric=metric) for metric in ("own", "union"))
+        megabytes = model.traffic_.total_bytes / len(model.sites_) / 1e6
+    else:
+        kind, where = method.split(":")
+        most = MOST_ROWS.get(kind, {}).get(where)
+        labels = np.unique(sites)
+        if where == "pooled":
+            models = [fitted(kind, X, y, seed, most)]
+        else:
+            models = [fitted(kind, X[sites == j], y[sites == j], seed, most) for j in labels]
+        seconds = time.process_time() - start
+        predicted = np.array([model.predict(X_test) for model in models])
+        union = float(np.mean([rse(y_test, one) for one in predicted]))
+        of_site = predicted if len(models) > 1 else np.repeat(predicted, len(labels), axis=0)
+        own = rse(y_test, of_site[np.searchsorted(labels, sites_test), np.arange(len(y_test))])
+    return {
+        "data": name,
+        "method": method,
+        "seed": seed,
+        "n_features": n_features if method in ("ours", "agreed") else None,
+        "own": round(float(own), 5),
+        "union": round(float(union), 5),
+        "megabytes": round(megabytes, 3),
+        "cpu_seconds": round(seconds, 2),
+    }
+
+
+def table(results):
+    """Return the table: own / union RSE, mean and standard error over seeds."""
+    methods = [method for method in METHODS if any(result["method"] == method for result in results)]
+    lines = ["| own / union RSE | " + " | ".join(METHODS[m] for m in methods) + " | MB sent by a site | seeds |"]
+    lines.append("|---" * (len(methods) + 3) + "|")
+    for name, title in TITLES.items():
+        of_data = [result for result in results if result["data"] == name]
+        if not of_data:
+            continue
+        cells = [title]
+        for method in methods:
+            chosen = [result for result in of_data if result["method"] == method]
+            metrics = ("own",) if method.endswith("pooled") else ("own", "union")
+            cells.append(" / ".join(_spread([result[m] for result in chosen]) for m in metrics) if chosen else "")
+        ours = [result for result in of_data if result["method"] == "ours"]
+        cells.append(f"{np.mean([result['megabytes'] for result in ours]):.1f}" if ours else "")
+        cells.append(str(len(ours)))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _spread(values):
+    shown = f"{np.mean(values):.4f}".lstrip("0")
+    if len(values) == 1:
+        return shown
+    return shown + f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):.4f}".replace(" 0.", " .")
+
+
+def page_with(page, results):
+    """Return the page with the table of these results between its marks."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + "\n\n" + table(results) + "\n\n" + END + rest.split(END)[1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", default=os.environ.get("DEKRR_DATA"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default=",".join(TITLES))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    results = json.loads(options.out.read_text()) if options.out.exists() else []
+    if options.table:
+        PAGE.write_text(page_with(PAGE.read_text(), results))
+        return
+    if not options.data_dir:
+        parser.error("where is the data? Give --data-dir or set DEKRR_DATA")
+    done = {(result["data"], result["method"], result["seed"]) for result in results}
+    for seed in range(options.seeds):
+        for name in options.only.split(","):
+            for method in options.methods.split(","):
+                if (name, method, seed) in done or (seed and method not in RANDOM):
+                    continue
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    results.append(measured(method, name, seed, options.data_dir))
+                options.out.write_text(json.dumps(results, indent=0))
+                print(results[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The comparison of docs/accuracy.md is that of the results in the repository, and its rows are as it says."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def comparison(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import comparison
+
+    yield comparison
+    sys.modules.pop("comparison", None)
+
+
+def test_the_page_has_the_table_of_the_results(comparison):
+    page, results = comparison.PAGE.read_text(), json.loads(comparison.RESULTS.read_text())
+    assert comparison.page_with(page, results) == page, "run python benchmarks/comparison.py --table"
+    keys = [(result["data"], result["method"], result["seed"]) for result in results]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_table_has_means_and_standard_errors(comparison):
+    made = {"data": "houses", "method": "ours", "union": 0.3, "megabytes": 2.0}
+    results = [{**made, "seed": seed, "own": own} for seed, own in enumerate((0.1, 0.2))]
+    assert comparison.table(results).splitlines()[-1] == "| Houses | .1500 ± .0500 / .3000 ± .0000 | 2.0 | 2 |"
+    pooled = [{**made, "method": "hgb:pooled", "seed": 0, "own": 0.25}]
+    assert comparison.table(pooled).splitlines()[-1] == "| Houses | .2500 |  | 0 |"
+
+
+def test_models_of_sites_are_scored_on_own_and_on_all_rows(comparison, monkeypatch):
+    rng = np.random.default_rng(0)
+    X, sites = rng.random((200, 2)), np.arange(200) % 2
+    y = np.where(sites == 0, X[:, 0], -X[:, 0])  # what one site learns is wrong at the other
+    monkeypatch.setattr(comparison, "rows_of", lambda name, directory: ((X, y, sites), (X, y, sites)))
+    result = comparison.measured("hgb:sites", "made", 0, None)
+    assert result["own"] < 0.2
+    assert result["union"] > 0.5
+    pooled = comparison.measured("hgb:pooled", "made", 0, None)
+    assert pooled["own"] == pooled["union"] > 0.5
