@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import networkx as nx
@@ -279,6 +280,9 @@ class Play:
             rows = ArrayRows(table[["u", "v"]].to_numpy(), table["y"].to_numpy())
             (rule,) = (self.sites.home(name) / "kept" / "rows").glob("admission-*")
             site = Site(name, tuple(sorted(graph[name])), rows, seed=features.seed, admission=kept(rule, None, 2))
+            model = self.versions(name, study.name).place(int(place.name)) / MODEL
+            if len(graph) < len(NAMES) and model.exists():  # after a loss sites keep the features that they have
+                site = replace(site, feature_map=load(model).feature_map)
             procedures[name] = procedure_of(config, site)
         return LocalNetwork(graph).run(procedures)
 
