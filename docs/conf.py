@@ -1,6 +1,9 @@
 """The documentation site: `make docs` builds it."""
 
+import os
+import re
 import sys
+import tempfile
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,8 @@ from pygments.lexers.special import TextLexer
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from pages import write_pages  # noqa: E402  (it is beside this file)
+from pages import write_pages  # noqa: E402  (these are beside this file)
+from paper import write_page_of_all  # noqa: E402
 
 project = "dekrr"
 copyright = "the dekrr developers, BSD 3-Clause"
@@ -27,7 +31,7 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "gallery", "sg_execution_times.rst", "auto_gallery/sg_execution_times.rst"]
+exclude_patterns = ["_build", "_report", "gallery", "sg_execution_times.rst", "auto_gallery/sg_execution_times.rst"]
 exclude_patterns += [f"auto_gallery/*.{suffix}" for suffix in ("ipynb", "json", "md5", "py", "zip")]
 suppress_warnings = ["config.cache"]  # the gallery's settings hold a class, which cannot be kept between builds
 nitpicky = False
@@ -39,6 +43,10 @@ nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
+kernels = Path(tempfile.mkdtemp(prefix="dekrr-docs-"))  # pages run on this machine alone: no word on encryption is due
+(kernels / "profile_default").mkdir()
+(kernels / "profile_default" / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 'ERROR'\n")
+os.environ["IPYTHONDIR"] = str(kernels)
 
 autosummary_generate = True
 numpydoc_show_class_members = False
@@ -61,6 +69,7 @@ sphinx_gallery_conf = {
 html_theme = "pydata_sphinx_theme"
 html_title = f"dekrr {release}"
 html_static_path = ["_static"]
+html_extra_path = ["_report"]
 html_css_files = ["site.css"]
 html_theme_options = {
     "navigation_with_keys": True,
@@ -75,6 +84,7 @@ html_show_sourcelink = False
 
 
 write_pages(HERE)
+write_page_of_all(HERE / "_report")
 
 
 def escape_bars(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
@@ -82,7 +92,13 @@ def escape_bars(app: Any, what: str, name: str, thing: Any, options: Any, lines:
     lines[:] = [line if line.lstrip().startswith((">>>", "...")) else line.replace("|", "\\|") for line in lines]
 
 
+def load_nothing_from_elsewhere(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Take out the icons that matplotlib's player of animations fetches; the theme brings the same ones along."""
+    context["body"] = re.sub(r'<link rel="stylesheet"\s+href="https://[^>]*>', "", context.get("body") or "")
+
+
 def setup(app: Any) -> None:
     """Add to Sphinx what the pages need."""
+    app.connect("html-page-context", load_nothing_from_elsewhere)
     app.connect("autodoc-process-docstring", escape_bars)
     app.add_lexer("mermaid", TextLexer)  # the diagram's text is shown as it is

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import paper  # it is beside this file
+
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- figures: (.+?) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -215,6 +217,7 @@ def intervals() -> str:
 
 
 BLOCKS: dict[str, Callable[..., str]] = {
+    **paper.BLOCKS,
     "speed": speed,
     "many-sites": many_sites,
     "serving": serving,
@@ -228,7 +231,8 @@ BLOCKS: dict[str, Callable[..., str]] = {
 
 
 def main() -> None:
-    """Write all blocks, and say which pages changed."""
+    """Write all blocks and pictures, and say which pages changed."""
+    paper.write_pictures()
     for path in pages():
         text = path.read_text(encoding="utf-8")
         new = written(text)

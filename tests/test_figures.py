@@ -1,5 +1,6 @@
 """The figures in the pages are those of the committed results, or the page says when and how they were measured."""
 
+import calendar
 import re
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 
-import figures  # noqa: E402  (it is in docs/)
+import figures  # noqa: E402  (these are in docs/)
+import paper  # noqa: E402
 
 NUMBER = re.compile(r"(?<![\w.-])\d*\.\d+(?!\.)\b")
 
@@ -27,6 +29,14 @@ def test_a_changed_figure_is_found():
     assert figures.written(text.replace(number, "9.99")) != text.replace(number, "9.99")
 
 
+def test_pictures_are_of_these_results():
+    pictures = ROOT / "docs" / "images" / "paper"
+    assert (pictures / "results.sha256").read_text().strip() == paper.digest(), "run `make figures`"
+    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"images/paper/([\w.-]+)", page)) <= {path.name for path in pictures.glob("*.png")}
+
+
+WHEN = re.compile(rf"\b(?:{'|'.join(calendar.month_name[1:])})\s+20\d\d")
 SETTINGS = {"settings.md", "privacy-officer.md"}  # their tables have settings, which nobody measured
 
 
@@ -35,6 +45,6 @@ def test_pages_with_other_tables_of_figures_say_when_they_were_measured(path):
     text = figures.BLOCK.sub("", path.read_text(encoding="utf-8"))
     tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)
     measured = [table for table in tables if len(NUMBER.findall(table)) >= 4]
-    assert not measured or path.name in SETTINGS or re.search(r"\b[Mm]easured\s+in\s+\w+\s+20\d\d", text), (
+    assert not measured or path.name in SETTINGS or WHEN.search(text), (
         f"{path.name}: write this table by docs/figures.py, or say when and how it was measured:\n{measured[0][:300]}"
     )
