@@ -29,6 +29,7 @@ from ..protocols.site import Procedure, Site
 from ..rows import ArrayRows, Rows, StreamedRows
 from ..rows.batches import Batch, NotNumbersError, inputs_of, labels_of, require_weights
 from ..rows.sources import Source, open_source
+from ..rows.spread import SpreadRows, SpreadSource, spread_files
 from ..settings import DeKRRSettings
 from ..types import Array, Block
 from .tables import SiteFile
@@ -38,7 +39,7 @@ _ROWS_AT_A_TIME = 1 << 14
 
 def source_of(config: SiteFile, folder: Path) -> Source:
     """Return the site's table; refuse one without the columns of the run."""
-    source = open_source(folder / config.data.file)
+    source = _opened(config, folder)
     there = source.columns or []
     missing = [name for name in config.data.used if name not in there]
     if missing:
@@ -46,8 +47,19 @@ def source_of(config: SiteFile, folder: Path) -> Source:
     return source
 
 
-def read_rows(config: SiteFile, source: Source, columns: Columns | None = None) -> StreamedRows:
-    """Return a site's rows, which are read in batches, after a first pass that checks them.
+def _opened(config: SiteFile, folder: Path) -> Source:
+    data = config.data
+    if not data.scheduler:
+        return open_source(folder / data.file)
+    if data.classes:
+        raise DataError(
+            "Dask workers read no classes: leave scheduler out of [data], and the node reads its file itself"
+        )
+    return spread_files(data.scheduler, data.file if "://" in data.file else folder / data.file)
+
+
+def read_rows(config: SiteFile, source: Source, columns: Columns | None = None) -> StreamedRows | SpreadRows:
+    """Return a site's rows, which are read in batches or by Dask workers, after a first pass that checks them.
 
     Parameters
     ----------
@@ -59,8 +71,13 @@ def read_rows(config: SiteFile, source: Source, columns: Columns | None = None) 
     data = config.data
     response = data.target if isinstance(data.target, str) else list(data.target)
     # The sample does not depend on the run's seed: runs over the same rows tune on the same ones of them.
-    kind = StreamedRows if not data.classes else partial(RowsOfClasses, classes=classes_of(config))
-    rows: StreamedRows = kind(source, columns or data.columns, response, weight=data.weight or None, seed=0)
+    rows: StreamedRows | SpreadRows
+    given, weight = columns or data.columns, data.weight or None
+    if isinstance(source, SpreadSource):
+        rows = SpreadRows(source, given, response, weight=weight, seed=0)
+    else:
+        kind = StreamedRows if not data.classes else partial(RowsOfClasses, classes=classes_of(config))
+        rows = kind(source, given, response, weight=weight, seed=0)
     try:
         _ = rows.survey
     except NotNumbersError as error:
@@ -82,7 +99,7 @@ def facts_of(config: SiteFile, source: Source) -> Facts:
     return facts
 
 
-def open_rows(config: SiteFile, folder: Path) -> StreamedRows:
+def open_rows(config: SiteFile, folder: Path) -> StreamedRows | SpreadRows:
     """Return a site's rows, after a first pass that checks them; raw columns as if this were the only site."""
     source = source_of(config, folder)
     return read_rows(config, source, columns_alone(facts_of(config, source)) if config.data.raw else None)
@@ -175,7 +192,7 @@ class SiteRows:
 
     Attributes
     ----------
-    rows : StreamedRows
+    rows : StreamedRows or SpreadRows
         Raw columns are encoded as if this were the only site.
     """
 

@@ -250,7 +250,8 @@ class StandingSite:
         """Return the node of a run; rows are judged and noted by one run at a time."""
         study = state.study
         file = str((self.folder / self.config.sources[study.source]).absolute())
-        config = study.site_file(state.run_id(number), self.config.site, dict(self.config.neighbors), file)
+        neighbors, scheduler = dict(self.config.neighbors), self.config.scheduler
+        config = study.site_file(state.run_id(number), self.config.site, neighbors, file, scheduler)
         keep = self.folder / KEPT / study.source
         keep.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._rows_lock:
@@ -344,7 +345,8 @@ def _end(runs: Mapping[tuple[str, int], StudyRun]) -> None:
 def _n_rows(study: Any, config: StandingFile, path: Path, folder: Path) -> int:
     """Return the rows of a study's source now; 0 where they cannot be read."""
     with suppress(DekrrError, OSError):
-        return open_rows(study.site_file("count", config.site, dict(config.neighbors), str(path)), folder).n_rows
+        file = study.site_file("count", config.site, dict(config.neighbors), str(path), config.scheduler)
+        return open_rows(file, folder).n_rows
     return 0
 
 

@@ -33,6 +33,8 @@ class StandingFile(msgspec.Struct, frozen=True, kw_only=True):
         host:port; empty for a site that accepts no connection.
     relay : str
         The relay's host:port.
+    scheduler : str
+        The address of a Dask scheduler whose workers read the sources; empty where the site reads them itself.
     page : PageTable or None
     """
 
@@ -42,6 +44,7 @@ class StandingFile(msgspec.Struct, frozen=True, kw_only=True):
     keys: KeysTable
     listen: str = ""
     relay: str = ""
+    scheduler: str = ""
     page: PageTable | None = None
 
     def identity(self, folder: Path) -> Identity:

@@ -56,6 +56,9 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
         other categories that at least `min_rows` of their rows have.
     classes : tuple of str, int, float or bool
         The classes that the target has; empty where it is a number.
+    scheduler : str
+        The address of a Dask scheduler whose workers read a site's Parquet files and sum over them; empty where the
+        node reads its file itself. It is the site's own choice.
     """
 
     target: str | tuple[str, ...]
@@ -64,6 +67,7 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
     weight: str = ""
     raw: bool = False
     classes: tuple[str | int | float | bool, ...] = ()
+    scheduler: str = ""
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -77,6 +77,11 @@ def is_pair(table: Any) -> bool:
     return isinstance(table, tuple | list) and len(table) == 2 and np.ndim(table[0]) == 2
 
 
+def numbers_in(block: Block) -> bytes:
+    """Return the numbers of a block, row by row, for a digest: the division of rows into blocks does not matter."""
+    return np.column_stack([part for part in block if part is not None]).astype("<f8", copy=False).tobytes()
+
+
 def block_of(
     batch: Batch, columns: AnyColumns, response: str | Sequence[str] | None, weight: str | None = None
 ) -> Block:

@@ -225,9 +225,9 @@ def open_source(given: Any, *, once: bool = False) -> Source:
         Whether the caller needs one pass only; an iterator is then allowed, too.
     """
     if isinstance(given, str | os.PathLike):
-        return _Files(_files_of(Path(given)))
+        return _Files(files_of(Path(given)))
     if _is_paths(given):
-        return _Files([file for path in given for file in _files_of(Path(path))])
+        return _Files([file for path in given for file in files_of(Path(path))])
     if hasattr(given, "collect_schema") and hasattr(given, "collect_batches"):
         return _LazyFrame(given)
     if hasattr(given, "get_fragments"):
@@ -287,7 +287,8 @@ def _is_paths(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(p, str | os.PathLike) for p in value)
 
 
-def _files_of(path: Path) -> list[Path]:
+def files_of(path: Path) -> list[Path]:
+    """Return a file, or the Parquet files of a folder."""
     if not path.is_dir():
         return [path]
     files = sorted(file for suffix in PARQUET for file in path.rglob(f"*{suffix}"))

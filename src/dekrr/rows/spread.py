@@ -6,8 +6,10 @@ process is a sample of at most 20,000 rows, and sums. Results are added in the o
 they do not depend on which worker has computed what, and how often.
 """
 
+import hashlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,12 +18,13 @@ from ..errors import DataError
 from ..labels import factorise
 from ..scaling import Scaling
 from ..types import Array, Block
-from .batches import AnyColumns, Batch, block_of, count_of, names_of
+from .batches import AnyColumns, Batch, block_of, count_of, names_of, numbers_in
 from .rows import Admits, ArrayRows, Rows, joined
-from .sources import Source
+from .sources import PARQUET, Source, files_of
 from .survey import SAMPLE_ROWS, Survey, Weighed, sampled
 
 _FAN_IN = 8  # results that are added by one task
+_SCHEDULER_SECONDS = 30  # that a scheduler has to answer
 _KEYS_STREAM = 2  # makes the keys of the sample independent of other random numbers with the same seed
 Sums = TypeVar("Sums")
 Step = Callable[[Block], Block]
@@ -67,16 +70,23 @@ class SpreadSource(Source):
     frame : dask.dataframe.DataFrame
     name : str, optional
         The name in error messages.
+    client : dask.distributed.Client, optional
+        The client that computes; the one that the user has chosen if none is given.
     """
 
-    def __init__(self, frame: Any, name: str = "the Dask frame") -> None:
+    def __init__(self, frame: Any, name: str = "the Dask frame", client: Any = None) -> None:
         super().__init__(name)
         self._frame = frame
+        self._client = client
 
     @property
     def columns(self) -> list[str]:
         """The names of the columns."""
         return [str(name) for name in self._frame.columns]
+
+    def computed(self, lazy: Any) -> Any:
+        """Return the value of something that workers are to compute."""
+        return lazy.compute() if self._client is None else self._client.compute(lazy).result()
 
     def by_site(self, column: str) -> "dict[Hashable, SpreadSource]":
         """Return the rows of each site that a column names; a pass over that column finds the sites.
@@ -86,7 +96,7 @@ class SpreadSource(Source):
         """
         if column not in self.columns:
             raise DataError(f"{self.name} has no column {column!r}; it has {', '.join(self.columns)}")
-        labels_there = self._frame[column].unique().compute()
+        labels_there = self.computed(self._frame[column].unique())
         if labels_there.isna().any():
             raise DataError(f"{self.name} has rows without a site in column {column!r}: drop them, or name their site")
         labels, _ = factorise(labels_there, len(labels_there))
@@ -104,9 +114,61 @@ class SpreadSource(Source):
         """Read one partition after another into this process; surveys and sums do without."""
         start = 0
         for partition in self.partitions(wanted):
-            table = partition.compute()
+            table = self.computed(partition)
             yield Batch(self.name, start, table)
             start += len(table)
+
+
+def spread_files(scheduler: str, path: str | Path) -> SpreadSource:
+    """Return the Parquet files that the workers of a Dask scheduler read.
+
+    Parameters
+    ----------
+    scheduler : str
+        The scheduler's address, such as ``tcp://127.0.0.1:8786``.
+    path : str or Path
+        A file, or a folder of files, which every worker finds by this path; or an address such as ``s3://bucket/rows/``.
+    """
+    try:
+        import dask.dataframe
+        from dask.distributed import Client
+    except ImportError as error:
+        raise DataError(
+            f"rows on Dask workers need a package that is missing ({error}): pip install 'dekrr[dask]'"
+        ) from None
+    files: Any = path
+    if isinstance(path, Path):
+        found = files_of(path)
+        if any(file.suffix.lower() not in PARQUET for file in found):
+            raise DataError(
+                f"{path} is no Parquet file, and Dask workers read Parquet alone: write the rows as Parquet"
+            )
+        files = [str(file) for file in found]
+    try:
+        client: Any = Client(scheduler, timeout=_SCHEDULER_SECONDS, set_as_default=False)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"no Dask scheduler answers at {scheduler} within {_SCHEDULER_SECONDS} s ({error}): start it, or mend the "
+            "address"
+        ) from None
+    return SpreadSource(dask.dataframe.read_parquet(files), str(path), client)
+
+
+class _Passes:
+    """What all passes over the same partitions must find again: their digests."""
+
+    def __init__(self) -> None:
+        self.digest: str | None = None
+
+    def compare(self, name: str, digests: Sequence[bytes]) -> None:
+        """Refuse rows that are not those of an earlier pass."""
+        found = hashlib.sha256(b"".join(digests)).hexdigest()
+        if self.digest not in (None, found):
+            raise DataError(
+                f"{name} gave other rows in one pass than in the next: rows that change while they are read cannot be "
+                "used. Write new files, and start again"
+            )
+        self.digest = found
 
 
 class _Found(NamedTuple):
@@ -115,6 +177,7 @@ class _Found(NamedTuple):
     The sample has the rows with the smallest of all keys, which are random; `numbers` are the keys' rows.
     """
 
+    digests: list[bytes]
     n_rows: int
     weights: Weighed
     lower: Array
@@ -177,6 +240,14 @@ class SpreadRows(Rows):
         self._weight = weight
         self._steps = steps
         self._counted: int | None = None
+        self._passes = _Passes()
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the numbers in all partitions, in their order; a survey finds it if no pass was made yet."""
+        if self._passes.digest is None:
+            _ = self.survey
+        return str(self._passes.digest)
 
     @property
     def n_rows(self) -> int:
@@ -192,6 +263,7 @@ class SpreadRows(Rows):
     def survey(self) -> Survey:
         """The number of rows, their bounds and a sample, from one pass over the partitions."""
         found: _Found = self._reduced(_look_at, _join, self.seed)
+        self._passes.compare(self.source.name, found.digests)
         self._count(found.n_rows)
         return _SpreadSurvey(found)
 
@@ -199,15 +271,20 @@ class SpreadRows(Rows):
         """Return the sums over all rows: those of each partition, which a worker computes, added up."""
         if "survey" in self.__dict__ and self.survey.is_whole:
             return sums(self.sample)
-        n_rows, total = self._reduced(_sum_up, _add_up, (sums, add))
+        digests, n_rows, total = self._reduced(_sum_up, _add_up, (sums, add))
+        self._passes.compare(self.source.name, digests)
         self._count(n_rows)
         everything: Sums = total[0]
         return everything
 
     def blocks(self, size: int) -> Iterator[Block]:
         """Read one partition after another into this process."""
+        digests = []
         for number, partition in enumerate(self._partitions()):
-            yield from ArrayRows(*_read(partition.compute(), self._reading(number))).blocks(size)
+            digest, block = _read(self.source.computed(partition), self._reading(number))
+            digests.append(digest)
+            yield from ArrayRows(*block).blocks(size)
+        self._passes.compare(self.source.name, digests)
 
     def mapped(self, function: Step) -> Rows:
         """Return the rows with a function applied to each block."""
@@ -223,7 +300,7 @@ class SpreadRows(Rows):
         return self._with(lambda block: block.take(admits(block.X)))
 
     def _with(self, step: Step) -> "SpreadRows":
-        return SpreadRows(
+        rows = SpreadRows(
             self.source,
             self.columns,
             self._response,
@@ -231,6 +308,8 @@ class SpreadRows(Rows):
             seed=self.seed,
             steps=(*self._steps, step),
         )
+        rows._passes = self._passes
+        return rows
 
     def _count(self, n_rows: int) -> None:
         if not n_rows:
@@ -261,7 +340,7 @@ class SpreadRows(Rows):
         level = [look(part, self._reading(number), extra) for number, part in enumerate(self._partitions())]
         while len(level) > 1:
             level = [unite(level[i : i + _FAN_IN], extra) for i in range(0, len(level), _FAN_IN)]
-        return level[0].compute()
+        return self.source.computed(level[0])
 
 
 class _MappedSurvey(Survey):
@@ -293,23 +372,25 @@ class _Reading(NamedTuple):
     steps: tuple[Step, ...]
 
 
-def _read(table: Any, reading: _Reading) -> Block:
+def _read(table: Any, reading: _Reading) -> tuple[bytes, Block]:
+    """Return the digest of a partition's numbers, and its rows after all steps."""
     block = block_of(Batch(reading.where, 0, table), reading.columns, reading.response, reading.weight)
+    digest = hashlib.sha256(numbers_in(block)).digest()
     for step in reading.steps:
         block = step(block)
-    return block
+    return digest, block
 
 
 def _look_at(table: Any, reading: _Reading, seed: int) -> _Found:
-    block = _read(table, reading)
+    digest, block = _read(table, reading)
     keys = np.random.default_rng([seed, _KEYS_STREAM, reading.number]).random(block.n_rows)
     kept = np.sort(np.argsort(keys, kind="stable")[:SAMPLE_ROWS])
     width = block.X.shape[1] + (1 if block.y.ndim == 1 else block.y.shape[1])
     bounds = Scaling.of(block.X, block.y) if block.n_rows else Scaling(np.full(width, np.inf), np.full(width, -np.inf))
     numbers = (reading.number << 40) + kept
-    return _Found(
-        block.n_rows, Weighed.of(block), bounds.lower, bounds.upper, keys[kept], numbers, block.take(kept).copy()
-    )
+    sample = block.take(kept).copy()
+    weights = Weighed.of(block)
+    return _Found([digest], block.n_rows, weights, bounds.lower, bounds.upper, keys[kept], numbers, sample)
 
 
 def _join(parts: Sequence[_Found], seed: int) -> _Found:
@@ -320,6 +401,7 @@ def _join(parts: Sequence[_Found], seed: int) -> _Found:
     for part in parts[1:]:
         weights = weights.plus(part.weights)
     return _Found(
+        [digest for part in parts for digest in part.digests],
         sum(part.n_rows for part in parts),
         weights,
         np.min([part.lower for part in parts], axis=0),
@@ -330,13 +412,16 @@ def _join(parts: Sequence[_Found], seed: int) -> _Found:
     )
 
 
-def _sum_up(table: Any, reading: _Reading, how: tuple[Any, Any]) -> tuple[int, list[Any]]:
-    block = _read(table, reading)
-    return block.n_rows, [how[0](ArrayRows(*block))] if block.n_rows else []
+_Summed = tuple[list[bytes], int, list[Any]]  # digests of partitions, the number of rows, their sums
 
 
-def _add_up(parts: Sequence[tuple[int, list[Any]]], how: tuple[Any, Any]) -> tuple[int, list[Any]]:
+def _sum_up(table: Any, reading: _Reading, how: tuple[Any, Any]) -> _Summed:
+    digest, block = _read(table, reading)
+    return [digest], block.n_rows, [how[0](ArrayRows(*block))] if block.n_rows else []
+
+
+def _add_up(parts: Sequence[_Summed], how: tuple[Any, Any]) -> _Summed:
     total: list[Any] = []
-    for _, sums in parts:
+    for _, _, sums in parts:
         total = [how[1](total[0], sums[0])] if total and sums else total or sums
-    return sum(n_rows for n_rows, _ in parts), total
+    return [digest for digests, _, _ in parts for digest in digests], sum(n_rows for _, n_rows, _ in parts), total

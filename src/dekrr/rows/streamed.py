@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import DataError
 from ..labels import factorise, places_of
 from ..types import Block
-from .batches import AnyColumns, Batch, block_of, count_of, counted, labels_of
+from .batches import AnyColumns, Batch, block_of, count_of, counted, labels_of, numbers_in
 from .rows import Rows, joined
 from .sources import Source
 from .spool import Spool
@@ -74,7 +74,7 @@ class StreamedRows(Rows):
         if self._digest is None:
             read = hashlib.sha256()
             for block in self.blocks(_BLOCK_ROWS):
-                _add(block, read)
+                read.update(numbers_in(block))
             self._digest = read.hexdigest()
         return self._digest
 
@@ -101,7 +101,7 @@ class StreamedRows(Rows):
         counted, read = 0, hashlib.sha256()
         for block in _rechunked(self._read(), size):
             counted += block.n_rows
-            _add(block, read)
+            read.update(numbers_in(block))
             yield block
         if not counted:
             raise DataError(f"{self.source.name} has no rows")
@@ -231,11 +231,6 @@ def split_by_site(
         )
         for label in labels or factorise(list(surveys), len(surveys))[0]
     }
-
-
-def _add(block: Block, digest: Any) -> None:
-    """Add the numbers of a block, row by row, to a digest: the division into blocks does not matter."""
-    digest.update(np.column_stack([part for part in block if part is not None]).astype("<f8", copy=False).tobytes())
 
 
 def _labelled(

@@ -51,7 +51,7 @@ def preview(study: StudyFile, config: StandingFile, folder: Path) -> Preview:
     others = sorted(site for site in study.sites if site != me)
     neighbors = sorted(p for p in config.neighbors if p in study.sites) or others
     file = str((folder / config.sources[study.source]).absolute())
-    run = study.site_file("preview", me, dict.fromkeys(neighbors, ""), file)
+    run = study.site_file("preview", me, dict.fromkeys(neighbors, ""), file, config.scheduler)
     own = open_rows(run, folder)
     facts = facts_of(run, source_of(run, folder)) if run.data.raw else None
     graph = {me: neighbors} | {p: sorted({me, *others} - {p}) if p in neighbors else [] for p in others}

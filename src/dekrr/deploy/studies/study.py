@@ -55,8 +55,8 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True):
     patience: Seconds = 60.0
     start_patience: Seconds = 600.0
 
-    def site_file(self, run: str, site: str, neighbors: dict[str, str], file: str) -> SiteFile:
-        """Return what a site needs for one run."""
+    def site_file(self, run: str, site: str, neighbors: dict[str, str], file: str, scheduler: str = "") -> SiteFile:
+        """Return what a site needs for one run; where its rows are is the site's word, not the study's."""
         return SiteFile(
             run=run,
             site=site,
@@ -64,7 +64,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True):
             listen="127.0.0.1:1",
             sites=self.sites,
             neighbors={p: endpoint for p, endpoint in neighbors.items() if p in self.sites},
-            data=msgspec.structs.replace(self.data, file=file),
+            data=msgspec.structs.replace(self.data, file=file, scheduler=scheduler),
             settings=self.settings,
             patience=self.patience,
             start_patience=self.start_patience,
