@@ -279,7 +279,7 @@ def test_fetch_downloads_and_checks(tmp_path, served, monkeypatch):
     for wrong, words in (
         ({"n_rows": 6}, "5 rows"),
         ({"means": (1.0, 1.0)}, "means"),
-        ({"sha256": "0" * 64}, "is not what"),
+        ({"sha256": "0" * 64}, "differs from the file that was checked"),
     ):
         for module in (fetching, files):
             monkeypatch.setattr(module, "CATALOGUE", {"houses": replace(small, **wrong)})
