@@ -197,17 +197,8 @@ class Chooser:
 
     def scaled(self, frequencies: Array) -> Array:
         """Return frequencies of shape (n_columns, n_candidates), each multiplied by one sequence of column scales."""
-        scales = self.scales_of(*frequencies.shape)
+        scales = scales_of(self, *frequencies.shape)
         return frequencies if scales is None else frequencies * scales
-
-    def scales_of(self, n_columns: int, n_candidates: int) -> Array | None:
-        """Return the column scales of every candidate, shape (n_columns, n_candidates); None where there are none."""
-        if not self.column_scales:
-            return None
-        if any(len(one) != n_columns for one in self.column_scales):
-            raise SettingsError(f"column_scales has {len(self.column_scales[0])} factors for {n_columns} columns")
-        scales = np.array(self.column_scales)
-        return np.asarray(scales[np.arange(n_candidates) % len(scales)].T)
 
     def shortened(self, most: float) -> Self:
         """Return a copy of the chooser whose shortlist has at most `most` features."""
@@ -273,6 +264,16 @@ class Chooser:
             frequencies *= random_columns(n_columns, n_candidates, self.max_columns, rng)
         phases = rng.uniform(0, 2 * np.pi, n_candidates) if self.mapping == "cos" else None
         return Pool(self.scaled(frequencies), phases)
+
+
+def scales_of(chooser: Chooser, n_columns: int, n_candidates: int) -> Array | None:
+    """Return the column scales of every candidate, shape (n_columns, n_candidates); None where there are none."""
+    if not chooser.column_scales:
+        return None
+    if any(len(one) != n_columns for one in chooser.column_scales):
+        raise SettingsError(f"column_scales has {len(chooser.column_scales[0])} factors for {n_columns} columns")
+    scales = np.array(chooser.column_scales)
+    return np.asarray(scales[np.arange(n_candidates) % len(scales)].T)
 
 
 def large_enough_pool(chooser: Chooser, n_columns: int, rng: np.random.Generator) -> Pool:

@@ -10,6 +10,7 @@ from ..features import FeatureMap
 from ..kernels import Gaussian, Kernel, Laplacian
 from ..rules import FLAG, Rule, whole_number
 from ..types import Array
+from .choosers import scales_of
 from .greedy import Greedy, PoolSums, Products, greedy_path
 from .pool import Pool, random_columns
 
@@ -77,7 +78,7 @@ class Mixed(Greedy):
             kernel.draw_frequencies(n_columns, part.size, rng) for kernel, part in zip(kernels, parts, strict=True)
         ]
         frequencies = np.hstack(drawn)
-        few = random_columns(n_columns, n_candidates, self.max_columns, rng, self.scales_of(n_columns, n_candidates))
+        few = random_columns(n_columns, n_candidates, self.max_columns, rng, scales_of(self, n_columns, n_candidates))
         frequencies[:, ::2] *= few[:, ::2]
         phases = rng.uniform(0, 2 * np.pi, n_candidates) if self.mapping == "cos" else None
         return Pool(self.scaled(frequencies), phases)
