@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .kernels import Kernel as Kernel
     from .metrics import rse as rse
     from .model import SiteModel as SiteModel
-    from .model import load as load
+    from .model_file import load as load
     from .selection import Chooser as Chooser
     from .selection.transformers import EnergySelector as EnergySelector
     from .selection.transformers import GreedySelector as GreedySelector
@@ -54,7 +54,8 @@ _HOMES = {
     "features": ["FeatureMap"],
     "kernels": ["Kernel"],
     "metrics": ["rse"],
-    "model": ["SiteModel", "load"],
+    "model": ["SiteModel"],
+    "model_file": ["load"],
     "selection": ["Chooser"],
     "selection.transformers": [
         "EnergySelector",

@@ -14,7 +14,8 @@ from ..class_model import SiteClassifier
 from ..errors import DataError, SettingsError
 from ..estimators.intervals import intervals_of
 from ..labels import factorise, listed, names_of
-from ..model import SiteModel, load
+from ..model import SiteModel
+from ..model_file import load
 from ..rows.batches import inputs_of
 from ..rows.sources import open_source
 from ..types import Array

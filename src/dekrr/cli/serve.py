@@ -65,7 +65,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is already there.")] = False,
 ) -> None:
     """Write a model as an ONNX graph, which runs without dekrr."""
-    from ..model import load
+    from ..model_file import load
     from ..serving.onnx_graph import write_onnx
 
     if out.suffix != ".onnx":

@@ -17,7 +17,8 @@ import msgspec
 
 from ..disk import replacing
 from ..errors import DataError, DekrrError
-from ..model import SiteModel, load
+from ..model import SiteModel
+from ..model_file import load
 from ..networks.session import Phase
 from . import policy as policies
 from .audit_trail import TRAIL, AuditTrail

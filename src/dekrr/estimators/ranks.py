@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from ..errors import SettingsError
-from ..model import SiteModel, from_bytes
+from ..model import SiteModel
+from ..model_file import from_bytes
 from ..networks.base import Network, PartialNetwork
 from ..networks.traffic import Traffic
 from ..protocols.site import Site

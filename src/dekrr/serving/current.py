@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, DekrrError
-from ..model import SiteModel, load
+from ..model import SiteModel
+from ..model_file import load
 from .bodies import RowReader
 from .one_row import OneRow
 

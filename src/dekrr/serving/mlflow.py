@@ -5,7 +5,8 @@ mlflow.pyfunc.save_model("folder", loader_module="dekrr.serving.mlflow", data_pa
 
 from typing import Any
 
-from ..model import SiteModel, load
+from ..model import SiteModel
+from ..model_file import load
 from ..types import Array
 
 
