@@ -75,7 +75,7 @@ def test_two_organisations_that_accept_no_connection(tmp_path, places):
         (both.home("clinic") / "policy.toml").write_text('approval = "policy"\nproposers = ["hospital"]\n')
         said = both.command("hospital", "propose", both.study(sites=both.names))
         digest = said.split("digest ")[1][:64]
-        assert "Sums" in both.command("hospital", "preview", "air")
+        assert "Masked" in both.command("hospital", "preview", "air")
         wait_until(lambda: "air" in both.command("clinic", "list"))
         both.command("hospital", "approve", "air", "--digest", digest[:12], "--reason", "reviewed")
         wait_until(both.done(1))
