@@ -118,6 +118,7 @@ PUBLIC_MODULES = (
     "dekrr.kernels",
     "dekrr.metrics",
     "dekrr.model",
+    "dekrr.model_file",
     "dekrr.model_selection",
     "dekrr.networks.base",
     "dekrr.networks.local",
