@@ -237,7 +237,7 @@ def test_a_loaded_model_of_a_raw_frame_is_one_too(tmp_path):
 def test_a_model_file_is_read_without_scikit_learn(fitted, tmp_path):
     fitted.models_[0].save(tmp_path / "model.safetensors")
     code = (
-        "import sys, numpy, dekrr.model; m = dekrr.model.load(sys.argv[1]); m.predict_interval(numpy.zeros((1, 3))); "
+        "import sys, numpy, dekrr; m = dekrr.load(sys.argv[1]); m.predict_interval(numpy.zeros((1, 3))); "
         "assert 'sklearn' not in sys.modules; print(m)"
     )
     run = subprocess.run(
