@@ -147,3 +147,18 @@ def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> N
         reasons = "; ".join(f"{name} must be {rules[name].words}, got {values[name]!r}" for name in wrong)
         verb = "is" if len(wrong) == 1 else "are"
         raise SettingsError(f"the {names} of {owner} {verb} wrong: {reasons}")
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is that of a number.
+
+    Examples
+    --------
+    >>> is_number("1e-3"), is_number("ENE")
+    (True, False)
+    """
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

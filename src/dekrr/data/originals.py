@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
+from ..rules import is_number
 from .catalogue import Entry
 from .files import Dataset, import_pandas
 
@@ -109,18 +110,10 @@ def _houses(files: Files) -> Any:
         table = pd.DataFrame([[*(float(cell.split(":")[1]) for cell in row[1:]), float(row[0])] for row in rows])
     else:
         numbers = [line.split() for line in data.decode("latin-1").splitlines()]
-        rows = [line for line in numbers if len(line) == 9 and _is_number(line[0])]
+        rows = [line for line in numbers if len(line) == 9 and is_number(line[0])]
         table = pd.DataFrame(np.array(rows, dtype=float)[:, [*range(1, 9), 0]])
     table.columns = [*_HOUSES, "y"]
     return table
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _airquality(files: Files) -> Any:

@@ -10,6 +10,7 @@ from ..errors import DataError
 from ..labels import places_of
 from ..rows import ArrayRows, Rows
 from ..rows.batches import counted, require_weights
+from ..rules import is_number
 from ..types import Array, Block
 
 
@@ -109,14 +110,6 @@ def refuse_bad_rows(
     )
 
 
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
 @contextmanager
 def telling_of_words(X: Any) -> Iterator[None]:
     """Say where the first word of an array is, where words cannot be made numbers."""
@@ -127,9 +120,7 @@ def telling_of_words(X: Any) -> Iterator[None]:
         if "could not convert string to float" not in str(error) or values.ndim != 2:
             raise
         places = ((row, column) for row, own in enumerate(values.tolist()) for column, _ in enumerate(own))
-        row, column = next(
-            place for place in places if isinstance(values[place], str) and not _is_number(values[place])
-        )
+        row, column = next(place for place in places if isinstance(values[place], str) and not is_number(values[place]))
         raise DataError(
             f"row {row}, column {column} of the array is {values[row, column]!r}, not a number: give the rows as a "
             "frame of pandas or Polars, whose words become categories, or encode the column"
@@ -144,7 +135,7 @@ def refuse_missing_responses(y: Any) -> None:
         if missing:
             raise DataError(f"Input y contains NaN or infinity: row {missing[0]} is None; drop such rows")
     if values.dtype.kind in "OUST" and values.ndim == 1:
-        words = [row for row, value in enumerate(values) if isinstance(value, str) and not _is_number(value)]
+        words = [row for row, value in enumerate(values) if isinstance(value, str) and not is_number(value)]
         if words:
             raise DataError(
                 f"the response of row {words[0]} is {values[words[0]]!r}: a regressor predicts numbers; "

@@ -1,7 +1,7 @@
 """Tables as people have them: words, categories, dates, booleans and missing values, and how they become numbers.
 
 - `tables`: the columns of a pandas or Polars frame, of a pyarrow table, of a mapping of names to arrays.
-- `raw`: one column, as one of five kinds.
+- `kinds_of_columns`: one column, as one of five kinds.
 - `dates`: dates and times as numbers.
 - `facts`: what a site tells the others about its columns.
 - `columns`: what all sites agreed on, and the encoding by it. It is part of the model file.

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ..errors import DataError
+from ..rules import is_number
 
 Kind = Literal["number", "boolean", "category", "datetime", "empty"]
 WORDS: dict[str, str] = {
@@ -167,16 +168,8 @@ def _stray_word(known: list[tuple[int, Any]]) -> tuple[int, str] | None:
     """
     if len({word for _, word in known}) <= _MOST_CODES:
         return None
-    strays = [(row, word) for row, word in known if not _is_number(word)]
+    strays = [(row, word) for row, word in known if not is_number(word)]
     return strays[0] if 0 < len(strays) < len(known) / 2 else None
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def _dates(n_rows: int, known: list[tuple[int, Any]]) -> np.ndarray | None:

@@ -38,7 +38,6 @@ def train(
     *,
     prediction: str = "neighborhood",
     objective: str = "mean",
-    keep_path: bool = False,
     keep_sums: bool = True,
 ) -> Procedure[Outcome]:
     """Train one site's model, with all its parts, together with its neighbours.
@@ -56,15 +55,12 @@ def train(
         How the site will predict with the agreed part.
     objective : {"mean", "own", "union"}
         Whose rows matter: the local part counts full for "own", half for "mean" and not at all for "union".
-    keep_path : bool, default=False
-        Keep the coefficients of every round in the outcome.
     keep_sums : bool, default=True
         Keep the sums in the outcome, so that training can go on from them.
     """
     if not has_parts(settings):
-        alone = dekrr.train(site, chooser, settings, tuning, keep_path=keep_path, keep_sums=keep_sums)
-        return (yield from alone)
-    run = dekrr.plan(chooser, settings, tuning, keep_path=keep_path, keep_sums=keep_sums)
+        return (yield from dekrr.train(site, chooser, settings, tuning, keep_sums=keep_sums))
+    run = dekrr.plan(chooser, settings, tuning, keep_sums=keep_sums)
     run.refuse(site, also=reasons(settings))
     start = yield from dekrr.begin(site, run)
     roster = yield from start.roll.roster()

@@ -16,6 +16,7 @@ from ..errors import DataError, one_line
 from ..frames.tables import array_of
 from ..model import SiteModel
 from ..rows.batches import Batch, inputs_of
+from ..rules import is_number
 from ..types import Array
 from .columns import Column, columns_of
 
@@ -297,18 +298,10 @@ def explain_csv(
         return Refusal(422, f"the body is no CSV table: {one_line(str(syntax))}")
     for name, column in zip(names, columns, strict=True):
         for i, value in enumerate(table.column(name).to_pylist() if column.kind == "number" else []):
-            if not _is_number(value):
+            if not is_number(value):
                 said = f"row {i}, column {name!r} is {one_line(repr(value))}; it must be a number"
                 return Refusal(422, said, row=i, column=name)
     return Refusal(422, f"the body is no CSV table of numbers: {words}")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _check_names(given: Sequence[str], names: Sequence[str]) -> None:
