@@ -403,6 +403,7 @@ class Changing:
         (({"north": [(X, Y), (X[:, :2], Y)]},), "expected rows of 3 columns, got an array of shape"),
         (({"north": pairs("north"), "south": [np.zeros(3)]},), "a batch must be a table or a pair"),
         (({"north": TABLE.assign(east=1j)}, "power"), "column 'east' has values of type complex128"),
+        (({"north": [(np.where(np.isin(X, X[3, 1]), np.nan, X), Y)]},), "row 3, column 1 is nan"),
         (({"north": Changing()},), "rows in one pass and .* in the next"),
     ],
 )

@@ -81,8 +81,8 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             given = (X, y, sites, seed, partial(_dealt, self), columns, sample_weight)
             try:
                 self._fit_rows(self._read(*given), seed)
-            except NotNumbersError:  # of a source, whose columns have to be looked at first
-                if not streams.trains_from_sources(X, y):
+            except NotNumbersError:  # of a source, whose named columns have to be looked at first
+                if not (streams.trains_from_sources(X, y) and hasattr(self, "feature_names_in_")):
                     raise
                 self._fit_rows(self._read(*given, encode=True), seed)
         if sites is None and len(self.sites_) > 1 and not is_mapping(X):
