@@ -7,7 +7,7 @@ difference is largest on rows unlike a station's own.
 """
 
 # %%
-# The package makes a small data set: one smooth function, of which each station sees its own section.
+# The package makes a small data set from one smooth function. Each station sees its own section of it.
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -18,7 +18,7 @@ X, y, stations = make_sites(random_state=0)
 X_new, y_new, new_stations = make_sites(random_state=1)
 
 # %%
-# The settings are given as numbers here, so that nothing is tuned.
+# The settings are given as numbers here, so nothing is tuned.
 settings = {"n_features": 30, "sigma": 0.3, "alpha": 1e-4, "random_state": 0}
 together = DeKRRRegressor(consensus=1.0, **settings).fit(X, y, sites=stations)
 alone = LocalRegressor(**settings).fit(X, y, sites=stations)

@@ -2,8 +2,8 @@
 Watch consensus form on a graph
 ===============================
 
-Every round a site sends its coefficients to its neighbours and takes a step. The animation has the predictions of all
-sites on a line through the data, round by round.
+Every round a site sends its coefficients to its neighbours and takes a step. The animation shows the predictions of all
+sites along a line through the data, round by round.
 """
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,7 @@ X, y, stations = make_sites(n_sites=8, rows_per_site=80, n_columns=1, random_sta
 line = np.linspace(X.min(), X.max(), 200)[:, None]
 
 # %%
-# Fits that end after 1, 2, 3, ... rounds show what the models are at that time. The paper's solver, Jacobi, moves
+# Fits that end after 1, 2, 3, ... rounds show what the models are at that point. The paper's solver, Jacobi, moves
 # slowly enough to watch.
 rounds = [1, 2, 3, 5, 8, 12, 20, 40, 80, 160]
 predictions = []

@@ -2,8 +2,8 @@
 Rounds and bytes: Jacobi against Chebyshev
 ==========================================
 
-The paper iterates by Jacobi. Chebyshev's semi-iteration takes about the square root of its rounds. Every round costs
-the same bytes.
+The paper's solver is Jacobi iteration. Chebyshev's semi-iteration takes about the square root of the number of rounds.
+A round costs the same bytes with both.
 """
 
 import matplotlib.pyplot as plt

@@ -2,7 +2,8 @@
 Who talks to whom
 =================
 
-The graph decides how fast agreement spreads. More neighbours cost more bytes a round, and fewer rounds.
+The graph decides how fast agreement spreads. With more neighbours a round costs more bytes, but fewer rounds
+are needed.
 """
 
 import matplotlib.pyplot as plt

@@ -3,7 +3,7 @@ Features that fit each site
 ===========================
 
 Sites see different parts of the data, so different random features suit them. Greedy features are chosen from each
-site's own rows and its neighbours' sums. Plain ones are drawn blindly.
+site's own rows and its neighbours' sums. Plain features are drawn without looking at any rows.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 Sites of different sizes
 ========================
 
-A large site can use more features than a small one. ``allocation="sqrt"`` deals them out by the square root of the
-rows, at the same mean.
+A large site can use more features than a small one. ``allocation="sqrt"`` gives each site features in
+proportion to the square root of its number of rows. The mean over sites stays the same.
 """
 
 import matplotlib.pyplot as plt

@@ -2,7 +2,7 @@
 New rows, a site that joins, a site that leaves
 ===============================================
 
-A fitted network is brought up to date with the sums over what is new. Nothing is trained from the beginning.
+A fitted network can be updated with sums over the new rows alone. Training does not start from the beginning.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 What a guarantee costs
 ======================
 
-Differential privacy adds noise to the sums. A smaller epsilon promises more, and costs accuracy. More rows make it
-cheaper.
+Differential privacy adds noise to the sums. A smaller epsilon promises more, and costs more accuracy. With more
+rows the cost is smaller.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """
-A kernel of your own
-====================
+Your own kernel
+===============
 
 A kernel is a function and a way to draw frequencies. Sites prove to each other that their features come from it.
 """

@@ -2,8 +2,8 @@
 How much to agree
 =================
 
-The weight of consensus trades a site's own rows against agreement with neighbours. Sites choose it together, without a
-centre, when it is left to them.
+The consensus weight balances the fit to a site's own rows against agreement with its neighbours. If you do not set it,
+the sites can choose it together, without a central server.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 What a neighbour sees
 =====================
 
-Every message between sites is counted, edge by edge. Sums do not grow with the rows: ten times the rows cost the same
-bytes.
+Every message between sites is counted, edge by edge. The size of the sums does not depend on the number of rows: ten
+times the rows cost the same bytes.
 """
 
 import matplotlib.pyplot as plt

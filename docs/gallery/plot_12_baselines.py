@@ -2,7 +2,8 @@
 Every method on the same sites
 ==============================
 
-The baselines have the interface of ``DeKRRRegressor``, so that they can be compared on the same rows, by both metrics.
+The baselines have the interface of ``DeKRRRegressor``, so all methods can be compared on the same rows, by
+both metrics.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 Predict PM2.5 at twelve stations
 ================================
 
-Twelve stations of a city keep a raw table each: wind directions as words, time stamps, gaps. The tables here are made
-up in the shape of Beijing's twelve stations, which need a download. The fit takes them as they are.
+Twelve stations of a city keep a raw table each: wind directions as words, time stamps, gaps. The data of Beijing's
+twelve stations need a download, so the tables here are made up in the same shape. ``fit`` takes them as they are.
 """
 
 # %%
@@ -43,7 +43,7 @@ table, new = weather(3600), weather(3600)
 table.head()
 
 # %%
-# One call a method. The response and the sites are columns of the table.
+# One call fits each method. The response and the sites are columns of the table.
 together = DeKRRRegressor(random_state=0).fit(table, "pm25", sites="station")
 alone = LocalRegressor(n_features=60, sigma=1.0, alpha=1e-4, random_state=0).fit(table, "pm25", sites="station")
 
@@ -66,5 +66,5 @@ axes[1].set(xlabel="measured at station 04", ylabel="predicted")
 plt.show()
 
 # %%
-# What matters, as all stations agree on it.
+# The scale of each column shows how much it matters. All stations have agreed on these scales.
 dict(zip(together.feature_names_in_, np.asarray(together.column_scales_).round(2), strict=True))
