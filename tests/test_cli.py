@@ -115,7 +115,7 @@ def test_what_is_refused_before_any_work(table):
             run("predict", models, data, "--site", "station", "--out", out)
     assert data.read_bytes() == before
     (table / "data.xlsx").write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"data.xlsx is not a kind of file that is read.*Save it as .csv"):
+    with pytest.raises(DataError, match=r"data.xlsx is not a kind of file that can be read.*Save it as .csv"):
         run("fit", table / "data.xlsx", "--target", "y", "--site", "station", "--out", table / "more")
     with pytest.raises(DataError, match=r"data.csv.models cannot be written to"):
         run("fit", data, "--target", "y", "--site", "station", "--out", data / "models")

@@ -273,7 +273,7 @@ def test_sites_must_end_together(name):
 
 @every_lockstep
 def test_what_no_site_may_send_is_refused(name):
-    with pytest.raises(MessageError, match="'a' sent what is no message: an array has NaN"):
+    with pytest.raises(MessageError, match="'a' sent something that is not a message: an array has NaN"):
         NETWORKS[name](PATH).run(silence(a=say({"b": Total(np.array([np.nan]))})))
 
 

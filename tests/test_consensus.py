@@ -146,7 +146,7 @@ def test_progress_with_tol_zero_never_settles():
 def test_a_neighbour_begins_with_its_own_rows(rows):
     procedure = roll_call(Site("c", ("b",), ArrayRows(np.zeros((3, 1)), np.zeros(3))))
     next(procedure)
-    with pytest.raises(MessageError, match="'b' does not begin with its own rows") as caught:
+    with pytest.raises(MessageError, match="'b' did not begin with its own rows") as caught:
         procedure.send({"b": Roll(rows, 0, 0)})
     assert caught.value.sender == "b"
 
@@ -158,7 +158,7 @@ def test_a_neighbour_cannot_tell_of_distances_that_it_cannot_know(lie, exchange)
     next(procedure)
     if exchange == 2:
         procedure.send({"b": Roll({"b": 8}, 0, 0)})
-    with pytest.raises(MessageError, match=r"'b' tells of a distance that it cannot know yet") as caught:
+    with pytest.raises(MessageError, match=r"'b' reports a distance that it cannot know yet") as caught:
         procedure.send({"b": Roll({"b": 8} if exchange == 1 else {}, *lie)})
     assert caught.value.sender == "b"
 
@@ -199,7 +199,7 @@ def changed(tally, **changes):
 )
 def test_a_census_that_cannot_be_is_refused(lie):
     procedure = in_a_census("c", ("b",))
-    with pytest.raises(MessageError, match="'b' tells of a tree that cannot be") as caught:
+    with pytest.raises(MessageError, match="'b' describes a tree that cannot exist") as caught:
         procedure.send({"b": lie})
     assert caught.value.sender == "b"
 
@@ -233,7 +233,7 @@ def told_the_whole(whole, diameter=4, branch_told=True):
 )
 def test_a_whole_without_this_site_is_refused(changes, diameter, branch_told):
     assert told_the_whole(WHOLE)["b"] == Census("a", 2, "b", None, WHOLE, 4)
-    with pytest.raises(MessageError, match="'b' tells of a tree that cannot be") as caught:
+    with pytest.raises(MessageError, match="'b' describes a tree that cannot exist") as caught:
         told_the_whole(changed(WHOLE, **changes), diameter, branch_told)
     assert caught.value.sender == "b"
 
@@ -252,7 +252,7 @@ def test_nobody_begins_with_a_census_or_goes_back_to_the_roll():
 def test_a_root_once_told_is_not_taken_back():
     procedure = in_a_census("c", ("b",))
     procedure.send({"b": Census("a", 1, "a")})
-    with pytest.raises(MessageError, match="'b' tells of a tree that cannot be"):
+    with pytest.raises(MessageError, match="'b' describes a tree that cannot exist"):
         procedure.send({"b": Census("b", 0, None)})
 
 

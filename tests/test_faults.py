@@ -64,7 +64,7 @@ def test_a_run_is_not_repeated_over_other_rows_under_the_same_id(tmp_path):
     again._journal.close()
     table = pd.read_parquet(tmp_path / "s00.parquet")
     (table + 0.5).to_parquet(tmp_path / "s00.parquet")
-    with pytest.raises(DataError, match="run 'test' was over other rows"):
+    with pytest.raises(DataError, match="run 'test' used other rows"):
         mesh.node("s00", force=True)
 
 

@@ -134,7 +134,7 @@ def test_mistakes_with_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere.safetensors"):
         load(tmp_path / "nowhere.safetensors")
     (tmp_path / "table.xlsx").write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"table.xlsx is not a kind of file that is read.*Save it as .csv"):
+    with pytest.raises(DataError, match=r"table.xlsx is not a kind of file that can be read.*Save it as .csv"):
         regressor().fit(tmp_path / "table.xlsx", "power", sites="station")
     FRAME.to_csv(tmp_path / "table.csv", index=False)
     with pytest.raises(DataError, match=r"table.csv has no column 'powr'; it has"):

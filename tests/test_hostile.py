@@ -185,7 +185,7 @@ def test_a_neighbour_that_sends_rubbish(victim):
         "of run 'last year'": frame("s01", run="last year"),
         "malformed": frame("s01", b"\xc1"),
         "NaN": frame("s01", nan),
-        "cannot be": frame("s01", encode(Roll({"mallory": 5}, 0, 0))),
+        "cannot exist": frame("s01", encode(Roll({"mallory": 5}, 0, 0))),
     }
     puts = [(f"{BASE}/s01/s00", each) for each in rubbish.values() for _ in range(3)]
     puts += [(f"{BASE}/s02/s00", frame("s02")), (f"{BASE}/s00/s01", frame("s00"))]

@@ -119,7 +119,7 @@ def test_few_held_out_rows_borrow_from_all_sites():
     lonely = Calibration(scale, np.ones(1), own, np.zeros_like(pooled))
     assert Calibration(scale, np.ones(1), own, pooled).quantiles(0.9)[0] == pytest.approx(5, rel=0.03)
     assert lonely.quantiles(0.9)[0] == pytest.approx(1, rel=0.03)
-    with pytest.raises(DataError, match=r"10 held-out rows are too few for a coverage of 0\.95: that takes 19"):
+    with pytest.raises(DataError, match=r"10 held-out rows are too few for a coverage of 0\.95: it needs at least 19"):
         lonely.quantiles(0.95)
     many = Calibration(scale, np.ones(1), histogram(np.full((ENOUGH, 1), 1.0)), pooled)
     assert many.quantiles(0.9)[0] == pytest.approx(1, rel=0.03)
@@ -218,7 +218,7 @@ def test_a_model_is_a_regressor_to_scikit_learn(fitted, tmp_path):
     assert repr(model) == "<DeKRRRegressor of site '1': 3 columns, 30 features, 5 models, intervals>"
     assert model.n_features_in_ == 3
     assert not hasattr(model, "feature_names_in_")
-    with pytest.raises(SettingsError, match="not fitted alone"):
+    with pytest.raises(SettingsError, match="cannot be fitted by itself"):
         model.fit(X, y)
 
 

@@ -482,7 +482,7 @@ def test_a_key_of_another_run_or_site_is_refused():
             return MaskKeys({name: key for name, key in message.keys.items() if name != "s2"})
         return message
 
-    with pytest.raises(MessageError, match="site 's0' passes on keys of other sites than its neighbours"):
+    with pytest.raises(MessageError, match="site 's0' passed on keys of sites that are not its neighbours"):
         run_with_liar(fewer)
 
     def stranger(receiver, message):  # s3 is no neighbour of s0 in a path, and says so itself

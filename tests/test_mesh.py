@@ -566,7 +566,7 @@ def test_training_again_after_one_new_row_is_refused_and_after_many_is_not(tmp_p
 
     node("june", 60)._note_rows()
     node("july", 60)._note_rows()
-    with pytest.raises(DataError, match="parts 1 row, fewer than"):
+    with pytest.raises(DataError, match="separates 1 row, fewer than"):
         node("august", 61)
     node("september", 100)
 

@@ -93,7 +93,7 @@ def test_rows_that_change_between_passes_are_noticed(tmp_path, scheduler):
     ("data", "text"),
     [
         ({"scheduler": "tcp://127.0.0.1:9"}, "no Dask scheduler answers at tcp://127.0.0.1:9"),
-        ({"scheduler": "tcp://127.0.0.1:9", "file": "rows.csv"}, "is no Parquet file"),
+        ({"scheduler": "tcp://127.0.0.1:9", "file": "rows.csv"}, "is not a Parquet file"),
         ({"scheduler": "tcp://127.0.0.1:9", "classes": ("a", "b")}, "Dask workers read no classes"),
     ],
 )

@@ -60,14 +60,14 @@ def shaped(*shape):
     ],
 )
 def test_hostile_messages(data, reason):
-    with pytest.raises(MessageError, match="site 'mallory' sent what is no message") as caught:
+    with pytest.raises(MessageError, match="site 'mallory' sent something that is not a message") as caught:
         messages.decode(data, "mallory")
     assert re.search(reason, str(caught.value)), str(caught.value)
 
 
 def test_too_large(monkeypatch):
     monkeypatch.setattr(messages, "MAX_BYTES", 10)
-    with pytest.raises(MessageError, match="site 'mallory' sent 11 bytes; the most is 10"):
+    with pytest.raises(MessageError, match="site 'mallory' sent 11 bytes; the limit is 10"):
         messages.decode(b"0" * 11, "mallory")
 
 

@@ -46,7 +46,7 @@ def test_damaged_file(model, tmp_path, keep):
     path = tmp_path / "model.safetensors"
     model.save(path)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ModelFileError, match=r"model.safetensors is damaged or no model file"):
+    with pytest.raises(ModelFileError, match=r"model.safetensors is damaged, or not a model file"):
         dekrr.load(path)
 
 
@@ -66,7 +66,7 @@ def test_foreign_files(tmp_path):
     with pytest.raises(ModelFileError, match="not a dekrr model"):
         dekrr.load(path)
     path.write_text("hello")
-    with pytest.raises(ModelFileError, match="damaged or no model file"):
+    with pytest.raises(ModelFileError, match="damaged, or not a model file"):
         dekrr.load(path)
     with pytest.raises(FileNotFoundError):
         dekrr.load(tmp_path / "nothing")

@@ -89,5 +89,5 @@ def test_errors_of_splitters():
         next(SiteKFold().split(np.zeros(12), sites=["a"] * 10 + ["b"] * 2))
     with pytest.raises(DataError, match="the rows are not a frame"):
         next(SiteKFold(sites="station").split(X))
-    with pytest.raises(DataError, match="one site alone, 'a'"):
+    with pytest.raises(DataError, match="only one site, 'a'"):
         next(LeaveOneSiteOut().split(X[:3], sites=["a"] * 3))

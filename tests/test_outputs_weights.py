@@ -310,5 +310,5 @@ def test_sites_tell_each_other_the_sums_of_weights():
         yield {"b": Total(np.array([-4.0]))}
         yield {}
 
-    with pytest.raises(dekrr.MessageError, match="site 'a' tells a sum of weights of -4"):
+    with pytest.raises(dekrr.MessageError, match="site 'a' sent -4 as its sum of weights"):
         LocalNetwork(graph).run({"a": lying(), "b": procedure("b"), "c": procedure("c")})

@@ -485,7 +485,7 @@ def test_more_features_than_agreed_are_refused(make_selector, verify):
     assert LocalNetwork(RING).run(agreed)["a"].feature_map.n_features == 8
     procedures = {site.name: dekrr.train(site, make_selector(8), settings) for site in sites(n_rows=90)}
     procedures["b"] = dekrr.train(sites(n_rows=90)[1], make_selector(14), settings)
-    with pytest.raises(MessageError, match=r"'b' sent .* features where .* are the most"):
+    with pytest.raises(MessageError, match=r"'b' sent .* features; the limit is"):
         LocalNetwork(RING).run(procedures)
 
 

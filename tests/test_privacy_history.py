@@ -73,7 +73,7 @@ def test_runs_that_differ_by_many_rows_two_by_two_may_give_one_row_away_together
         history.refuse_few_differences(rows, fewest=10)
         history.note(run, rows)
     history.refuse_few_differences(history.hashes([first, second, new.take(slice(30))]), fewest=10)
-    with pytest.raises(DataError, match="parts 1 row, fewer than 10, that no earlier run had"):
+    with pytest.raises(DataError, match="separates 1 row, fewer than 10, that no earlier run had"):
         history.refuse_few_differences(history.hashes([first, second, new]), fewest=10)
 
 
@@ -86,7 +86,7 @@ def test_a_run_that_differs_by_few_rows_is_refused(history, change, refused, gro
     if refused is None:
         history.refuse_few_differences(second, fewest=10)
     else:
-        with pytest.raises(DataError, match=f"parts {refused}.* 'june'.* Wait for more new rows"):
+        with pytest.raises(DataError, match=f"separates {refused}.* 'june'.* Wait for more new rows"):
             history.refuse_few_differences(second, fewest=10)
 
 
@@ -94,7 +94,7 @@ def test_all_earlier_runs_count_but_not_private_ones(history):
     history.note("first", history.hashes([ROWS.take(slice(100))]))
     history.note("second", history.hashes([ROWS]))
     history.note("private", history.hashes([ROWS.take(slice(150))]), epsilon=1.0)
-    with pytest.raises(DataError, match=r"parts 1 row, .* the last of them 'second'"):
+    with pytest.raises(DataError, match=r"separates 1 row, .* the last of them 'second'"):
         history.refuse_few_differences(history.hashes([ROWS.take(slice(101))]), fewest=10)
     history.refuse_few_differences(history.hashes([ROWS.take(slice(151))]), fewest=10)
 
@@ -107,7 +107,7 @@ def test_budgets_add_up_to_a_cap_and_a_resumed_run_spends_once(history):
         history.note(run, rows, epsilon=1.0)
     assert [entry.run for entry in history.entries] == ["a", "b"]
     history.refuse_budget("b", 1.0, most=2.5)
-    with pytest.raises(DataError, match=r"2 private runs .* spent epsilon 2 together; 1 more would exceed 2\.5"):
+    with pytest.raises(DataError, match=r"2 runs .* spent epsilon 2 together; 1 more would exceed 2\.5"):
         history.refuse_budget("c", 1.0, most=2.5)
 
 

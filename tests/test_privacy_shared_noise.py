@@ -130,7 +130,7 @@ def test_only_masked_sums_go_up_and_the_total_has_the_noise_of_all():
 
 
 def test_colluders_around_a_site_are_refused():
-    with pytest.raises(SettingsError, match="shares masks with 4 others, so that 5 colluding sites could see"):
+    with pytest.raises(SettingsError, match="shares masks with 4 others, so 5 colluding sites could see"):
         run(ring(), msgspec.structs.replace(SETTINGS, privacy=DifferentialPrivacy(2.0, colluders=5)))
     with pytest.raises(SettingsError, match=r"delta=0\.1 promises nothing"):
         run(ring(), msgspec.structs.replace(SETTINGS, privacy=DifferentialPrivacy(2.0, 0.1, colluders=1)))

@@ -559,7 +559,7 @@ def test_labels_that_are_numbers_here_and_words_there_are_refused(tmp_path, monk
     labels = np.repeat(["1", "2", "x"], [60, 60, 60])
     table = pd.DataFrame({"u": np.linspace(0, 1, 180), "y": np.linspace(1, 2, 180), "site": labels})
     table.to_csv(tmp_path / "sites.csv", index=False)
-    with pytest.raises(DataError, match="have words in every row"):
+    with pytest.raises(DataError, match="make all of them words"):
         DeKRRRegressor(**FIXED).fit(tmp_path / "sites.csv", "y", sites="site")
 
 

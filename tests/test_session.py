@@ -355,9 +355,9 @@ NAN = encode(Coefficients(np.full(2, np.nan), (0.0, 0.0)))
         ("b", data("b", 0, ROLL, gone=("b",)), "declares"),
         ("b", data("b", 0, b"\x00"), "not a frame: Expected `array | null`, got `int`"),
         ("b", data("b", 0, NAN), "NaN"),
-        ("b", data("b", 0, Roll({}, 10**9, 0)), "cannot be"),
-        ("b", data("b", 0, Roll({"z": 8}, 0, 0)), "cannot be"),
-        ("b", data("b", 0, Roll({"b": -1}, 0, 0)), "cannot be"),
+        ("b", data("b", 0, Roll({}, 10**9, 0)), "is impossible"),
+        ("b", data("b", 0, Roll({"z": 8}, 0, 0)), "cannot exist"),
+        ("b", data("b", 0, Roll({"b": -1}, 0, 0)), "cannot exist"),
         ("b", data("b", 0, Census("b", 0, None)), "a census that cannot be"),
         ("b", data("b", 0, Unchanged((float("nan"), 1.0))), "NaN"),
         ("b", data("b", 0, Features(np.zeros((2, 3)), np.zeros(2), np.zeros(3), 1)), "do not fit"),
@@ -459,7 +459,7 @@ def test_a_roll_call_with_somebody_who_is_gone_is_refused():
         session.receive([("b", data("b", exchange, Roll({name: 3}, 0, 0), gone=("d",)))], 0.0)
     assert session.gone == {"d"}
     assert set(session.peers["b"].frames) == {0}
-    assert Refused(sender="b", reason="site 'b' tells of a site 'd' that cannot be") in told
+    assert Refused(sender="b", reason="site 'b' names a site 'd' that cannot exist") in told
 
 
 def test_what_was_said_is_known_after_it_was_used_and_after_resuming():
@@ -601,7 +601,7 @@ def test_a_journal_keeps_whole_records_and_drops_one_cut_short(tmp_path):
         assert list(journal.records()) == [*kept, RECORDS[1]]
         journal.close()
     path.write_bytes(b"something else")
-    with pytest.raises(DataError, match="no checkpoint"):
+    with pytest.raises(DataError, match="not a checkpoint"):
         FileJournal(path)
     assert path.read_bytes() == b"something else"
 

@@ -83,7 +83,7 @@ def test_pictures():
     drawn = np.nan_to_num(np.asarray(traffic.images[0].get_array().filled(0)))
     assert drawn.sum() * 1e3 == pytest.approx(regressor.traffic_.total_bytes)
     if not hasattr(regressor, "column_scales_"):
-        with pytest.raises(DataError, match="no scales of columns"):
+        with pytest.raises(DataError, match="no column scales"):
             plot.scales(regressor)
     regressor.column_scales_ = np.array([1.0, 0.5, 0.1])
     assert len(plot.scales(regressor).patches) == 3

@@ -98,7 +98,7 @@ class SiteClassifier(SiteModel):
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> Array:
         """Raise `SettingsError`: classes have prediction sets."""
-        raise SettingsError("a model of classes has no intervals: predict_set gives sets of classes")
+        raise SettingsError("a model of classes has no intervals: use predict_set, which gives sets of classes")
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy of `predict(X)`."""
@@ -106,7 +106,7 @@ class SiteClassifier(SiteModel):
 
     def fit(self, X: Any, y: Any = None) -> "SiteClassifier":
         """Raise `SettingsError`: a site's model comes of a training that all sites take part in."""
-        raise SettingsError("a site's model is not fitted alone: fit DeKRRClassifier")
+        raise SettingsError("a site's model cannot be fitted by itself: fit DeKRRClassifier")
 
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags

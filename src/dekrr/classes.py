@@ -154,7 +154,7 @@ class ClassCalibration:
     def least_probability(self, coverage: float) -> float:
         """Return the probability that a class must have to be in the prediction set."""
         if not 0 < coverage < 1:
-            raise SettingsError(f"coverage is the chance to be covered, a number between 0 and 1; got {coverage!r}")
+            raise SettingsError(f"coverage is the share of rows to cover, a number between 0 and 1; got {coverage!r}")
         own, pooled = float(self.own.sum()), float(self.pooled.sum())
         borrowed = min(max(ENOUGH - own, 0.0), pooled)
         counts = self.own + self.pooled * (borrowed / max(pooled, 1.0))
@@ -162,8 +162,8 @@ class ClassCalibration:
         rank = np.ceil((total + 1) * coverage - 1e-9)
         if rank > total:
             raise DataError(
-                f"{int(total)} held-out rows are too few for a coverage of {coverage:g}: that takes "
-                f"{int(np.ceil(coverage / (1 - coverage)))} of them at least; ask for less, or train with more rows"
+                f"{int(total)} held-out rows are too few for a coverage of {coverage:g}: it needs at least "
+                f"{int(np.ceil(coverage / (1 - coverage)))}; ask for a lower coverage, or train with more rows"
             )
         place = int(np.sum(np.cumsum(counts) < rank - 1e-9))
         return 1 - (place + 1) / N_BINS

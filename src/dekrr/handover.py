@@ -28,7 +28,7 @@ class _Handover(threading.local):
             data = self._encoder.encode(message)
             size = len(data) + self._extra
             if size > messages.MAX_BYTES:
-                raise MessageError(f"site {sender!r} sent {size} bytes; the most is {messages.MAX_BYTES}", sender)
+                raise MessageError(f"site {sender!r} sent {size} bytes; the limit is {messages.MAX_BYTES}", sender)
             return decoded(self._decoder, data, sender), size
         finally:
             self._arrays = []

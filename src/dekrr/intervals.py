@@ -141,7 +141,7 @@ class Calibration:
         it, so that only an infinite interval would do, the call is refused.
         """
         if not 0 < coverage < 1:
-            raise SettingsError(f"coverage is the chance to be covered, a number between 0 and 1; got {coverage!r}")
+            raise SettingsError(f"coverage is the share of rows to cover, a number between 0 and 1; got {coverage!r}")
         own, pooled = self.own.sum(axis=0), self.pooled.sum(axis=0)
         borrowed = np.where(pooled > 0, np.clip(ENOUGH - own, 0, pooled), 0.0)
         counts = self.own + self.pooled * (borrowed / np.maximum(pooled, 1.0))
@@ -149,8 +149,8 @@ class Calibration:
         ranks = np.ceil((total + 1) * coverage - 1e-9)
         if (ranks > total).any():
             raise DataError(
-                f"{int(total.min())} held-out rows are too few for a coverage of {coverage:g}: that takes "
-                f"{int(np.ceil(coverage / (1 - coverage)))} of them at least; ask for less, or train with more rows"
+                f"{int(total.min())} held-out rows are too few for a coverage of {coverage:g}: it needs at least "
+                f"{int(np.ceil(coverage / (1 - coverage)))}; ask for a lower coverage, or train with more rows"
             )
         places = (np.cumsum(counts, axis=0) < ranks - 1e-9).sum(axis=0)
         return np.asarray(self.levels * _EDGES[np.minimum(places, N_BINS - 1)])

@@ -285,7 +285,7 @@ def _to_wire(value: Any) -> msgspec.msgpack.Ext:
 
 def _from_wire(code: int, data: memoryview) -> np.ndarray:
     if code not in _EXTENSIONS:
-        raise ValueError(f"an extension of code {code}, which is no array's")
+        raise ValueError(f"an extension of code {code}, which is not that of an array")
     n_dimensions, dtype = _EXTENSIONS[code]
     return finite(np.frombuffer(bytes(data), dtype) if n_dimensions == 1 else _read_matrix(bytes(data), dtype))
 
@@ -333,7 +333,7 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes, sender: str) -> AnyMessage:
     """Return the message in `data`, or raise a `MessageError` that names `sender` and the fault."""
     if len(data) > MAX_BYTES:
-        raise MessageError(f"site {sender!r} sent {len(data)} bytes; the most is {MAX_BYTES}", sender)
+        raise MessageError(f"site {sender!r} sent {len(data)} bytes; the limit is {MAX_BYTES}", sender)
     return decoded(_decoder, data, sender)
 
 
@@ -342,7 +342,7 @@ def decoded(decoder: msgspec.msgpack.Decoder[AnyMessage], data: bytes, sender: s
     try:
         message = decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise MessageError(f"site {sender!r} sent what is no message: {error}", sender) from None
+        raise MessageError(f"site {sender!r} sent something that is not a message: {error}", sender) from None
     check(message, sender)
     return message
 

@@ -273,7 +273,9 @@ class SiteModel:
 
     def fit(self, X: Any, y: Any = None) -> "SiteModel":
         """Raise `SettingsError`: a site's model comes of a training that all sites take part in."""
-        raise SettingsError("a site's model is not fitted alone: fit DeKRRRegressor, or LocalRegressor for one site")
+        raise SettingsError(
+            "a site's model cannot be fitted by itself: fit DeKRRRegressor, or LocalRegressor for one site"
+        )
 
     @property
     def n_features_in_(self) -> int:

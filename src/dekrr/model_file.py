@@ -37,7 +37,7 @@ def from_bytes(data: bytes) -> SiteModel:
         metadata = msgspec.json.decode(data[8 : 8 + size]).get("__metadata__")
         tensors = tensors_of(data)
     except (SafetensorError, msgspec.MsgspecError, AttributeError) as error:
-        raise ModelFileError(f"these bytes are damaged or no model file: {error}") from None
+        raise ModelFileError(f"these bytes are damaged, or not a model file: {error}") from None
     return _from_tensors("the model", _read_header("the model", metadata), tensors)
 
 
@@ -60,7 +60,7 @@ def load(path: str | os.PathLike[str]) -> SiteModel:
     except FileNotFoundError:
         raise
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise ModelFileError(f"{path} is damaged or no model file: {error}") from None
+        raise ModelFileError(f"{path} is damaged, or not a model file: {error}") from None
     except MemoryError:
         raise ModelFileError(f"{path} claims tensors larger than the memory") from None
     return _from_tensors(path, header, tensors)

@@ -135,7 +135,7 @@ class LeaveOneSiteOut(_Splitter):
         """Yield the indices of the rows to train on and to test on, site by site; see `SiteKFold.split`."""
         labels, index = self._labels(X, sites, groups)
         if len(labels) < 2:
-            raise DataError(f"there is one site alone, {listed(labels)}: nothing is left to train on without it")
+            raise DataError(f"there is only one site, {listed(labels)}: nothing is left to train on without it")
         for k in range(len(labels)):
             yield np.flatnonzero(index != k), np.flatnonzero(index == k)
 

@@ -142,7 +142,7 @@ def scales(regressor: Any, *, ax: Any = None) -> Any:
     """
     values = getattr(regressor, "column_scales_", None)
     if values is None:
-        raise DataError('the fit has no scales of columns; fit with column_scales="auto"')
+        raise DataError('the fit has no column scales; fit with column_scales="auto"')
     names = list(getattr(regressor, "feature_names_in_", [f"column {j}" for j in range(len(values))]))
     axes = _axes(ax)
     order = np.argsort(values)

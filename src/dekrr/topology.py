@@ -56,7 +56,7 @@ def watts_strogatz(n_sites: int, n_neighbors: int = 4, rewiring: float = 0.2, se
     if n_sites <= n_neighbors:
         return nx.complete_graph(n_sites)
     if n_neighbors < 2:
-        raise TopologyError("a small world needs n_neighbors=2 or more: with one each site is joined to nobody")
+        raise TopologyError("a small world needs n_neighbors=2 or more: with 1, no site is joined to another")
     return nx.connected_watts_strogatz_graph(n_sites, n_neighbors, rewiring, tries=1000, seed=seed)
 
 

@@ -91,7 +91,7 @@ def audit(
     True
     """
     if runs < 40:
-        raise SettingsError(f"an audit takes at least 40 runs, got {runs}")
+        raise SettingsError(f"an audit needs at least 40 runs, got {runs}")
     samples = [np.array([release(data) for _ in range(runs)]) for data in (first, second)]
     pilot, middle = runs // 4, runs // 2
     direction = _direction(samples[0][:pilot], samples[1][:pilot])

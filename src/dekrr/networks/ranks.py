@@ -218,8 +218,8 @@ class Ranks:
             if waited > patience:
                 who = ", ".join(f"rank {rank}" for rank in missing()) or "the other ranks"
                 raise NetworkError(
-                    f"rank {self.number} has heard nothing from {who} for {waited:.0f} s: it ended without a word, or "
-                    "computes for longer than that; MPINetwork(patience=...) waits for longer"
+                    f"rank {self.number} has heard nothing from {who} for {waited:.0f} s: it ended unexpectedly, or "
+                    "has been computing for longer than that; MPINetwork(patience=...) sets a longer wait"
                 )
             if waited < _SPIN:
                 time.sleep(0)

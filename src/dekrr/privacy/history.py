@@ -134,7 +134,7 @@ class History:
         else:
             where = f"that no earlier run had, the last of which is {[*last.values()][-1].run!r}"
         raise DataError(
-            f"this run parts {words} {where}: the sums of these runs would give them away. Wait for more new rows, "
+            f"this run separates {words} {where}: the sums of these runs would give them away. Wait for more new rows, "
             "train on the rows of an earlier run again, or run with differential privacy"
         )
 
@@ -142,7 +142,7 @@ class History:
         """Refuse to repeat a run that was over other rows: its id names one set of rows."""
         name = _name_of(rows)
         if any(entry.run == run and entry.rows != name for entry in self.entries):
-            raise DataError(f"run {run!r} was over other rows; give the run over these rows an id of its own")
+            raise DataError(f"run {run!r} used other rows; give a run with these rows another id")
 
     def refuse_budget(self, run: str, epsilon: float, most: float) -> None:
         """Refuse a private run whose budget, with those of all other runs, is above `most`."""
@@ -151,8 +151,9 @@ class History:
         total = sum(spent.values())
         if total + epsilon > most * (1 + 1e-9):
             raise DataError(
-                f"{len(spent)} private run{'s' * (len(spent) != 1)} over these rows spent epsilon {total:g} together; "
-                f"{epsilon:g} more would exceed {most:g}. Use other rows, a smaller epsilon, or raise max_epsilon"
+                f"{len(spent)} run{'s' * (len(spent) != 1)} with differential privacy over these rows spent epsilon "
+                f"{total:g} together; {epsilon:g} more would exceed {most:g}. Use other rows, a smaller epsilon, or "
+                "raise max_epsilon"
             )
 
     def note(self, run: str, rows: np.ndarray, epsilon: float | None = None) -> None:
@@ -168,7 +169,7 @@ class History:
                 try:
                     save_file({"rows": rows}, temporary)
                 except SafetensorError as error:
-                    raise DataError(f"{self._folder / name} cannot be written, nothing is sent: {error}") from None
+                    raise DataError(f"{self._folder / name} cannot be written, so nothing is sent: {error}") from None
         with replacing(self._folder / RUNS, durable=True) as temporary:
             temporary.write_bytes(msgspec.json.format(msgspec.json.encode([*entries, entry])))
 

@@ -35,8 +35,8 @@ class Ledger:
             known.add(fingerprint(feature_map))
             if len(known) > most:
                 raise MessageError(
-                    f"site {neighbor!r} asks for sums of its feature map number {len(known)} in this run; "
-                    f"the most is max_maps={most}",
+                    f"site {neighbor!r} asks for sums of its feature map number {len(known)} in this run; the limit is "
+                    f"max_maps={most}",
                     neighbor,
                 )
 
@@ -65,7 +65,7 @@ def check_frequencies(maps: Mapping[str, FeatureMap], limit: float) -> None:
         if not longest <= limit:
             raise MessageError(
                 f"site {neighbor!r} sent a frequency of length {longest:.4g}; the agreed kernel and bandwidth give "
-                f"{limit:.4g} at most: it has another sigma, or it is after single rows",
+                f"{limit:.4g} at most: it has another sigma, or is trying to single out rows",
                 neighbor,
             )
 

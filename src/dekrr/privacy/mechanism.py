@@ -106,8 +106,8 @@ def delta_of(privacy: DifferentialPrivacy, n_rows: int) -> float:
     delta = privacy.delta_for(n_rows)
     if delta * n_rows > 1:
         raise SettingsError(
-            f"delta={delta:g} promises nothing to a site of {n_rows} rows: publishing one row at random would "
-            f"meet it; take delta below 1/{n_rows}, or delta=None"
+            f"delta={delta:g} promises nothing to a site of {n_rows} rows: publishing one row at random would meet it; "
+            f"use a delta below 1/{n_rows}, or delta=None"
         )
     return delta
 

@@ -39,9 +39,9 @@ def check_rows(
             if own_map is None:
                 what = f"the {feature_map.n_features} features that site {neighbor!r} has on its shortlist"
             raise DataError(
-                f"site {site!r} has {there} too few for sums of {what}: from less than {rows_per_feature:g} rows a "
-                f"feature, {int(np.ceil(rows_per_feature * features))} here, rows can be computed. Use fewer features, "
-                "join the site to another, or lower rows_per_feature"
+                f"site {site!r} has {there} too few for sums of {what}: with fewer than {rows_per_feature:g} rows per "
+                f"feature ({int(np.ceil(rows_per_feature * features))} here), rows can be computed from the sums. Use "
+                "fewer features, join the site to another, or lower rows_per_feature"
             )
 
 
@@ -69,8 +69,9 @@ def check_rows_of_shortlists(site: str, n_rows: int, maps: Mapping[str, FeatureM
         if feature_map.n_features > longest_shortlist(n_rows, rows_per_feature):
             raise DataError(
                 f"site {site!r} has {n_rows} rows, too few for sums of the {feature_map.n_features} features that site "
-                f"{neighbor!r} has on its shortlist: from less than {2 * rows_per_feature:g} rows a feature rows that "
-                "stand alone can be computed. Use fewer features, join the site to another, or lower rows_per_feature"
+                f"{neighbor!r} has on its shortlist: with fewer than {2 * rows_per_feature:g} rows per feature, rows "
+                "that stand alone can be computed from the sums. Use fewer features, join the site to another, or "
+                "lower rows_per_feature"
             )
 
 
@@ -81,8 +82,8 @@ def check_rows_of_shared(
     if neighbors and feature_map.n_features > longest_shortlist(n_rows, rows_per_feature):
         raise DataError(
             f"site {site!r} has {n_rows} rows, too few for sums of the {feature_map.n_features} features that all "
-            f"sites share: from less than {2 * rows_per_feature:g} rows a feature rows can be computed. Use fewer "
-            "features, join the site to another, or lower rows_per_feature"
+            f"sites share: with fewer than {2 * rows_per_feature:g} rows per feature, rows can be computed from the "
+            "sums. Use fewer features, join the site to another, or lower rows_per_feature"
         )
 
 

@@ -86,9 +86,9 @@ class SharedNoise:
         self.n_honest = n_partners + 1 - privacy.colluders
         if self.n_honest < 1:
             raise SettingsError(
-                f"a site shares masks with {n_partners} others, so that {privacy.colluders} colluding sites could see "
-                f"its sums alone: add edges, take colluders={max(n_partners, 1)} at most, or colluders=None, with the "
-                "full noise at every site"
+                f"a site shares masks with {n_partners} others, so {privacy.colluders} colluding sites could see its "
+                f"sums alone: add edges, use colluders={max(n_partners, 1)} at most, or colluders=None, with the full "
+                "noise at every site"
             )
         self._shape, self._n_sites = shape, n_sites
         size = shape[0] * (shape[0] + 1) // 2 + math.prod(shape)

@@ -34,7 +34,10 @@ class Vault:
 
     def __init__(self, path: str | os.PathLike[str] | None = None, secret: bytes = b"") -> None:
         if path is not None and not secret:
-            raise SettingsError("a release that is kept in a file needs the site's secret: nobody may test rows by it")
+            raise SettingsError(
+                "a release that is kept in a file needs the site's secret, so that nobody can use the file to test "
+                "guesses about rows"
+            )
         self._secret = secret
         self._path = Path(path) if path is not None else None
         self._kept: tuple[str, OwnSums] | None = None
@@ -77,4 +80,6 @@ def _read(path: Path) -> tuple[str, OwnSums]:
         with safe_open(path, framework="numpy") as file:
             return file.metadata()["key"], OwnSums(file.get_tensor("gram"), file.get_tensor("moment"), 0.0)
     except (SafetensorError, OSError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is no release that can be read ({error}); without it this run cannot resume") from None
+        raise DataError(
+            f"{path} is not a release that can be read ({error}); without it this run cannot resume"
+        ) from None

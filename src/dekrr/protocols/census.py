@@ -63,7 +63,7 @@ def census(site: Site, rows: Mapping[str, int], inbox: Inbox) -> Procedure[Roste
         inbox = yield outbox
         expect_senders(inbox, site.neighbors)
     if counted is None or not (_has(whole, counted, depth) and whole.height <= diameter < whole.sites):
-        raise MessageError(f"site {parent!r} tells of a tree that cannot be", parent)
+        raise MessageError(f"site {parent!r} describes a tree that cannot exist", parent)
     for _ in range(whole.height - depth):
         inbox = expect((yield site.to_all(Census(root, depth, parent, None, whole, diameter))), Census)
         expect_senders(inbox, site.neighbors)
@@ -123,4 +123,4 @@ def _check_census(sender: str, message: Census, before: Census | None) -> None:
         fits &= 0 <= tally.height < tally.sites and 0 <= tally.rows <= _MOST_ROWS * tally.sites
         fits &= 0 <= tally.roots <= tally.rows
     if not fits or message.depth < 0:
-        raise MessageError(f"site {sender!r} tells of a tree that cannot be", sender)
+        raise MessageError(f"site {sender!r} describes a tree that cannot exist", sender)

@@ -38,7 +38,7 @@ class Equal(Allocation):
 class BySqrt(Allocation):
     """In proportion to sqrt(N_j)."""
 
-    looks_at_rows = 'allocation="sqrt" gives sites different features: take allocation="equal"'
+    looks_at_rows = 'allocation="sqrt" gives sites different features: use allocation="equal"'
 
     def n_features(self, start: Start, run: Run) -> Procedure[int]:
         """Return this site's number of features."""
@@ -56,7 +56,7 @@ class ByGain(Allocation):
     threshold at which the total is right tells each site its number.
     """
 
-    looks_at_rows = 'allocation="gain" gives sites different features: take allocation="equal"'
+    looks_at_rows = 'allocation="gain" gives sites different features: use allocation="equal"'
 
     def reasons(self, site: Site, run: Run) -> list[str]:
         """Return that the chooser does not tell gains, if so."""

@@ -85,16 +85,16 @@ def _middles(facts: Facts) -> Array:
 def _check(sender: str, theirs: Mapping[str, ToldColumn], own: Mapping[str, ToldColumn]) -> None:
     if list(theirs) != list(own):
         raise MessageError(
-            f"site {sender!r} has the columns {', '.join(theirs)}, and not {', '.join(own)}: all sites need the same, "
-            "in the same order",
+            f"site {sender!r} has the columns {', '.join(theirs)}, not {', '.join(own)}: all sites need the same "
+            "columns, in the same order",
             sender,
         )
     for name, column in theirs.items():
         shares, parts = column.shares, column.parts
         if column.kind not in WORDS or len(shares) > _MOST_TOLD or not set(parts) <= set(PARTS):
-            raise MessageError(f"site {sender!r} tells of a column {name!r} that cannot be", sender)
+            raise MessageError(f"site {sender!r} describes a column {name!r} that cannot exist", sender)
         if not all(0 <= share <= 100 and len(word) <= 200 for word, share in shares.items()):
-            raise MessageError(f"site {sender!r} tells of categories of {name!r} that cannot be", sender)
+            raise MessageError(f"site {sender!r} describes categories of {name!r} that cannot exist", sender)
 
 
 def _joined(name: str, one: ToldColumn, other: ToldColumn) -> ToldColumn:
@@ -118,8 +118,8 @@ def _refuse_unusable(told: Mapping[str, ToldColumn], min_rows: int) -> None:
             reasons.append(f"column {name!r} has no value in any row: drop it")
         elif column.kind == "category" and not column.shares:
             reasons.append(
-                f"column {name!r} has words, none of them in at least min_rows={min_rows} rows of a site, as names and "
-                "identifiers have: drop it, or make numbers or fewer categories of it"
+                f"column {name!r} has words, none of them in at least min_rows={min_rows} rows of a site, like a "
+                "column of names or identifiers: drop it, or turn it into numbers or fewer categories"
             )
     if reasons:
         raise DataError("; ".join(reasons))

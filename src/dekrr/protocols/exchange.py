@@ -109,7 +109,7 @@ class NoisySums(Exchange):
             return []
         return [
             "this run cannot keep its privacy budget: the site brings its own feature map: leave it out, so that all "
-            "draw the same"
+            "sites draw the same features"
         ]
 
     def prepared(self, site: Site, run: Run) -> Site:
@@ -172,7 +172,7 @@ def _shared_noise(
 class FeaturesOfRows(Exchange):
     """Features of every row, as the paper's lines 4 to 6 have it. Rows can be recovered from them."""
 
-    looks_at_rows = 'exchange="features" sends features of every row: take exchange="sums"'
+    looks_at_rows = 'exchange="features" sends features of every row: use exchange="sums"'
 
     def reasons(self, site: Site, run: Run) -> list[str]:
         """Return that the rows cannot be had one by one, or cannot be masked, if so."""
@@ -184,7 +184,7 @@ class FeaturesOfRows(Exchange):
         return [
             *reasons,
             f'exchange="features" sends features of every row, but the rows of site {site.name!r} are read in batches: '
-            'load them, or take exchange="sums"',
+            'load them, or use exchange="sums"',
         ]
 
     def sums(self, start: Start, own_map: FeatureMap, offers: Offers, run: Run) -> Procedure[SetUp]:
@@ -242,7 +242,7 @@ def shared_features(chooser: Chooser, n_columns: int, seed: int) -> FeatureMap:
     if fingerprint(drawn) != fingerprint(paired(drawn.frequencies[:, : drawn.n_features // 2])):
         raise SettingsError(
             f"{type(chooser).__name__} does not give cos/sin pairs of one amplitude, which the noise of differential "
-            'privacy is made for: take features="plain"'
+            'privacy is made for: use features="plain"'
         )
     return drawn
 

@@ -180,7 +180,7 @@ class Agreement:
         groups = {}
         for centre, message in expect(inbox, MaskKeys).items():
             if {*message.keys, site.name} != {*direct[centre].neighbors} or site.name in message.keys:
-                raise MessageError(f"site {centre!r} passes on keys of other sites than its neighbours", centre)
+                raise MessageError(f"site {centre!r} passed on keys of sites that are not its neighbours", centre)
             for q, key in message.keys.items():
                 self._check(key, owner=q, sender=centre, centre=centre)
             groups[centre] = {q: key.public for q, key in message.keys.items()}
@@ -198,7 +198,9 @@ class Agreement:
         except KeysError as error:
             raise MessageError(f"site {sender!r} sent a key for masks as that of {owner!r}: {error}", sender) from None
         if centre not in key.neighbors or len(key.public) != 32:
-            raise MessageError(f"site {sender!r} sent a key of {owner!r}, which is no neighbour of {centre!r}", sender)
+            raise MessageError(
+                f"site {sender!r} sent a key of {owner!r}, which is not a neighbour of {centre!r}", sender
+            )
 
     def _tell_lone(self, groups: Mapping[str, Mapping[str, bytes]]) -> None:
         """Tell the site, or refuse, what masks cannot hide: it is the only neighbour of another site."""
@@ -207,9 +209,8 @@ class Agreement:
             return
         names = " and ".join(repr(name) for name in lone)
         text = (
-            f"site {self.site.name!r} is the only neighbour of {names}: masks need two, so that sums over this site's "
-            "rows arrive there as they are. A row that is among them can be told from one that is not. Add an edge, "
-            "use privacy"
+            f"site {self.site.name!r} is the only neighbour of {names}: masks need two neighbours, so sums over this "
+            "site's rows arrive there unmasked, and show whether a known row is among them. Add an edge, use privacy"
         )
         if self._refuses_lone:
             raise SettingsError(f'{text}, or set lone_neighbor="warn"')
@@ -269,7 +270,7 @@ def largest_exponents(site: Site, roster: Roster, own: list[int]) -> Procedure[l
         expect_senders(inbox, site.neighbors)
         for p, message in inbox.items():
             if len(message.exponents) != len(own) or not all(0 <= e <= _LARGEST_EXPONENT for e in message.exponents):
-                raise MessageError(f"site {p!r} tells of sums that are too large, or of others than are due", p)
+                raise MessageError(f"site {p!r} announced sums that are too large, or other sums than expected", p)
         known = [max(each) for each in zip(known, *(message.exponents for message in inbox.values()), strict=True)]
     return known
 

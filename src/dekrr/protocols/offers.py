@@ -77,14 +77,16 @@ def _check_sizes(offers: Mapping[str, Offer], run: Run, max_features: float) -> 
         else:
             size = max(offer.n_features, len(offer.indices) * run.chooser.width)
         if max_features and size > max_features + run.chooser.width:
-            raise MessageError(f"site {sender!r} sent {size} features where {max_features:g} are the most", sender)
+            raise MessageError(f"site {sender!r} sent {size} features; the limit is {max_features:g}", sender)
 
 
 def check_degrees(degrees: Mapping[str, int]) -> None:
     """Refuse a neighbour that says it has no neighbours."""
     for neighbor, degree in degrees.items():
         if degree < 1:
-            raise MessageError(f"site {neighbor!r} says that it has {degree} neighbours, but it has this one", neighbor)
+            raise MessageError(
+                f"site {neighbor!r} says that it has {degree} neighbours, but this site is one", neighbor
+            )
 
 
 def read_features(sender: str, message: Features) -> FeatureMap:

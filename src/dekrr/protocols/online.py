@@ -114,8 +114,8 @@ def _reasons(run: Run, before: Outcome | None) -> Iterator[str]:
         yield "the privacy budget is spent by the first fit: a second release of sums would exceed it"
     elif not isinstance(run.exchange, ExactSums):
         yield (
-            f'exchange="{run.settings.exchange}" cannot go on from an earlier fit, which adds up sums: take '
-            'exchange="sums", or fit anew'
+            f'exchange="{run.settings.exchange}" cannot continue an earlier fit, because that adds up sums: use '
+            'exchange="sums", or fit again'
         )
 
 

@@ -136,8 +136,8 @@ class AgreedQuantiles(Preparation):
         n_columns = site.rows.n_columns
         if (lower[n_columns:] == upper[n_columns:]).any():
             raise DataError(
-                f"too few responses differ from {lower[n_columns]:.6g} to agree on their bounds without telling them: "
-                'give public bounds, scale="minmax", or scale=None'
+                f"too few responses differ from {lower[n_columns]:.6g} to agree on their bounds without revealing "
+                'them: give public bounds, scale="minmax", or scale=None'
             )
         scaling = self.scaling(lower, upper, n_columns)
         _refuse_narrow(site, scaling)
@@ -159,7 +159,7 @@ def _refuse_narrow(site: Site, scaling: Scaling) -> None:
         raise DataError(
             f"{clipped[column]:.0%} of the rows of site {site.name!r} lie far outside the agreed bounds "
             f"{scaling.lower[column]:.6g} and {scaling.upper[column]:.6g} of column {column}: give public bounds, or "
-            "have the site in a run with sites like it"
+            "put the site into a run with sites like it"
         )
 
 

@@ -79,9 +79,9 @@ class MessageReader:
 def _check_roll(roll: Roll, sender: str, sites: frozenset[str]) -> None:
     for name, rows in roll.rows.items():
         if name not in sites or rows < 0:
-            raise MessageError(f"site {sender!r} tells of a site {name!r} that cannot be", sender)
+            raise MessageError(f"site {sender!r} names a site {name!r} that cannot exist", sender)
     if not 0 <= roll.height <= roll.farthest < len(sites):
-        raise MessageError(f"site {sender!r} tells of {roll.farthest} hops between sites, which cannot be", sender)
+        raise MessageError(f"site {sender!r} reports {roll.farthest} hops between sites, which is impossible", sender)
 
 
 def _check_census(census: Census, sender: str, exchange: int, sites: frozenset[str]) -> None:
@@ -93,6 +93,6 @@ def _check_census(census: Census, sender: str, exchange: int, sites: frozenset[s
     names.update(*edges)
     fits = not roll_call.are_named(len(sites)) and names <= sites and n_sites <= len(sites)
     if not fits or census.depth > exchange or len(set(edges)) < len(edges):
-        raise MessageError(f"site {sender!r} tells of a census that cannot be", sender)
+        raise MessageError(f"site {sender!r} sent a census that cannot be true", sender)
     if exchange > _LONGEST_CENSUS * len(sites):
-        raise MessageError(f"site {sender!r} does not come to the end of its census", sender)
+        raise MessageError(f"site {sender!r} does not finish its census", sender)

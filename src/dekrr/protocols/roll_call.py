@@ -72,9 +72,9 @@ def roll_call(site: Site) -> Procedure[Roster]:
         news = {}
         for sender, message in sorted(inbox.items()):
             if exchanges == 1 and message.rows.keys() != {sender}:
-                raise MessageError(f"site {sender!r} does not begin with its own rows, and no others", sender)
+                raise MessageError(f"site {sender!r} did not begin with its own rows alone", sender)
             if not 0 <= message.height <= message.farthest <= max(0, exchanges - 2):
-                raise MessageError(f"site {sender!r} tells of a distance that it cannot know yet", sender)
+                raise MessageError(f"site {sender!r} reports a distance that it cannot know yet", sender)
             new = {name: n_rows for name, n_rows in message.rows.items() if name not in rows}
             if new:
                 rows |= new

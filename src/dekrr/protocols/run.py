@@ -108,7 +108,7 @@ class Run:
         """What of its rows the run looks at besides their sums, each with what to take instead."""
         looks = [self.preparation.looks_at_rows, self.exchange.looks_at_rows, self.allocation.looks_at_rows]
         if self.chooser.uses_rows or self.chooser.asks_neighbors:
-            looks.insert(0, f'{type(self.chooser).__name__} chooses features from rows: take features="plain"')
+            looks.insert(0, f'{type(self.chooser).__name__} chooses features from rows: use features="plain"')
         if self.tuning is not None:
             looks.append("tuning would look at rows: give sigma, alpha and consensus as one number each")
         return [look for look in looks if look]

@@ -50,7 +50,7 @@ def agree_on_spreads(start: Start) -> Procedure[Array]:
     if start.masking is not None:
         if isinstance(start.scaling, Unscaled):
             raise SettingsError(
-                "masks hide numbers of known size alone, and unscaled columns can be of any: scale them, or give "
+                "masks hide only numbers of known size, and unscaled columns can have any size: scale them, or give "
                 "shared=None, local=None and column_scales=None"
             )
         masks = yield from start.masking.agreed()

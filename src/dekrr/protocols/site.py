@@ -117,7 +117,7 @@ class Site:
             raise DataError(
                 f"the weights of the {self.n_rows} rows of site {self.name!r} are so unequal that sums over them come "
                 f"close to sums over {self.n_effective} rows, fewer than min_rows={at_least}: these would give the "
-                "heaviest rows away; even the weights out, join the site to another, or lower min_rows"
+                "heaviest rows away; make the weights more equal, join the site to another, or lower min_rows"
             )
         if self.neighbors and self.n_rows < at_least:
             raise DataError(

@@ -30,7 +30,7 @@ def weigh_rows(site: Site, roll: RollCall) -> Procedure[None]:
     weights = {site.name: float(own[0])} | {p: float(message.values[0]) for p, message in inbox.items()}
     for name, weight in weights.items():
         if not weight > 0:
-            raise MessageError(f"site {name!r} tells a sum of weights of {weight:g}, which is not positive", name)
+            raise MessageError(f"site {name!r} sent {weight:g} as its sum of weights, which is not positive", name)
     total = float((yield from tree_sum(site, roster, own))[0])
     roll.found(replace(roster, weights=weights, total_weight=total))
 

@@ -75,8 +75,8 @@ class _Files(Source):
                 raise DataError(f"{path} does not exist")
             if not {".csv", ".tsv", ".txt", *PARQUET} & {suffix.lower() for suffix in path.suffixes}:
                 raise DataError(
-                    f"{path} is not a kind of file that is read: its name ends in {path.suffix or 'no suffix'!r}. Save "
-                    "it as .csv (or .csv.gz), .tsv or .parquet"
+                    f"{path} is not a kind of file that can be read: its name ends in {path.suffix or 'no suffix'!r}. "
+                    "Save it as .csv (or .csv.gz), .tsv or .parquet"
                 )
 
     @property

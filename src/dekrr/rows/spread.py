@@ -141,15 +141,15 @@ def spread_files(scheduler: str, path: str | Path) -> SpreadSource:
         found = files_of(path)
         if any(file.suffix.lower() not in PARQUET for file in found):
             raise DataError(
-                f"{path} is no Parquet file, and Dask workers read Parquet alone: write the rows as Parquet"
+                f"{path} is not a Parquet file, and Dask workers read only Parquet: write the rows as Parquet"
             )
         files = [str(file) for file in found]
     try:
         client: Any = Client(scheduler, timeout=_SCHEDULER_SECONDS, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise DataError(
-            f"no Dask scheduler answers at {scheduler} within {_SCHEDULER_SECONDS} s ({error}): start it, or mend the "
-            "address"
+            f"no Dask scheduler answers at {scheduler} within {_SCHEDULER_SECONDS} s ({error}): start it, or correct "
+            "the address"
         ) from None
     return SpreadSource(dask.dataframe.read_parquet(files), str(path), client)
 

@@ -249,7 +249,8 @@ def _labelled(
             if source.guesses_types and isinstance(label, str) != isinstance(first_label, str):
                 raise DataError(
                     f"{batch.where}, column {site_column!r}, after row {batch.start}: some site labels are read as "
-                    f"numbers, {first_label!r} or {label!r}, others as words: have words in every row, or use Parquet"
+                    f"numbers and others as words, such as {first_label!r} and {label!r}: make all of them words, or "
+                    "use Parquet"
                 )
         yield batch, labels, index
 

@@ -106,7 +106,7 @@ class FrameReader:
         if sender not in self._plan.neighbors:
             raise MessageError(f"site {sender!r} is not a neighbour")
         if len(data) > MAX_FRAME:
-            raise MessageError(f"a frame of {len(data)} bytes; the most is {MAX_FRAME}")
+            raise MessageError(f"a frame of {len(data)} bytes; the limit is {MAX_FRAME}")
         try:
             frame = frame_decoder.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -160,7 +160,7 @@ class FileJournal:
         beginning = self._file.read(len(_MAGIC), at=0)
         if not _MAGIC.startswith(beginning):
             self._file.close()
-            raise DataError(f"{path} is no checkpoint of this version; move it away to start afresh")
+            raise DataError(f"{path} is not a checkpoint of this version; move it away to start afresh")
         self._end = 0
         if beginning == _MAGIC:
             self._end = len(_MAGIC) + sum(_HEAD.size + len(data) for data in self._frames())
@@ -200,7 +200,7 @@ class FileJournal:
             try:
                 yield _decoder.decode(data)
             except msgspec.MsgspecError as error:
-                raise DataError(f"{self._path} is no checkpoint: {error}; move it away to start afresh") from None
+                raise DataError(f"{self._path} is not a checkpoint: {error}; move it away to start afresh") from None
 
     def discard(self) -> None:
         """Remove the file."""
@@ -295,8 +295,9 @@ class Checkpoint:
             )
         if opening.digest != plan.digest:
             raise AgreementError(
-                f"the checkpoint of site {plan.name!r} is of other rows, settings or neighbours than it has now; "
-                "put them back, or start afresh (--fresh): others that are under way go on without it"
+                f"the checkpoint of site {plan.name!r} was made with other rows, settings or neighbours than the site "
+                "has now; put them back, or start afresh (--fresh): sites that are already running then go on without "
+                "it"
             )
         return opening, [record for record in records[openings[-1] + 1 :] if isinstance(record, Received)]
 

@@ -264,7 +264,7 @@ class Session(Generic[Result]):
             self._speaker.greet(self.plan.neighbors, self.course.epoch, now, asks=False)
             raise error_after(self.phase, Cause.CUT_OFF)(
                 f"site {self.plan.name!r} is left with {', '.join(sorted(remaining))} ({reason}): it has no neighbour "
-                "any more, or not more than half of the sites, and the others may go on without it"
+                "left, or no more than half of the sites; the others may go on without it"
             )
         self.phase = after(self.phase, Cause.LOST)
         if self.phase is Phase.RUNNING:
