@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from dekrr import DataError, DeKRRRegressor
+from dekrr import DataError, DeKRRRegressor, rse
 from dekrr.cli import app as cli_app
 from dekrr.cli.app import app
 from dekrr.data import make_sites
@@ -56,7 +56,7 @@ def fitted(table, *more):
 def test_fit_measures_errors_on_rows_that_it_did_not_see(table):
     result = fitted(table)
     words = " ".join(result.output.split())
-    assert "RSE on them" in words
+    assert "held out" in words
     own, union = map(float, re.search(r"held-out RSE: own ([\d.]+), union ([\d.]+)", words).groups())
     assert "--site station" in words
     frame = pd.read_csv(table / "data.csv")
@@ -66,7 +66,13 @@ def test_fit_measures_errors_on_rows_that_it_did_not_see(table):
     trial = DeKRRRegressor(**settings).fit(frame[~held], "y", sites="station")
     assert own == pytest.approx(trial.rse(frame[held], "y", sites="station"), abs=1e-4)
     assert union == pytest.approx(trial.rse(frame[held], "y", sites="station", metric="union"), abs=1e-4)
-    assert "no error was measured" in " ".join(fitted(table, "--force", "--holdout", 0).output.split())
+    north = trial.models_["station 00"]
+    assert f"{north.header.site} " in words
+    assert f"{rse(frame[held]['y'], north.predict(frame[held][COLUMNS])):.4f}" in words  # its union error
+    words = " ".join(fitted(table, "--force", "--holdout", 0).output.split())
+    assert re.search(r"own RSE ┃ union RSE .*held-out RSE: own [\d.]+ on \d+ rows, union [\d.]+ on \d+ of them", words)
+    words = " ".join(fitted(table, "--force", "--holdout", 0, "--no-intervals").output.split())
+    assert "no error was measured: --holdout 0.2 holds out a fifth of the rows for it" in words
 
 
 def test_score(table):

@@ -19,8 +19,10 @@ import dekrr
 from dekrr import CentralizedKRR, DataError, DeKRRRegressor, DifferentialPrivacy, LocalRegressor, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.intervals import ENOUGH, N_BINS, Calibration, Scale, histogram, scores_of
-from dekrr.protocols.calibration import left_by_shared
+from dekrr.networks.local import LocalNetwork
+from dekrr.protocols.leverages import left_by_shared, with_sum
 from dekrr.protocols.outcome import Part
+from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
 from dekrr.scaling import UNSCALED
 from dekrr.settings import ALONE
@@ -264,4 +266,48 @@ def test_what_the_shared_part_leaves_without_a_row_is_that_of_a_refit(weighted):
     shared = Part(feature_map, solved(everything), ridge=1e-3)
     outcome = SimpleNamespace(shared=shared, scaling=UNSCALED, roster=SimpleNamespace(n_counted=count))
     expected = [rows.y[i] - Z[i] @ solved(everything != i) for i in everything]
-    np.testing.assert_allclose(left_by_shared(outcome, rows).y, expected, rtol=1e-8)
+    site = Site("alone", (), rows)
+    left = LocalNetwork({"alone": ()}).run({"alone": left_by_shared(site, outcome, rows, probed=False)})["alone"]
+    np.testing.assert_allclose(left[0].y, rows.y - Z @ shared.coefficients, atol=1e-12)
+    np.testing.assert_allclose(left[1].y, expected, rtol=1e-8)
+
+
+def test_leverages_of_sites_unlike_each_other_add_up_as_those_of_the_pooled_rows():
+    """Two sites in different corners: rows that stand for all rows would have half their leverage."""
+    rng = np.random.default_rng(1)
+    rows = [ArrayRows(rng.random((200, 2)) / 3 + 0.6 * k, rng.normal(size=200)) for k in range(2)]
+    feature_map = FeatureMap(4 * rng.normal(size=(2, 60)), 6 * rng.random(60), np.ones(60))
+    Z = feature_map(np.vstack([each.X for each in rows]))
+    gram, ridge = Z.T @ Z, 1e-5 * 400 * np.eye(60)
+    theta = np.linalg.solve(gram + ridge, Z.T @ np.concatenate([each.y for each in rows]))
+    exact = np.einsum("ij,ji->i", Z, np.linalg.solve(gram + ridge, Z.T))
+    graph = {"a": ("b",), "b": ("a",)}
+
+    def leverages(*, probed):
+        procedures = {}
+        for name, each in zip("ab", rows, strict=True):
+            part = Part(feature_map, theta, ridge=1e-5, gram=gram if name == "a" else None)
+            roster = SimpleNamespace(n_counted=400, height=1, depth=int(name == "b"), parent=None, n_sites=2)
+            roster.parent = "a" if name == "b" else None
+            outcome = SimpleNamespace(shared=part, scaling=UNSCALED, roster=roster)
+            site = Site(name, graph[name], each, seed=3)
+            procedures[name] = left_by_shared(site, outcome, each, probed=probed)
+        found = LocalNetwork(graph).run(procedures)
+        return [
+            1 - (each.y - feature_map(each.X) @ theta) / found[name][1].y for name, each in zip("ab", rows, strict=True)
+        ]
+
+    for k, (plain, probed) in enumerate(zip(leverages(probed=False), leverages(probed=True), strict=True)):
+        own = exact[200 * k : 200 * (k + 1)]
+        assert plain.sum() < 0.75 * own.sum()
+        assert probed.sum() == pytest.approx(own.sum(), rel=0.15)
+        assert np.abs(probed - own).mean() < np.abs(plain - own).mean()
+
+
+def test_odds_of_leverages_have_one_factor():
+    before = np.array([0.05, 0.2, 0.6])
+    after = with_sum(before, 1.2, 100.0)
+    odds = after / (1 - after) / (before / (1 - before))
+    assert after.sum() == pytest.approx(1.2)
+    np.testing.assert_allclose(odds, odds[0])
+    np.testing.assert_allclose(with_sum(before, 2.9, 2.0) / (1 - with_sum(before, 2.9, 2.0)), 2 * before / (1 - before))

@@ -68,7 +68,7 @@ def test_wrong_callbacks():
 def test_summary():
     tuned = DeKRRRegressor(**SMALL | {"alpha": [1e-4, 1e-3]}, sigma=0.3).fit(X, y, sites=SITES)
     text = str(tuned.fit_summary())
-    for word in ("DeKRRRegressor", f"4, with {len(X)} rows", "sigma 0.3", "(tuned)", "held-out error", "station 03"):
+    for word in ("DeKRRRegressor", f"4, with {len(X)} rows", "sigma 0.3", "(tuned)", "error by tuning", "station 03"):
         assert word in text
     assert "<td>station 03</td>" in tuned.fit_summary()._repr_html_()
     assert "CentralizedKRR" in repr(CentralizedKRR().fit(X, y, sites=SITES).fit_summary())

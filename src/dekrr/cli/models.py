@@ -1,10 +1,11 @@
 """`dekrr fit`: models from a table with a site column."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -181,24 +182,42 @@ def require_column(column: str, there: Sequence[str], data: Path) -> None:
 def _summary(regressor: DeKRRRegressor, out: Path, site: str, errors: Errors | None) -> None:
     """Print what came of a fit."""
     table = Table(title=f"{len(regressor.sites_)} models in {out}")
+    measured, of_sites = _measured(regressor, errors)
     headings = ["site", "rows", "kB sent"]
-    if errors is not None:
-        headings += ["rows held out", "RSE on them"]
+    if of_sites:
+        headings += ["held out", "own RSE", "union RSE"]
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "site" else "right")
     for label in regressor.sites_:
         cells = [str(label), str(regressor.n_rows_[label]), f"{regressor.traffic_.sent_by(label) / 1e3:.0f}"]
-        if errors is not None:
-            n_rows, error = errors.of_site(regressor.models_[label].header.site)
-            cells += [str(n_rows), f"{error:.4f}" if n_rows else "-"]
+        if of_sites:
+            n_rows, *numbers = of_sites[label]
+            cells += [str(n_rows), *("-" if np.isnan(number) else f"{number:.4f}" for number in numbers)]
         table.add_row(*cells)
     console = Console()
     console.print(table)
-    measured = "no error was measured"
-    if errors is not None:
-        measured = f"held-out RSE: own {errors.own():.4f}, union {errors.union():.4f} on {errors.n_rows} rows"
     console.print(
         f"sigma {regressor.sigma_:g}, alpha {regressor.alpha_:g}, consensus {regressor.consensus_:g}; {measured}; "
         f"{regressor.n_rounds_} rounds. Predict new rows with:"
     )
     console.print(f"dekrr predict {out} NEW.csv --site {site}", soft_wrap=True)
+
+
+def _measured(regressor: DeKRRRegressor, errors: Errors | None) -> tuple[str, dict[Hashable, tuple[int, float, float]]]:
+    """Return the errors on held-out rows in words, and for each site how many rows, its own and its union error."""
+    if errors is not None:
+        names = {label: model.header.site for label, model in regressor.models_.items()}
+        of_sites = {label: (*errors.of_site(name), errors.of_model(name)) for label, name in names.items()}
+        return f"held-out RSE: own {errors.own():.4f}, union {errors.union():.4f} on {errors.n_rows} rows", of_sites
+    found = (regressor.validation_ or {}).get("RSE")
+    if found is None:
+        return "no error was measured: --holdout 0.2 holds out a fifth of the rows for it", {}
+    text = (
+        f"held-out RSE: own {found.mean_own:.4f} on {sum(found.n_rows.values())} rows, union {found.mean_union:.4f} on "
+        f"{found.n_union} of them, by a second training without them"
+    )
+    nothing = float("nan")
+    return text, {
+        label: (found.n_rows.get(label, 0), found.own.get(label, nothing), found.union.get(label, nothing))
+        for label in regressor.sites_
+    }

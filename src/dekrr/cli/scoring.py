@@ -106,14 +106,18 @@ class Errors:
             return 0, float("nan")
         return sum(map(len, self._truths[name])), float(np.mean(self._own[name] / _spread(self._truths[name])))
 
+    def of_model(self, name: str) -> float:
+        """Return the relative square error of a site's model on the rows of all sites."""
+        return float(np.mean(self._union[name] / _spread(part for parts in self._truths.values() for part in parts)))
+
     def table(self, title: str) -> Table:
         """Return the errors of all sites as a table for a terminal."""
         table = Table(title=title)
-        for heading in ("site", "rows", "RSE"):
+        for heading in ("site", "rows", "own RSE", "union RSE"):
             table.add_column(heading, justify="left" if heading == "site" else "right")
         for name in sorted(self._own):
             n_rows, error = self.of_site(name)
-            table.add_row(name, str(n_rows), f"{error:.4f}")
+            table.add_row(name, str(n_rows), f"{error:.4f}", f"{self.of_model(name):.4f}")
         return table
 
 

@@ -21,9 +21,13 @@ from .base import unchanged_by_failure
 from .dekrr import DeKRRRegressor
 from .network import Run
 from .parameters import estimator
+from .summary import FitSummary, summary_of
 
 _NOT_OF_CLASSES = ("intervals",)
-_FROM_REGRESSOR = ("sites_", "graph_", "n_rows_", "n_rounds_", "traffic_", "sigma_", "alpha_", "consensus_", "tuning_")
+_FROM_REGRESSOR = (
+    *("sites_", "graph_", "n_rows_", "n_rounds_", "traffic_", "sigma_", "alpha_", "consensus_"),
+    *("tuning_", "validation_", "column_scales_"),
+)
 
 
 class _OfCodes(DeKRRRegressor):
@@ -72,7 +76,10 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     models_ : dict of site to SiteClassifier
     regressor_ : DeKRRRegressor
         Of the class codes.
-    sites_, graph_, n_rows_, n_rounds_, traffic_, sigma_, alpha_, consensus_, tuning_
+    validation_ : dict of str to HeldOutErrors, or None
+        By "accuracy" and "log loss", those on held-out rows of a second training without them. The probabilities were
+        calibrated on the same rows.
+    sites_, graph_, n_rows_, n_rounds_, traffic_, sigma_, alpha_, consensus_, tuning_, column_scales_
         As in `DeKRRRegressor`.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
@@ -147,6 +154,11 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             label: SiteClassifier.of(model, self.classes_, found.get(label) or plain, self._target)
             for label, model in regressor.models_.items()
         }
+
+    def fit_summary(self) -> FitSummary:
+        """Return what came of the fit, as a table: print it, or have a notebook show it."""
+        check_is_fitted(self)
+        return summary_of(self.regressor_)
 
     def partial_fit(
         self, X: Any, y: Any, sites: Any = None, edges: Any = (), sample_weight: Any = None, classes: Any = None

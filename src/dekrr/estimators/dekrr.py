@@ -40,6 +40,7 @@ from .parameters import estimator, setting, settings_of
 from .procedures import train_parts, tuning_of
 from .ranks import RowsElsewhere
 from .updates import Standing, go_on
+from .validation import HeldOutErrors, validate
 
 _BLOCK_ROWS = 1 << 14
 
@@ -82,6 +83,9 @@ class DeKRRRegressor(NetworkRegressor):
     tuning_ : dict of str to ndarray, or None
         "sigma", "alpha", "consensus", "own_weight" (of the own model in a site's prediction) and "error" of every
         candidate: the mean squared held-out error over all sites, in scaled units of the response.
+    validation_ : dict of str to HeldOutErrors, or None
+        By "RSE", the errors on held-out rows of a second training without them: own and union, of all sites and of
+        each. None where there was no second training (see `intervals`), and after `partial_fit`.
     history_ : dict of str to ndarray
         "round" and "objective", before the first round and after each.
     column_scales_ : ndarray of shape (n_columns,)
@@ -236,6 +240,7 @@ class DeKRRRegressor(NetworkRegressor):
             keep_sums=self.store_sums,
         )
         run = self._train(rows, graph, seed, training, choosing, self.network, trainings)
+        self.validation_: dict[str, HeldOutErrors] | None = validate(run.outcomes, len(run.sites))
         if self.privacy is not None:
             _tell_spent(rows, self.privacy.epsilon)
         self._keep_tuned(run, {name: grid[0] for name, grid in grids.items()})
@@ -367,7 +372,7 @@ class DeKRRRegressor(NetworkRegressor):
         )
         run = go_on(standing, graph, rows, new, choosing, self.sigma_, settings, self.network)
         with unchanged_by_failure(self):
-            self.sites_, self.graph_, self.n_rows_ = list(rows), graph, run.n_rows
+            self.sites_, self.graph_, self.n_rows_, self.validation_ = list(rows), graph, run.n_rows, None
             self._keep_run(run, choosing, standing.seed, with_rows=self.store_rows and standing.rows is not None)
 
 

@@ -8,6 +8,11 @@ from typing import Any
 import numpy as np
 
 _CHOSEN = ("sigma", "alpha", "consensus", "own_weight")
+_WITHOUT = (
+    "none, because no rows were held out, or because the models went on from them; fit with intervals=True, which "
+    "holds out a fifth of the rows"
+)
+_NEVER = "none, because this method holds out no rows; see dekrr.model_selection"
 
 
 @dataclass(frozen=True)
@@ -75,11 +80,7 @@ def summary_of(regressor: Any) -> FitSummary:
     used = [f"{name} {value:g}" for name, value in chosen.items() if value is not None]
     if used:
         facts["settings"] = ", ".join(used) + (" (tuned)" if getattr(regressor, "tuning_", None) else "")
-    tuning = getattr(regressor, "tuning_", None)
-    if tuning:
-        facts["held-out error"] = (
-            f"{np.sqrt(np.min(tuning['error'])):.4g} (root mean square, y from -1 to 1; by tuning)"
-        )
+    facts |= _held_out(regressor)
     if hasattr(regressor, "n_rounds_"):
         facts["rounds"] = str(regressor.n_rounds_)
     if hasattr(regressor, "traffic_"):
@@ -102,4 +103,31 @@ def _site(regressor: Any, site: Any) -> dict[str, str]:
         facts["features"] = str(features.n_features)
     if hasattr(regressor, "traffic_"):
         facts["kB sent"] = f"{regressor.traffic_.sent_by(site) / 1e3:.0f}"
+    validation = getattr(regressor, "validation_", None) or {}
+    for k, (name, errors) in enumerate(validation.items()):
+        facts |= {"held out": str(errors.n_rows.get(site, 0))} if k == 0 else {}
+        facts[f"own {name}"] = _number(errors.own.get(site, np.nan))
+        facts[f"union {name}"] = _number(errors.union.get(site, np.nan))
+    return facts
+
+
+def _number(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.4g}"
+
+
+def _held_out(regressor: Any) -> dict[str, str]:
+    """Return what is known of errors on rows that were held out, in words."""
+    facts = {}
+    tuning, validation = (getattr(regressor, name, None) for name in ("tuning_", "validation_"))
+    if tuning:
+        facts["error by tuning"] = f"{np.sqrt(np.min(tuning['error'])):.4g} (root mean square, y from -1 to 1)"
+    for name, errors in (validation or {}).items():
+        n_rows = sum(errors.n_rows.values())
+        own = f"own {_number(errors.mean_own)} on {n_rows} rows"
+        union = f"union {_number(errors.mean_union)} on {errors.n_union} of them"
+        if not errors.union:
+            union = "union unknown, because other sites are in other processes"
+        facts[f"held-out {name}"] = f"{own}, {union}; by a second training without them"
+    if not validation:
+        facts["held-out error"] = _WITHOUT if hasattr(regressor, "intervals") else _NEVER
     return facts

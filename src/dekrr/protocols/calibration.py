@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import solve_triangular
 
 from ..classes import N_BINS as BINS_OF_CLASSES
 from ..classes import NEWTON_STEPS, ClassCalibration, Platt
@@ -20,18 +19,16 @@ from ..classes import histogram as histogram_of_classes
 from ..classes import scores as scores_of_classes
 from ..intervals import N_BINS, Calibration, Scale, histogram, scores_of
 from ..rows import ArrayRows
-from ..statistics import weighted_features
 from ..types import Array
+from .leverages import left_by_shared
 from .masking import Agreement, Masks
-from .outcome import Outcome
+from .outcome import HeldOut, Outcome
 from .roll_call import RollCall
 from .site import Procedure, Site
 from .spanning_tree import tree_sum
 
 PARTS = 5  # one of them is held out
 _FEWEST = 4  # held-out rows
-_LEAST_RIDGE = 1e-9  # of Z'Z / N
-_LEAST_LEFT = 0.2  # of 1 - leverage
 Predict = Callable[[Outcome, Array], Array]
 """The whole prediction of an outcome for rows in its units, in its units."""
 
@@ -43,7 +40,8 @@ class Portion(NamedTuple):
     ----------
     rows : ArrayRows
     left : ArrayRows
-        The same rows with what the second training has to fit: all of the response, or what the shared part leaves.
+        The same rows with what the second training has to predict: all of the response, or what the shared part would
+        leave without the row.
     """
 
     rows: ArrayRows
@@ -80,9 +78,12 @@ class Second:
 
     def predicted(self, part: Portion) -> Array:
         """Return what is predicted without the held-out rows, in the units of the response."""
+        return np.asarray(part.rows.y - part.left.y + self.fitted(part.rows.X))
+
+    def fitted(self, X: Array) -> Array:
+        """Return what the second training predicts of all that it had to fit, in the units of the response."""
         scaling = self.second.scaling
-        fitted = scaling.undo(self.predict(self.second, scaling.rows(part.rows.X)))
-        return np.asarray(part.rows.y - part.left.y + fitted)
+        return np.asarray(scaling.undo(self.predict(self.second, scaling.rows(X))))
 
     @property
     def told(self) -> np.ndarray:
@@ -110,6 +111,7 @@ def calibrate(
     *,
     min_rows: int,
     fits_shared: bool = True,
+    probed: bool = False,
     masked: bool = False,
     lone_neighbor: str = "warn",
 ) -> Procedure[Outcome]:
@@ -129,6 +131,8 @@ def calibrate(
     min_rows : int
     fits_shared : bool, default=True
         Whether the second training fits a shared part anew. Otherwise `again` is given what the first one leaves.
+    probed : bool, default=False
+        Whether the sites find the sums of their leverages over the tree, where the shared part is not fitted anew.
     masked : bool, default=False
         Whether sums over the tree are masked.
     lone_neighbor : {"warn", "refuse"}
@@ -138,39 +142,25 @@ def calibrate(
     held_out = site.rng("calibration").permutation(rows.n_rows) % PARTS == 0
     if held_out.sum() < _FEWEST or (site.neighbors and rows.take(~held_out).n_effective < min_rows):
         held_out[:] = False
-    whole = Portion(rows, rows if fits_shared else left_by_shared(outcome, rows))
+    given = left = rows
+    if not fits_shared:
+        given, left = yield from left_by_shared(site, outcome, rows, probed=probed)
+    whole = Portion(rows, left)
     kept = whole.take(~held_out)
     identity = site.identity.within("a second training")
-    second = yield from again(replace(site, rows=ArrayRows(*kept.left.arrays(), seed=rows.seed), identity=identity))
+    second = yield from again(
+        replace(site, rows=ArrayRows(*given.take(~held_out).arrays(), seed=rows.seed), identity=identity)
+    )
     masks = None
     if masked:
         roll = RollCall(site)
         roll.found(outcome.roster)
         after = replace(site, identity=site.identity.within("calibration"))
         masks = yield from Agreement(after, roll, lone_neighbor=lone_neighbor, over_tree=True).masks()
-    yield from keep(Second(site, outcome, second, kept, whole.take(held_out), predict, masks))
+    done = Second(site, outcome, second, kept, whole.take(held_out), predict, masks)
+    yield from keep(done)
+    outcome.held_out = HeldOut(done.held_out.rows, done.held_out.left, done.fitted)
     return outcome
-
-
-def left_by_shared(outcome: Outcome, rows: ArrayRows) -> ArrayRows:
-    """Return rows with what the shared part would leave of each response without the row, e / (1 - h).
-
-    h is the row's leverage among the shared features of all sites' rows, which the site's own rows stand for.
-    """
-    shared, scaling = outcome.shared, outcome.scaling
-    if shared is None:
-        return rows
-    n_rows, weights = outcome.roster.n_counted, rows.weights.total * rows.expansion
-    block = rows.arrays()._replace(X=scaling.rows(rows.X))
-    predicted = scaling.undo(shared.feature_map(block.X) @ shared.coefficients)
-    features = weighted_features(shared.feature_map, block)
-    gram = features.T @ features * (rows.expansion * n_rows / weights)
-    gram.flat[:: len(gram) + 1] += max(shared.ridge, _LEAST_RIDGE) * n_rows
-    root = np.linalg.cholesky(gram)
-    whitened = solve_triangular(root, features.T, lower=True, overwrite_b=True, check_finite=False)
-    leverage = np.einsum("in,in->n", whitened, whitened)
-    errors = ((rows.y - predicted).T / np.maximum(1 - leverage, _LEAST_LEFT)).T
-    return ArrayRows(rows.X, errors, rows.weight, expansion=rows.expansion, seed=rows.seed)
 
 
 def keep_intervals(done: Second) -> Procedure[None]:

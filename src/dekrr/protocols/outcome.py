@@ -1,6 +1,6 @@
 """What a training procedure returns."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from ..frames import Columns
 from ..intervals import Calibration
 from ..privacy.admission import AnyAdmission
 from ..privacy.mechanism import Spent
-from ..rows import Rows
+from ..rows import ArrayRows, Rows
 from ..scaling import AnyScaling
 from ..types import Array, Block
 from .roster import Roster
@@ -46,6 +46,8 @@ class Part:
         The squared error per row that was predicted for it, or found on held-out rows.
     caution : float, default=1.0
         By how much the ridge of least held-out error is above that of generalised cross-validation.
+    gram : ndarray of shape (n_features, n_features), or None
+        The sum over all sites' rows, at the root of the tree, for as long as training lasts.
     """
 
     feature_map: FeatureMap
@@ -53,6 +55,7 @@ class Part:
     ridge: float = 0.0
     error: float = float("nan")
     caution: float = 1.0
+    gram: Array | None = None
 
     def residuals(self, rows: Rows) -> Rows:
         """Return the rows with what the part leaves of their responses."""
@@ -61,6 +64,25 @@ class Part:
             return block._replace(y=block.y - self.feature_map.apply(block.X, self.coefficients))
 
         return rows.mapped(left)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Rows that a second training was without. They stay at the site, and are dropped when their errors are known.
+
+    Parameters
+    ----------
+    rows : ArrayRows
+    left : ArrayRows
+        The same rows with what the second training had to predict: all of the response, or what the shared part would
+        leave without the row.
+    fitted : callable
+        What the second training of the site predicts of that, for any rows, in the units of the response.
+    """
+
+    rows: ArrayRows
+    left: ArrayRows
+    fitted: Callable[[Array], Array]
 
 
 @dataclass
@@ -111,6 +133,8 @@ class Outcome:
         The bandwidth that sites agreed on, where none was given.
     encoding : Columns or None
         What raw columns became, where the sites of the run agreed on it.
+    held_out : HeldOut or None
+        Rows that a second training was without, where there was one.
     """
 
     roster: Roster
@@ -137,6 +161,7 @@ class Outcome:
     column_scales: Array | None = None
     sigma: float | None = None
     encoding: Columns | None = None
+    held_out: HeldOut | None = None
 
     def agreed_members(self, prediction: str) -> Iterator[tuple[FeatureMap, Array, float]]:
         """Yield the maps, coefficients and weights of the agreed part: the site's own first, then its neighbours'.

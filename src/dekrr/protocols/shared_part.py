@@ -186,12 +186,15 @@ def solve_shared(start: Start, run: Run, feature_map: FeatureMap, caution: float
     have large responses.
     """
 
+    at_root: list[Array] = []
+
     def cautious(sums: OwnSums, n_counted: float, n_rows: int) -> list[Ridge]:
+        at_root.append(sums.gram)
         best = min(_path(sums, n_counted, n_rows), key=lambda fit: fit.error)
         return path_of(sums, n_counted, [best.ridge * caution], n_rows) if caution > 1 else [best]
 
     (found,) = yield from _ridges_over_tree(start, run, feature_map, start.rows, cautious, 1)
-    return Part(feature_map, *found)
+    return Part(feature_map, *found, gram=at_root[0] if at_root else None)
 
 
 def solve_held_out(start: Start, run: Run, feature_map: FeatureMap) -> Procedure[Part]:

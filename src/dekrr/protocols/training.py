@@ -3,7 +3,7 @@
 The estimators and the nodes of a mesh call `train`, and so do the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -62,7 +62,7 @@ def train(
         site, chooser, settings, tuning, prediction=prediction, objective=objective, keep_sums=keep_sums
     )
     if second is None:
-        return outcome
+        return _without_gram(outcome)
     fixed, found = _found(outcome, chooser, settings)
     if not second.fits_shared:
         fixed = msgspec.structs.replace(fixed, shared=None)  # `calibrate` takes it off the responses
@@ -73,19 +73,26 @@ def train(
     def predict(outcome: Outcome, X: Array) -> Array:
         return outcome.whole_prediction(X, prediction)
 
-    return (
-        yield from calibrate(
-            site,
-            outcome,
-            again,
-            predict,
-            second.keep,
-            min_rows=settings.min_rows,
-            fits_shared=second.fits_shared,
-            masked=settings.masks,
-            lone_neighbor=settings.lone_neighbor,
-        )
+    outcome = yield from calibrate(
+        site,
+        outcome,
+        again,
+        predict,
+        second.keep,
+        min_rows=settings.min_rows,
+        fits_shared=second.fits_shared,
+        probed=not settings.rows_per_feature and not settings.masks,  # no sums beyond those that the guards count
+        masked=settings.masks,
+        lone_neighbor=settings.lone_neighbor,
     )
+    return _without_gram(outcome)
+
+
+def _without_gram(outcome: Outcome) -> Outcome:
+    """Return an outcome without the sum over all sites' rows that the root of the tree had."""
+    if outcome.shared is not None:
+        outcome.shared = replace(outcome.shared, gram=None)
+    return outcome
 
 
 def _found(outcome: Outcome, chooser: Chooser, settings: DeKRRSettings) -> tuple[DeKRRSettings, Chooser]:

@@ -1,0 +1,149 @@
+"""Errors on held-out rows that a fit tells of: own and union, by a training without these rows."""
+
+import pickle
+import re
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, log_loss
+
+from dekrr import CentralizedKRR, DeKRRClassifier, DeKRRRegressor, rse
+from dekrr.classes import scores
+from dekrr.estimators import validation
+from dekrr.model import Header
+from dekrr.protocols import calibration
+from dekrr.trained import model_of
+
+RNG = np.random.default_rng(0)
+X = RNG.random((900, 3))
+SITES = np.repeat(["north", "south", "west"], [400, 350, 150])
+y = np.sin(6 * X[:, 0]) + X[:, 1] * (SITES == "west") + 0.3 * RNG.normal(size=900)
+SMALL = {"n_features": 30, "random_state": 0}
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """What every site has after its second training, by the site's name."""
+    found, kept = {}, calibration.Second
+
+    def second(site, *others):
+        found[site.name] = kept(site, *others)
+        return found[site.name]
+
+    monkeypatch.setattr(calibration, "Second", second)
+    return found
+
+
+def predicted(seconds, by, at):
+    """Return responses of the held-out rows of one site, and what the second model of another predicts for them."""
+    header = Header(site=by, method="DeKRR", kernel="gaussian", sigma=1.0, columns=None, n_columns=3, scaled=True)
+    model = model_of(seconds[by].second, header, "neighborhood")
+    held = seconds[at].held_out
+    return held.rows.y, held.rows.y - held.left.y + model.predict(held.rows.X)
+
+
+@pytest.mark.parametrize("intervals", [True, "auto"])
+def test_own_and_union_errors_are_those_of_the_second_models(seconds, intervals):
+    fitted = DeKRRRegressor(**SMALL, intervals=intervals).fit(X, y, sites=SITES)
+    errors = fitted.validation_["RSE"]
+    names = list(seconds)
+    for site, second in seconds.items():
+        held = second.held_out.rows
+        ours = {tuple(row) for row in X[site == SITES].tolist()}
+        assert {tuple(row) for row in held.X.tolist()} <= ours - {tuple(row) for row in second.kept.rows.X.tolist()}
+        assert errors.n_rows[site] == held.n_rows == pytest.approx(len(ours) / 5, abs=1)
+        assert errors.own[site] == pytest.approx(rse(*predicted(seconds, site, site)))
+        everywhere = [predicted(seconds, site, at) for at in names]
+        assert errors.union[site] == pytest.approx(rse(*map(np.concatenate, zip(*everywhere, strict=True))))
+    own = [predicted(seconds, site, site) for site in names]
+    assert errors.mean_own == pytest.approx(rse(*map(np.concatenate, zip(*own, strict=True))))
+    assert errors.mean_union == pytest.approx(np.mean(list(errors.union.values())))
+    assert errors.n_union == sum(errors.n_rows.values())
+
+
+def test_held_out_errors_are_near_those_on_new_rows_and_above_those_on_training_rows():
+    fitted = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
+    new = np.random.default_rng(1)
+    X_new, sites = new.random((3000, 3)), new.choice(["north", "south", "west"], 3000, p=[4 / 9, 3.5 / 9, 1.5 / 9])
+    y_new = np.sin(6 * X_new[:, 0]) + X_new[:, 1] * (sites == "west") + 0.3 * new.normal(size=3000)
+    errors = fitted.validation_["RSE"]
+    assert errors.mean_own == pytest.approx(fitted.rse(X_new, y_new, sites=sites), rel=0.2)
+    assert errors.mean_union == pytest.approx(fitted.rse(X_new, y_new, sites=sites, metric="union"), rel=0.2)
+    assert errors.mean_own > 1.1 * fitted.rse(X, y, sites=SITES)
+
+
+def test_the_summary_shows_them_with_the_rows_they_rest_on():
+    fitted = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
+    errors, summary = fitted.validation_["RSE"], fitted.fit_summary()
+    n_rows = sum(errors.n_rows.values())
+    told = f"own {errors.mean_own:.4g} on {n_rows} rows, union {errors.mean_union:.4g} on {errors.n_union} of them"
+    assert f"held-out RSE: {told}; by a second training without them" in str(summary)
+    west = summary.sites["west"]
+    assert (west["held out"], west["own RSE"]) == (str(errors.n_rows["west"]), f"{errors.own['west']:.4g}")
+    assert west["union RSE"] == f"{errors.union['west']:.4g}"
+    assert told in summary._repr_html_()
+    assert f"<td>{errors.own['west']:.4g}</td>" in summary._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("regressor", "reason"),
+    [
+        (DeKRRRegressor(**SMALL, intervals=False), "none, because no rows were held out, .*; fit with intervals=True"),
+        (CentralizedKRR(sigma=0.5, alpha=1e-3), "none, because this method holds out no rows; see dekrr.model_sel"),
+    ],
+)
+def test_where_there_is_none_the_summary_says_what_gives_it(regressor, reason):
+    assert re.search(f"held-out error: {reason}", str(regressor.fit(X, y, sites=SITES).fit_summary()))
+
+
+def test_models_that_went_on_have_none():
+    fitted = DeKRRRegressor(**SMALL).fit(X[:600], y[:600], sites=SITES[:600])
+    fitted.partial_fit(X[100:200], y[100:200], SITES[100:200])
+    assert fitted.validation_ is None
+    assert "the models went on from them" in str(fitted.fit_summary())
+
+
+def test_union_errors_of_many_rows_rest_on_a_share_of_each_site(monkeypatch):
+    monkeypatch.setattr(validation, "_MOST_PREDICTIONS", 180)
+    few = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES).validation_["RSE"]
+    monkeypatch.undo()
+    every = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES).validation_["RSE"]
+    assert few.n_union == 60
+    assert every.n_union == sum(every.n_rows.values()) == sum(few.n_rows.values())
+    assert few.own == every.own
+    assert few.mean_union == pytest.approx(every.mean_union, rel=0.4)
+
+
+def test_weights_count_in_them(seconds):
+    weight = RNG.integers(1, 4, 900).astype(float)
+    errors = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES, sample_weight=weight).validation_["RSE"]
+    for site, second in seconds.items():
+        of_rows = second.held_out.rows.weight
+        assert len(np.unique(of_rows)) == 3
+        assert errors.own[site] == pytest.approx(rse(*predicted(seconds, site, site), of_rows))
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_a_classifier_has_accuracy_and_log_loss(seconds, n_classes):
+    classes = np.digitize(y, np.quantile(y, np.arange(1, n_classes) / n_classes))
+    fitted = DeKRRClassifier(**SMALL).fit(X, classes, sites=SITES)
+    accuracies, losses = fitted.validation_["accuracy"], fitted.validation_["log loss"]
+    platt = fitted.models_["west"].class_calibration.platt
+    for site in seconds:
+        truth, found = predicted(seconds, site, site)
+        own = np.argmax(scores(truth), axis=1)
+        probabilities = platt.probabilities(scores(found))
+        assert accuracies.own[site] == pytest.approx(accuracy_score(own, np.argmax(probabilities, axis=1)))
+        assert losses.own[site] == pytest.approx(log_loss(own, probabilities, labels=np.arange(n_classes)))
+    text = str(fitted.fit_summary())
+    assert f"held-out accuracy: own {accuracies.mean_own:.4g} on" in text
+    assert "own log loss" in text
+    assert "DeKRRClassifier" in text
+
+
+def test_no_held_out_row_stays_in_the_estimator():
+    fitted = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
+    stored = pickle.dumps(fitted)
+    inner = np.sort(X[:, 0])[1:-1]  # the scaling has the others
+    assert np.sort(X[:, 0])[0].tobytes() in stored
+    assert not any(value.tobytes() in stored for value in inner)
