@@ -27,7 +27,8 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Setting("Neighbours of a site, where the topology leaves it open.", _COUNT, agreed=False)
     ] = 4
     n_sites: Annotated[
-        int, Setting("Sites to deal rows out to, where rows come without labels of sites.", _COUNT, agreed=False)
+        int,
+        Setting("Number of sites among which rows are divided, where rows have no site labels.", _COUNT, agreed=False),
     ] = 10
     unknown_sites: Annotated[
         str,
@@ -40,7 +41,7 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     random_state: Annotated[
         Any,
         Setting(
-            "Of all random numbers of a fit.",
+            "Seed of all random numbers of a fit.",
             rules.RANDOM_STATE.or_none(),
             agreed=False,
         ),
@@ -66,8 +67,8 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     deployment: Annotated[
         bool,
         Setting(
-            "Fit under a deployment's guards and its defaults, where a setting has the estimators', and tell which "
-            "sites a deployment would refuse, and why.",
+            "Fit with the guards of a deployment, and with its defaults for settings that are left at the estimators' "
+            "defaults. Sites that a deployment would refuse are named, with the reason.",
             FLAG,
             agreed=False,
         ),
@@ -75,7 +76,7 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     verbose: Annotated[
         int,
         Setting(
-            'Above 0, tell where a fit is: on a terminal, or else in the log "dekrr" of the module logging.',
+            'Above 0, show the progress of a fit: on a terminal, or else in the logger "dekrr" of the module logging.',
             whole_number(0),
             agreed=False,
         ),
@@ -92,8 +93,8 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Any,
         Setting(
             'Train a second time without a fifth of the rows, for predict_interval. With "auto" this is done where '
-            "sigma, alpha or consensus is left to be found and neither privacy nor rows_per_feature is set; the shared "
-            "part is then not fitted again, which costs less and is less exact.",
+            "sigma, alpha or consensus is left open and neither privacy nor rows_per_feature is set; the shared part "
+            "is then not fitted again, which costs less and is less exact.",
             Rule('True, False or "auto"', lambda value: isinstance(value, bool) or value == "auto"),
             agreed=False,
         ),
@@ -101,8 +102,8 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     network: Annotated[
         Any,
         Setting(
-            "Makes the network that drives the sites' procedures from the graph of their names; see "
-            "dekrr.networks.base. None is this process.",
+            "A function that makes the network which drives the sites' procedures, from the graph of their names; see "
+            "dekrr.networks.base. None runs all sites in this process.",
             rules.CALLABLE.or_none(),
             agreed=False,
         ),

@@ -45,7 +45,7 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True):
     """How coefficients travel; see `dekrr.protocols.wire`."""
 
     precision: Annotated[
-        str, Setting("Of coefficients on the wire: 8 bytes each, 4, or 1.", one_of(*WIRE_PRECISIONS))
+        str, Setting("Precision of coefficients on the wire: 8, 4 or 1 bytes each.", one_of(*WIRE_PRECISIONS))
     ] = "double"
     censor_start: Annotated[
         float, Setting("Coefficients that moved by less than this are not sent in the first round.", _NOT_NEGATIVE)
@@ -80,13 +80,17 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
     1e-06
     """
 
-    epsilon: Annotated[float, Setting("How much a row may change what others see.", POSITIVE)]
-    delta: Annotated[float | None, Setting("The chance that the promise fails; None is N_j^-2.", _CHANCE)] = None
+    epsilon: Annotated[float, Setting("The privacy budget: how much one row may change what others see.", POSITIVE)]
+    delta: Annotated[
+        float | None, Setting("The probability with which the promise may fail; None is N_j^-2.", _CHANCE)
+    ] = None
     max_epsilon: Annotated[float, Setting("A larger epsilon is refused.", POSITIVE, agreed=False)] = 10.0
     colluders: Annotated[
         int | None,
         Setting(
-            "The most sites that pool what they see, so that sites share the noise; None is any.", _COUNT.or_none()
+            "The most sites that may pool what they see; sites then share the noise. None allows any number, and "
+            "every site adds the full noise.",
+            _COUNT.or_none(),
         ),
     ] = None
 
@@ -127,7 +131,7 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
     )
     sigma: Annotated[float, Setting("The kernel's bandwidth, in scaled columns.", POSITIVE)] = 1.0
     mapping: Annotated[str, Setting("A cosine with a phase per feature, or cos/sin pairs.", one_of(*MAPPINGS))] = "cos"
-    seed: Annotated[int, Setting("Of all random numbers of a run.", whole_number(0, 2**63 - 1))] = 0
+    seed: Annotated[int, Setting("Seed of all random numbers of a run.", whole_number(0, 2**63 - 1))] = 0
     prediction: Annotated[
         str,
         Setting(
@@ -143,8 +147,9 @@ class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
     sigma: Annotated[
         Any,
         Setting(
-            'The kernel\'s bandwidth, in scaled columns. Several values, or "auto", are chosen from by '
-            "cross-validation that all sites take part in, without a centre.",
+            'The kernel\'s bandwidth, in scaled columns. With a shared part, "auto" derives it from the spread of the '
+            "rows. Otherwise, and from several values, it is chosen by cross-validation in which all sites take part, "
+            "without a server.",
             POSITIVE.or_several(),
         ),
     ] = "auto"
@@ -156,7 +161,8 @@ class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
     objective: Annotated[
         str,
         Setting(
-            "What tuning minimises on held-out rows: a site's own error, its neighbours' models' error, or the mean.",
+            "What tuning minimises on held-out rows: the error of a site's own model, that of its neighbours' models, "
+            "or the mean of both.",
             one_of("mean", "own", "union"),
         ),
     ] = "mean"
@@ -167,8 +173,8 @@ class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _MASKS = Setting(
-    "A site learns sums over the rows of its neighbourhood, and no single neighbour's sums: pairwise masks hide them. "
-    "Under differential privacy noise does so instead.",
+    "A site learns sums over the rows of its neighbourhood, but not the sums of a single neighbour: pairwise masks "
+    "hide them. Under differential privacy noise does this instead.",
     FLAG,
     in_process=False,
 )
@@ -186,8 +192,9 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     scale: Annotated[
         str | None,
         Setting(
-            "Columns to [0, 1] and the response to [-1, 1] by agreed bounds, or not. Quantiles, to which columns are "
-            "clipped, are agreed on by rounded counts; minmax tells extreme values.",
+            "Whether columns are scaled to [0, 1] and the response to [-1, 1], by bounds that sites agree on. "
+            '"quantiles" agrees on bounds by rounded counts, and clips columns near them; "minmax" tells extreme '
+            "values.",
             one_of("quantiles", "minmax").or_none(),
             in_process="minmax",
         ),
@@ -198,7 +205,7 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     min_rows: Annotated[
         int,
         Setting(
-            "The fewest rows that a site sends sums over. Of rows with weights it counts (sum w)^2 / sum w^2.", _COUNT
+            "The fewest rows that a site sends sums over. Rows with weights count as (sum w)^2 / sum w^2 rows.", _COUNT
         ),
     ] = 10
     rows_per_feature: Annotated[
@@ -213,7 +220,8 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_leverage: Annotated[
         float,
         Setting(
-            "Rows of a higher leverage among reference features are in no sum that leaves their site; 1 admits all.",
+            "Rows with a higher leverage among reference features are in no sum that leaves their site; 1 admits all "
+            "rows.",
             number(0, 1),
             in_process=1.0,
         ),
@@ -229,7 +237,7 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     solver: Annotated[
         Any,
         Setting(
-            '"chebyshev" takes about the root of the rounds of the paper\'s "jacobi".',
+            '"chebyshev" needs about the square root of the number of rounds that the paper\'s "jacobi" needs.',
             one_of(*SOLVERS),
             objects=_SOLVER,
         ),
@@ -250,24 +258,27 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     max_rounds: Annotated[int, Setting("The most rounds.", _COUNT)] = 1500
     exchange: Annotated[
         str,
-        Setting('"features" is the paper\'s own: it gives the rows away, for comparison.', one_of("sums", "features")),
+        Setting(
+            '"features" is the paper\'s exchange, for comparison: it gives the rows away.', one_of("sums", "features")
+        ),
     ] = "sums"
     allocation: Annotated[
         str,
         Setting(
-            "Features per site: all the same; or, at the same mean, in proportion to the root of its rows, or where "
-            "they lower the squared error most (for greedy features; from a third to three times the mean).",
+            "Features per site: all the same; or, at the same mean, in proportion to the square root of its rows, or "
+            "where they lower the squared error most (for greedy features; from a third to three times the mean).",
             one_of("equal", "sqrt", "gain"),
         ),
     ] = "equal"
     own_weight: Annotated[
-        float, Setting("Of a site's own model in its prediction, unless tuning chooses it.", number(0, 1))
+        float, Setting("Weight of a site's own model in its prediction, unless tuning chooses it.", number(0, 1))
     ] = 0.5
     precision: Annotated[
         str,
         Setting(
-            'Of sums over rows. "mixed" has features in single precision and adds blocks of rows up in double: about '
-            "twice as fast for many rows, with sums right to 1e-5; for alpha of 1e-7 and more.",
+            'Precision of sums over rows. "mixed" computes features in single precision and adds up blocks of rows in '
+            "double precision. It is about twice as fast for many rows, with sums right to 1e-5; use it with an alpha "
+            "of 1e-7 or more.",
             one_of(*PRECISIONS),
         ),
     ] = "double"
@@ -275,8 +286,9 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     shortlist_rows: Annotated[
         float,
         Setting(
-            "Rows of all neighbours together for each feature that a site asks them about before it chooses; 0 is no "
-            "limit. Fewer rows choose better features, and make it easier to tell whether a known row is among them.",
+            "Rows of all neighbours together for each feature that a site asks them about before it chooses; 0 means "
+            "no limit. A lower number gives better features, but makes it easier to tell whether a known row is among "
+            "the rows.",
             _NOT_NEGATIVE,
             in_process=0.0,
         ),
@@ -293,30 +305,32 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     shared: Annotated[
         Any,
         Setting(
-            "A part of the model that is the same at all sites: its number of features, or by the rows of all sites. "
-            "None has none.",
+            'A part of the model that is the same at all sites: its number of features; "auto" derives it from the '
+            "rows of all sites; None leaves the part out.",
             _PART.or_none(),
         ),
     ] = "auto"
     local: Annotated[
         Any,
         Setting(
-            "A part that corrects the model for the site's own rows and is sent to nobody: its number of features, or "
-            "by the site's rows. None has none.",
+            "A part that corrects the model for the site's own rows and is sent to nobody: its number of features; "
+            '"auto" derives it from the site\'s rows; None leaves the part out.',
             _PART.or_none(),
         ),
     ] = "auto"
     column_scales: Annotated[
         Any,
         Setting(
-            "How much the response depends on each column, in which features are drawn: learnt by all sites, or a "
-            "number for each column. None has all columns count alike.",
+            'How much the response depends on each column; features are drawn in these scales. "auto" has all sites '
+            "learn them; or give a number for each column. None treats all columns alike.",
             _SCALES.or_none(),
         ),
     ] = "auto"
-    max_maps: Annotated[int, Setting("The most feature maps that a neighbour may ask sums for in a run.", _COUNT)] = 64
+    max_maps: Annotated[
+        int, Setting("The most feature maps for which a neighbour may ask for sums in a run.", _COUNT)
+    ] = 64
     max_features: Annotated[
-        int, Setting("The most features that a neighbour may choose; 0 is no limit.", whole_number(0))
+        int, Setting("The most features that a neighbour may choose; 0 means no limit.", whole_number(0))
     ] = 0
     verify_features: Annotated[
         bool, Setting("Sites prove that their features come from the agreed pool.", FLAG, in_process=False)
@@ -331,7 +345,8 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     privacy: Annotated[
         DifferentialPrivacy | None,
         Setting(
-            "A guarantee for every row. It takes public bounds or no scale, given numbers and plain features for all.",
+            "Differential privacy: a guarantee for every row. It needs public bounds or no scaling, settings given as "
+            "numbers, and plain features at all sites.",
             rules.instance_of(DifferentialPrivacy).or_none(),
         ),
     ] = None
@@ -341,7 +356,8 @@ class SharedSettings(GuardSettings, frozen=True, kw_only=True):
     """What the methods that share features (AllReduce, DKLA, COKE) have besides."""
 
     selecting_site: Annotated[
-        str | None, Setting("Who chooses features that depend on rows; None is the site with most rows.")
+        str | None,
+        Setting("The site that chooses features where they depend on rows; None means the site with the most rows."),
     ] = None
 
 
