@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from dekrr import DataError, DeKRRRegressor, rse
+from dekrr import DataError, DeKRRClassifier, DeKRRRegressor, rse
 from dekrr.cli import app as cli_app
 from dekrr.cli.app import app
 from dekrr.data import make_sites
@@ -88,6 +88,39 @@ def test_score(table):
     assert "union RSE" in run("score", table / "models", table / "data.csv", "--target", "y").output
     with pytest.raises(DataError, match="has no column 'z'"):
         run("score", table / "models", table / "data.csv", "--target", "z", "--site", "station")
+
+
+@pytest.mark.parametrize("classes", [["high", "low"], [0, 1, 2], [False, True]])
+def test_score_of_models_of_classes(table, classes):
+    truth = np.asarray(classes)[np.searchsorted(np.quantile(y, np.arange(1, len(classes)) / len(classes)), y)]
+    frame = pd.DataFrame(X, columns=COLUMNS).assign(kind=truth, station=SITES)
+    settings = {"n_features": 12, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
+    classifier = DeKRRClassifier(**settings).fit(frame, "kind", sites="station")
+    folder = table / "classes"
+    folder.mkdir()
+    for label, model in classifier.models_.items():
+        model.save(folder / f"{label}.safetensors")
+    frame.to_csv(table / "kinds.csv", index=False)
+    words = " ".join(run("score", folder, table / "kinds.csv", "--target", "kind", "--site", "station").output.split())
+    numbers = r"own accuracy ([\d.]+) and log loss ([\d.]+), union accuracy ([\d.]+) and log loss ([\d.]+) on 240 rows"
+    found = [float(number) for number in re.search(numbers, words).groups()]
+    expected = [
+        classifier.score(frame[COLUMNS], truth, sites=SITES, metric=metric, loss=loss)
+        for metric in ("own", "union")
+        for loss in ("accuracy", "log_loss")
+    ]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    own = SITES == "station 01"
+    assert f"{classifier.models_['station 01'].score(frame[COLUMNS][own], truth[own]):.4f}" in words
+    assert "union accuracy" in run("score", folder, table / "kinds.csv", "--target", "kind").output
+    with pytest.raises(
+        DataError, match=r"row 0, column 'station' is 'station 00', which is none of the models' classes"
+    ):
+        run("score", folder, table / "kinds.csv", "--target", "station")
+    with pytest.raises(SettingsError, match="or there are several targets: score models of one fit"):
+        run("score", folder, table / "kinds.csv", "--target", "kind", "--target", "station")
+    with pytest.raises(DataError, match="has no column 'sort'; it has"):
+        run("score", folder, table / "kinds.csv", "--target", "sort")
 
 
 def test_words_and_missing_values_and_inspect(table):

@@ -171,6 +171,42 @@ def test_a_deployment_names_every_site_that_it_would_refuse():
         regressor(deployment=True, exchange="features").fit(X, y, sites=SITES)
 
 
+def lonely(n_distinct):
+    """Return rows of one column: some that occur once, and the others at five places."""
+    rng = np.random.default_rng(n_distinct)
+    return np.concatenate([rng.random(n_distinct), rng.choice(np.linspace(0, 1, 5), 220 - n_distinct)])
+
+
+def test_a_deployment_foresees_rows_that_stand_alone_among_features():
+    x = np.concatenate([np.repeat(np.linspace(0, 1, 44), 5), lonely(50), lonely(45)])[:, None]
+    labels = np.repeat(["north", "south", "west"], 220)
+    alone = {"features": "plain", "shared": None, "local": None, "column_scales": None, "deployment": True}
+    narrow = regressor(n_features=60, sigma=0.003, **alone)
+    with pytest.raises(DataError) as refused:
+        narrow.fit(x, np.sin(5 * x[:, 0]), sites=labels)
+    for word in (
+        "a deployment would refuse 2 of 3 sites",
+        "site 'south' has 220 rows, of which 50 have a leverage near 1 among its 60 features and the 60 of site",
+        "site 'west' has 220 rows, of which 45 have a leverage near 1",
+        "where sums need 180 others (rows_per_feature=1.5): a larger sigma or fewer features lower leverages",
+    ):
+        assert word in str(refused.value)
+    wide = regressor(n_features=60, sigma=0.5, **alone).fit(x, np.sin(5 * x[:, 0]), sites=labels)
+    assert not any(verdict.reason for verdict in wide.deployment_.values())
+
+
+def test_a_refusal_in_the_run_of_a_deployment_says_that_it_is_one(monkeypatch):
+    from dekrr.estimators import deployment
+
+    monkeypatch.setattr(deployment, "_standing_alone", lambda *given: {})
+    x = np.concatenate([np.repeat(np.linspace(0, 1, 44), 5), lonely(50)])[:, None]
+    alone = {"features": "plain", "shared": None, "local": None, "column_scales": None, "deployment": True}
+    with pytest.raises(
+        DataError, match=r"a deployment would refuse this run: site '1' has 220 rows, 5[0-9] of which stand"
+    ):
+        regressor(n_features=60, sigma=0.003, **alone).fit(x, np.sin(5 * x[:, 0]), sites=np.repeat([0, 1], 220))
+
+
 def test_a_deployment_has_its_own_defaults():
     rows = np.random.default_rng(1).random((600, 2))
     table = rows, rows.sum(axis=1)

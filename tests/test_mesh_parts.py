@@ -1,5 +1,11 @@
 """What the estimators train, over the mesh: all parts of a model, and what a lost site or a restart does to them."""
 
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +18,7 @@ from dekrr.deploy.files import read_site
 from dekrr.deploy.node import MODEL
 from dekrr.errors import DataError, SettingsError
 from dekrr.estimators.network import seed_of
-from meshes import Mesh, wait_until
+from meshes import Mesh, free_ports, wait_until
 
 COLUMNS = ["u", "v", "w"]
 SIZES = {"n_features": 12, "seed": seed_of(0)}
@@ -98,6 +104,30 @@ def test_intervals_of_nodes_are_those_of_the_estimator(tmp_path):
     assert result.exit_code == 0, result.output
     new = pd.read_csv(out)
     np.testing.assert_allclose(new[["prediction_lower", "prediction_upper"]][own], ends, rtol=1e-9)
+    served = served_intervals(mesh.home("s00") / MODEL, rows[own])
+    np.testing.assert_allclose(served, ends, rtol=1e-9)
+
+
+def served_intervals(path, rows):
+    """Return the ends of 90 % intervals that the command `dekrr serve` answers with, over loopback."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-c", "from dekrr.cli import main; main()", "serve", str(path), "--port", str(port)]
+    body = json.dumps({"rows": rows.to_dict("records")}).encode()
+    url = f"http://127.0.0.1:{port}/predict?coverage=0.9"
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+        try:
+            wait_until(lambda: is_open(port))
+            request = urllib.request.Request(url, body, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                answer = json.load(reply)
+        finally:
+            server.terminate()
+    return np.column_stack([answer["lower"], answer["upper"]])
+
+
+def is_open(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_the_model_of_a_node_predicts_with_its_withheld_rows_in_the_local_part_alone(tmp_path):

@@ -15,7 +15,7 @@ from dekrr.errors import DataError, SettingsError
 from dekrr.estimators.network import seed_of
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.site import Site
-from meshes import Mesh
+from meshes import Mesh, wait_until
 
 COLUMNS = ["wind", "when", "gust", "wet"]
 SETTINGS = {"n_features": 12, "seed": seed_of(0), "max_leverage": 1.0}
@@ -129,6 +129,36 @@ def test_columns_are_agreed_on_anew_without_a_lost_site_and_rows_are_judged_as_b
         np.testing.assert_array_equal(*admitted)
         assert 100 < admitted[0].sum() < 150
         assert len(own[name]._history.entries) == 1
+
+
+@pytest.mark.slow
+def test_a_site_that_is_lost_in_a_raw_run_leaves_models_of_the_others_columns(tmp_path):
+    """Its category, which no other site has, is in no model that the others end with."""
+    mesh = mesh_of(tmp_path, n_sites=4, settings={"max_rounds": 400, "tol": 0.0}, patience=4.0)
+    mesh.tables["s03"] = mesh.tables["s03"].assign(wind="W")
+    mesh.tables["s03"].to_csv(mesh.folder / "s03.csv", index=False)
+    processes = {name: mesh.process(name) for name in mesh.names}
+
+    def in_rounds(name):
+        path = mesh.home(name) / "run.jsonl"
+        return path.exists() and any(event.get("round", 0) > 2 for event in mesh.events(name))
+
+    wait_until(lambda: all(in_rounds(name) for name in mesh.names))
+    processes["s03"].kill()
+    processes["s03"].join()
+    left = [name for name in mesh.names if name != "s03"]
+    new = raw_table(99).drop(columns="y")
+    new.loc[:4, "wind"] = "W"
+    for name in left:
+        processes[name].join(120)
+        assert processes[name].exitcode == 0, (mesh.home(name) / "log").read_text()
+        finished = next(event for event in reversed(mesh.events(name)) if event["event"] == "finished")
+        assert finished["gone"] == ["s03"]
+        model = mesh.model(name)
+        assert set(model.header.encoding.columns[0].categories) == {"N", "E", "S"}
+        found = model.predict(new)
+        truth = raw_table(99)["y"].to_numpy() - 9.9  # what a site's number adds
+        assert np.mean((found - truth)[5:] ** 2) < 0.2 * truth.var()
 
 
 def test_what_is_wrong_with_raw_tables_is_said(tmp_path):

@@ -19,6 +19,7 @@ from ..model_file import load
 from ..rows.batches import inputs_of
 from ..rows.sources import open_source
 from ..types import Array
+from .class_scoring import class_errors_on
 from .models import SUFFIX, require_column
 from .outputs import require_output, table_writer
 from .scoring import errors_on, frame_of
@@ -166,11 +167,18 @@ def score(
 ) -> None:
     """Measure the errors of models on a table: own and union relative square error, and each site's.
 
-    Without --site, every model is scored on all rows (union).
+    Of models of classes, accuracy and log loss. Without --site, every model is scored on all rows (union).
     """
     by_site = load_all(models)
-    if any(model.header.classes is not None for model in by_site.values()):
-        raise SettingsError("the models are of classes, and score measures errors of numbers: use predict")
+    classifiers = {name: model for name, model in by_site.items() if isinstance(model, SiteClassifier)}
+    if classifiers:
+        if len(classifiers) < len(by_site) or len(target) > 1:
+            raise SettingsError(
+                "some models are of classes and some of numbers, or there are several targets: score "
+                "models of one fit, with the one column of classes"
+            )
+        _score_classes(classifiers, data, target[0], site)
+        return
     errors = errors_on(by_site, open_source(data).read(None), target, site)
     if not errors.n_rows:
         raise DataError(f"{data} has no rows to score")
@@ -180,6 +188,20 @@ def score(
         console.print(f"own RSE {errors.own():.4f}, union RSE {errors.union():.4f} on {errors.n_rows} rows")
     else:
         console.print(f"union RSE {errors.union():.4f} on {errors.n_rows} rows; --site COLUMN adds the own RSE")
+
+
+def _score_classes(models: dict[str, SiteClassifier], data: Path, target: str, site: str | None) -> None:
+    errors = class_errors_on(models, open_source(data).read(None), target, site)
+    if not errors.n_rows:
+        raise DataError(f"{data} has no rows to score")
+    console = Console()
+    words = "{} accuracy {:.4f} and log loss {:.4f}"
+    union = words.format("union", *errors.union())
+    if site is not None:
+        console.print(errors.table(f"{len(models)} models on {data}"))
+        console.print(f"{words.format('own', *errors.own())}, {union} on {errors.n_rows} rows")
+    else:
+        console.print(f"{union} on {errors.n_rows} rows; --site COLUMN adds those of each row's own site")
 
 
 def inspect(

@@ -33,7 +33,7 @@ from ..types import Array
 from . import parameters
 from .base import unchanged_by_failure
 from .choosing import Choosing
-from .deployment import Verdict, deployed, judge
+from .deployment import Verdict, deployed, judge, refusal
 from .features import NetworkRegressor
 from .network import Run, are_weighted, sites_of
 from .parameters import estimator, setting, settings_of
@@ -239,7 +239,12 @@ class DeKRRRegressor(NetworkRegressor):
             objective=self.objective,
             keep_sums=self.store_sums,
         )
-        run = self._train(rows, graph, seed, training, choosing, self.network, trainings)
+        try:
+            run = self._train(rows, graph, seed, training, choosing, self.network, trainings)
+        except DataError as error:
+            if not self.deployment:
+                raise
+            raise refusal(error) from error
         self.validation_: dict[str, HeldOutErrors] | None = validate(run.outcomes, len(run.sites))
         if self.privacy is not None:
             _tell_spent(rows, self.privacy.epsilon)

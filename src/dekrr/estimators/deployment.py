@@ -10,10 +10,15 @@ from ..deploy.checks import DEPLOYED
 from ..deploy.tables import NAME
 from ..errors import DataError, SettingsError, warn
 from ..labels import listed
+from ..privacy.rows_per_feature import lone_rows
 from ..protocols.calibration import PARTS
+from ..protocols.choosing import choose_alone
+from ..protocols.shared_part import bandwidth_of
 from ..protocols.site import Site
+from ..rows import ChainedRows
 from ..selection import Chooser
 from ..settings import DeKRRSettings, entries
+from .procedures import scaling_of
 
 
 class Verdict(NamedTuple):
@@ -87,6 +92,10 @@ def judge(
     verdicts = {
         label: _verdict(site, sizes, settings, folds, trains_twice=trains_twice) for label, site in sites.items()
     }
+    if settings.privacy is None and settings.max_leverage < 1 and settings.rows_per_feature:
+        for label, reason in _standing_alone(sites, choosers, settings).items():
+            if not verdicts[label].reason:
+                verdicts[label] = verdicts[label]._replace(reason=reason)
     odd = [label for label, site in sites.items() if not NAME.fullmatch(site.name)]
     if odd:
         warn(
@@ -100,6 +109,46 @@ def judge(
             "to another, or take a smaller n_features"
         )
     return verdicts
+
+
+def _standing_alone(
+    sites: Mapping[Hashable, Site], choosers: Mapping[Hashable, Chooser], settings: DeKRRSettings
+) -> dict[Hashable, str]:
+    """Return why sites would refuse sums because rows stand alone among features, with features chosen by each alone.
+
+    A run chooses its features together, so that this foresees what is likely. The run itself checks again.
+    """
+    kept = {label: site.withholding(settings.max_leverage) for label, site in sites.items()}
+    every = ChainedRows([site.rows for site in kept.values()])
+    scaling = scaling_of(settings, every)
+    sigma = bandwidth_of(every.scaled(scaling).sample.X.std(axis=0))
+    rows = {label: site.rows.scaled(scaling) for label, site in kept.items()}
+    maps = {}
+    for label, site in kept.items():
+        chooser = choosers[label]
+        size = chooser.most_features(int(chooser.n_features), site.n_rows)
+        maps[site.name] = choose_alone(
+            site, rows[label], chooser.replace(n_features=size, sigma=chooser.sigma or sigma)
+        )
+    reasons = {}
+    for label, site in kept.items():
+        around = {name: maps[name] for name in site.neighbors}
+        for neighbor, n_lone in lone_rows(rows[label], maps[site.name], around).items():
+            n_own, n_other = maps[site.name].n_features, maps[neighbor].n_features
+            needed = math.ceil(settings.rows_per_feature * (n_own + n_other))
+            if site.n_rows - n_lone < needed:
+                reasons[label] = (
+                    f"has {site.n_rows} rows, of which {n_lone} have a leverage near 1 among its {n_own} features and "
+                    f"the {n_other} of site {neighbor!r}, where sums need {needed} others (rows_per_feature="
+                    f"{settings.rows_per_feature:g}): a larger sigma or fewer features lower leverages"
+                )
+                break
+    return reasons
+
+
+def refusal(error: DataError) -> DataError:
+    """Return what a prototype says where a guard refuses in its run."""
+    return DataError(f"a deployment would refuse this run: {error}")
 
 
 def _verdict(

@@ -104,13 +104,26 @@ def check_leverages(
     maps : mapping of neighbour to FeatureMap
     rows_per_feature : float
     """
+    for neighbor, n_lone in lone_rows(rows, own_map, maps).items():
+        check_rows(site, rows.n_rows, own_map, {neighbor: maps[neighbor]}, rows_per_feature, n_lone)
+
+
+def lone_rows(rows: Rows, own_map: FeatureMap | None, maps: Mapping[str, FeatureMap]) -> dict[str, int]:
+    """Return for each neighbour how many rows stand alone among its features or the site's own.
+
+    Parameters
+    ----------
+    rows : Rows
+    own_map : FeatureMap or None
+    maps : mapping of neighbour to FeatureMap
+    """
     sample = rows.sample
     of_own = _stands_alone(sample, own_map) if own_map is not None else np.zeros(sample.n_rows, dtype=bool)
-    share = rows.n_rows / max(rows.sample.n_rows, 1)
-    for neighbor, feature_map in maps.items():
-        alone = of_own | _stands_alone(sample, feature_map)
-        n_lone = round(share * int(alone.sum()))
-        check_rows(site, rows.n_rows, own_map, {neighbor: feature_map}, rows_per_feature, n_lone)
+    share = rows.n_rows / max(sample.n_rows, 1)
+    return {
+        neighbor: round(share * int((of_own | _stands_alone(sample, feature_map)).sum()))
+        for neighbor, feature_map in maps.items()
+    }
 
 
 def _stands_alone(rows: ArrayRows, feature_map: FeatureMap) -> np.ndarray:
