@@ -4,7 +4,7 @@ BIN := .venv/bin
 # No xdist on one core; otherwise one worker a core, with one BLAS thread each.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup demo docs figures package pins test test-slow soak lint bench bench-compare clean
+.PHONY: setup demo docs figures image package pins test test-slow soak lint bench bench-compare clean
 
 setup: .venv/.installed
 
@@ -39,6 +39,10 @@ package: setup
 	rm -rf dist
 	$(BIN)/python -m build --quiet
 	$(BIN)/python tests/try_package.py dist
+
+# The image of a site, from packaging/Containerfile, without a registry: BASE names a base of your own.
+image: setup
+	PYTHON=$(BIN)/python sh packaging/image.sh
 
 lint: setup
 	$(BIN)/ruff check .

@@ -197,8 +197,9 @@ def test_a_node_that_reads_parquet_needs_neither_pandas_nor_scikit_learn(tmp_pat
     assert done.stdout.split() == ["60", "set()"]
 
 
-def test_a_single_run_goes_on_when_its_certificate_is_renewed(tmp_path):
-    mesh = Mesh(tmp_path, 2, settings={"tol": 0.0, "max_rounds": 4000})
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_single_run_goes_on_when_its_certificate_is_renewed(tmp_path, masks):
+    mesh = Mesh(tmp_path, 2, settings={"tol": 0.0, "max_rounds": 4000, "masks": masks})
     process = mesh.process("s01")
     node = mesh.node("s00")
     thread = threading.Thread(target=node.run, daemon=True)
@@ -214,8 +215,9 @@ def test_a_single_run_goes_on_when_its_certificate_is_renewed(tmp_path):
     assert mesh.check_models(mesh.names) == {frozenset()}
 
 
-def test_a_single_run_goes_on_without_a_revoked_certificate_and_says_when_its_own_ends(tmp_path):
-    mesh = Mesh(tmp_path, 3)
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_single_run_goes_on_without_a_revoked_certificate_and_says_when_its_own_ends(tmp_path, masks):
+    mesh = Mesh(tmp_path, 3, settings={"masks": masks}, patience=20.0 if masks else 5.0)
     home = mesh.home("s00")
     revoked = [keys.read_certificate(mesh.home("s01") / keys.CERTIFICATE)]
     (home / REVOKED).write_bytes(revocation_list(mesh.authority, revoked, None))
@@ -229,8 +231,10 @@ def test_a_single_run_goes_on_without_a_revoked_certificate_and_says_when_its_ow
     assert "the certificate ends in 20.0 days; renew it" in said
     (gone,) = [event for event in mesh.events("s00") if event["event"] == "gone"]
     assert gone["sites"] == ["s01"]
-    assert "the certificate of 's01' with serial number" in gone["reason"]
-    assert "is revoked" in gone["reason"]
+    refused = [event["reason"] for event in mesh.events("s00") if event["event"] == "refused"]
+    (reason,) = [reason for reason in refused if "the certificate of 's01' with serial number" in reason]
+    assert "is revoked" in reason
+    assert gone["reason"] == (reason if masks else f"s01 missing at exchange {gone['exchange']}")
     assert isinstance(errors["s01"], GoneError)
     assert errors["s02"] is None
     assert mesh.check_models(["s00", "s02"]) == {frozenset({"s01"})}

@@ -27,7 +27,8 @@ from dekrr.deploy.status import serve_metrics
 from dekrr.disk import LockedFile
 from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, KeysError, ModelFileError, SettingsError
 from dekrr.model import SiteModel
-from dekrr.networks.mesh import Link, MeshNetwork, _take, ask_status, zenoh_config
+from dekrr.networks.asking import ask_status
+from dekrr.networks.mesh import Link, MeshNetwork, _take, zenoh_config
 from dekrr.networks.session import journal as journals
 from dekrr.networks.session.events import Exchanged, Refused, Up
 from dekrr.networks.session.frames import Hello, frame_decoder

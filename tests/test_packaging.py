@@ -1,5 +1,6 @@
 """The units, the image and the compose file: what they start exists, and the units are hardened."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from dekrr.cli.app import COMMANDS
+from dekrr.deploy.policy import read_policy, refusals
+from dekrr.deploy.standing_file import read_relay, read_standing
+from dekrr.deploy.studies.study import parse_study
 
 FOLDER = Path(__file__).parents[1] / "packaging"
 UNITS = sorted(FOLDER.glob("*.service"))
@@ -44,3 +48,31 @@ def test_the_compose_file_has_four_hardened_sites_and_a_relay():
     for service in services.values():
         assert service["read_only"]
         assert service["cap_drop"] == ["ALL"]
+
+
+def test_the_trial_of_the_compose_file_has_what_its_containers_need(tmp_path):
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not here")
+    shutil.copytree(FOLDER, tmp_path / "packaging")
+    program = tmp_path / "dekrr"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from dekrr.cli import main; main()" "$@"\n')
+    (tmp_path / "chown").write_text("#!/bin/sh\n")  # a user of the image, whom only root can name
+    for made in (program, tmp_path / "chown"):
+        made.chmod(0o755)
+    environment = {**os.environ, "DEKRR": str(program), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", "packaging/trial.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
+    homes = {name: tmp_path / "packaging" / entry["volumes"][0].split(":")[0] for name, entry in services.items()}
+    relay = read_relay(homes.pop("relay") / "relay.toml")
+    assert set(relay.sites) == set(homes)
+    study = parse_study((homes["station-00"] / "study.toml").read_text())
+    assert set(study.sites) == set(homes)
+    for name, home in homes.items():
+        site = read_standing(home / "site.toml")
+        assert site.relay == "relay:7700"
+        assert site.identity(home).site == name
+        assert set(site.neighbors) == set(homes) - {name}
+        assert (home / site.sources[study.source]).exists()
+        assert refusals(read_policy(home / "policy.toml"), study, "station-00", site.sources) == []

@@ -24,7 +24,7 @@ from dekrr.deploy.identity import REVOKED, revocation_list
 from dekrr.deploy.leaving import REVEALS, describe
 from dekrr.deploy.policy import Policy, SourcePolicy, read_policy, refusals, refusals_of_run
 from dekrr.deploy.procedure import procedure_of
-from dekrr.deploy.sealing import Seal
+from dekrr.deploy.sealing import DataSeal, Seal
 from dekrr.deploy.standing_file import read_standing
 from dekrr.deploy.studies.book import ITEMS, Book
 from dekrr.deploy.studies.gossip import Gossip
@@ -422,6 +422,29 @@ def test_frames_are_sealed_between_neighbours(consortium):
         b.take(bytes(changed))
     with pytest.raises(KeysError, match="no sealed frame"):
         b.take(b"")
+
+
+def test_data_are_sealed_for_no_holder_of_a_revoked_certificate_and_hellos_are_plain(consortium):
+    ours, wires = identity(consortium, "a"), {"a": [], "b": []}
+    old, key = identity(consortium, "b"), (consortium.home("b") / "key.pem").read_bytes()
+    consortium.give_keys("b", consortium.hosts["b"])
+    ours.trust.learn(revocation_list(consortium.authority, [old.certificate], None).decode())
+    assert (consortium.home("b") / "key.pem").read_bytes() == key
+    a = DataSeal(lambda: ours, "b", "run", wires["a"].append)
+    thief = DataSeal(lambda: old, "a", "run", wires["b"].append)
+    b = DataSeal(lambda: identity(consortium, "b"), "a", "run", wires["b"].append)
+    hello, data = (msgspec.msgpack.encode([kind, "run", "a"]) for kind in ("hello", "data"))
+    a.send(hello)
+    assert wires["a"].pop() == hello
+    assert b.take(hello) == hello
+    with pytest.raises(KeysError, match="data in the name of 'a' that is not sealed"):
+        b.take(data)
+    a.send(data)
+    assert data not in wires["a"]
+    thief.greet()
+    with pytest.raises(KeysError, match="is revoked"):
+        a.take(wires["b"].pop())
+    assert deliver(a, b, wires) == [data]
 
 
 def test_a_neighbour_that_starts_again_gets_new_keys_and_no_stranger_does(consortium):

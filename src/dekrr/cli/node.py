@@ -341,7 +341,7 @@ def status(
     """Ask running sites how they are; needs their keys, so each organisation can ask its own."""
     from ..deploy.node import MODEL, link_of
     from ..deploy.standing_file import is_standing
-    from ..networks.mesh import ask_status
+    from ..networks.asking import ask_status
 
     if is_standing(file):
         _show_standing(file.parent, as_json=as_json)

@@ -7,7 +7,7 @@ import json
 import queue
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -38,6 +38,7 @@ from .identity import CertificateSigner
 from .identity import Identity as CertifiedIdentity
 from .procedure import Warm, procedure_of
 from .saving import save_model
+from .sealing import DataSeal
 from .site_rows import SiteRows, classes_of
 from .status import Status, status_of
 from .tables import SiteFile
@@ -127,7 +128,8 @@ class Node:
         digest = _digest(terms, tuple(sorted(config.neighbors)), self._own.rows.digest)
         secret += kept_secret(self._nonce)
         self._masks_secret = derived_secret(secret, "masks", digest)
-        self._signer = _signer(config, folder, identity, insecure=insecure)
+        identity = identity or _identity_of(config, folder, insecure=insecure)
+        self._signer: Signer = Unsigned() if identity is None else CertificateSigner(identity)
         self._told: set[str] = set()
         plan = Plan(
             run=config.run,
@@ -144,7 +146,9 @@ class Node:
         self.is_over &= not force
         self._events: deque[Event] = deque()
         self.session = Session(plan, self._procedure, MessageReader(), self._journal, self._events.append)
-        self.network = MeshNetwork(link, self.status)
+        # Masks hide sums, and prove whose they are. Without masks, data are sealed under certificates that count.
+        is_sealed = identity is not None and carrier is None and terms.get("masks") != "true"
+        self.network = MeshNetwork(link, self.status, self._sealed if is_sealed else None)
         self._seconds_waiting = 0.0
         self._strangers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -216,6 +220,12 @@ class Node:
         lost = sorted(self.session.lost)
         private = derived_secret(self._masks_secret, *lost)
         return Identity(json.dumps([self.config.run, lost]), private, self._signer)
+
+    def _sealed(self, neighbor: str, put: Callable[[bytes], None]) -> DataSeal:
+        """Return a sealed way to a neighbour, under the certificate that the site has now."""
+        identity = _identity_of(self.config, self.folder, insecure=False)
+        assert identity is not None
+        return DataSeal(lambda: identity, neighbor, self.config.run, put)
 
     def _tell_once(self, text: str) -> None:
         if text not in self._told:
@@ -301,12 +311,12 @@ def _has_ended(config: SiteFile, checkpoint: Path) -> bool:
     return (openings[-1].run, openings[-1].site) == (config.run, config.site)
 
 
-def _signer(config: SiteFile, folder: Path, identity: CertifiedIdentity | None, *, insecure: bool) -> Signer:
-    """Return the proof of keys for masks: by the site's certificate, or none on a loopback without TLS."""
-    if identity is None and config.keys is not None and not insecure:
-        files = config.keys.authority, config.keys.certificate, config.keys.key
-        identity = CertifiedIdentity.load(config.site, *(folder / file for file in files))
-    return Unsigned() if identity is None else CertificateSigner(identity)
+def _identity_of(config: SiteFile, folder: Path, *, insecure: bool) -> CertifiedIdentity | None:
+    """Return what the site signs with and trusts; None on a loopback without TLS."""
+    if config.keys is None or insecure:
+        return None
+    files = config.keys.authority, config.keys.certificate, config.keys.key
+    return CertifiedIdentity.load(config.site, *(folder / file for file in files))
 
 
 def kept_secret(path: Path) -> bytes:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..errors import KeysError
+from ..networks.session.frames import is_data
 from .identity import Identity, is_signed
 
 _HANDSHAKE, _SEALED = b"\x00", b"\x01"
@@ -160,3 +161,22 @@ class Seal:
 
     def _signed(self, sender: str, receiver: str, key: bytes) -> bytes:
         return b"dekrr handshake 1\n" + msgspec.msgpack.encode([self._channel, sender, receiver, key])
+
+
+class DataSeal(Seal):
+    """One end of a way on which data frames are sealed, and hellos are not: they say why two sites do not agree."""
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, sealed if it has data."""
+        if is_data(frame):
+            super().send(frame)
+        else:
+            self._put(frame)
+
+    def take(self, data: bytes) -> bytes | None:
+        """Return the frame in what a neighbour sent; data must be sealed."""
+        if data[:1] in (_HANDSHAKE, _SEALED):
+            return super().take(data)
+        if is_data(data):
+            raise KeysError(f"data in the name of {self._neighbor!r} that is not sealed")
+        return data

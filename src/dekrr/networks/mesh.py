@@ -8,7 +8,6 @@ end of the link: only the owner of p's certificate can send in p's name.
 import ipaddress
 import json
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,7 @@ try:
 except ImportError:
     raise ImportError("sites as processes need Eclipse Zenoh: pip install 'dekrr[mesh]'", name="zenoh") from None
 
-from ..errors import NetworkError, SettingsError
+from ..errors import KeysError, NetworkError, SettingsError
 from .session import Phase, Session
 from .session.frames import MAX_FRAME, RESERVED
 from .session.interpreter import Result
@@ -35,7 +34,7 @@ _LOOK_EVERY = 2.0  # seconds
 _QUEUE = 4096  # frames in the input queue; a full queue blocks the links
 _HANDSHAKE_MS, _MOST_HANDSHAKES = 3000, 1000
 _FULL_LINK_US = 600_000_000
-ALIVE, _STATUS, TICKER = RESERVED
+ALIVE, STATUS, TICKER = RESERVED
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def access_control(link: Link, run: str) -> dict[str, Any]:
             they_watch=("ingress", f"{base}/{ALIVE}/{me}", listens),
             i_watch=("egress", f"{base}/{ALIVE}/{p}", listens),
         )
-    status = f"{base}/{_STATUS}/{me}"
+    status = f"{base}/{STATUS}/{me}"
     allow(
         me,
         asked=("ingress", status, ["query", "declare_queryable"]),
@@ -201,6 +200,16 @@ class Carrier(Protocol):
         """Return a context that gives arrivals and a publisher per neighbour; `seen` hears who is up or down."""
 
 
+class Sealed(Protocol):
+    """One end of a sealed way to a neighbour."""
+
+    def send(self, frame: bytes) -> None:
+        """Seal and send a frame."""
+
+    def take(self, data: bytes) -> bytes | None:
+        """Return the frame in what has arrived, if there is one; raise `KeysError` if somebody else has made it."""
+
+
 class MeshNetwork:
     """Carries one session's frames over Zenoh.
 
@@ -210,6 +219,8 @@ class MeshNetwork:
         The addresses for links of this run's own, or what carries frames for several runs.
     status : callable, optional
         Returns the data for `dekrr status`, in types that msgspec can encode as JSON.
+    seal : callable, optional
+        Returns the sealed way to a neighbour, from its name and a function that sends bytes there.
 
     Attributes
     ----------
@@ -217,8 +228,15 @@ class MeshNetwork:
         The bytes of all frames handed to Zenoh: messages, framing, hellos and retransmissions.
     """
 
-    def __init__(self, link: Link | Carrier, status: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self,
+        link: Link | Carrier,
+        status: Callable[[], Any] | None = None,
+        seal: Callable[[str, Callable[[bytes], None]], Sealed] | None = None,
+    ) -> None:
         self.link = link
+        self._seal = seal
+        self._sealed: dict[str, Sealed] = {}
         self._renewed = _watch_for_change(link.keys.certificate) if isinstance(link, Link) and link.keys else None
         self.wire_bytes = 0
         self._kept = False
@@ -279,7 +297,7 @@ class MeshNetwork:
             frames = _take(arrivals, _n_awaited(session))
             waited = time.monotonic() - now
             now += waited
-            session.receive(frames, now)
+            session.receive(self._opened(session, frames) if self._sealed else frames, now)
             send()
             if now >= next_tick:
                 self._take_seen(session, now)
@@ -301,8 +319,22 @@ class MeshNetwork:
     def _flush(self, session: Session[Any], speak: Mapping[str, Any]) -> None:
         for receiver, data in session.out:
             self.wire_bytes += len(data)
-            speak[receiver].put(data)
+            if receiver in self._sealed:
+                self._sealed[receiver].send(data)
+            else:
+                speak[receiver].put(data)
         session.out.clear()
+
+    def _opened(self, session: Session[Any], arrived: list[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+        """Give the frames in what has arrived."""
+        for sender, data in arrived:
+            try:
+                frame = self._sealed[sender].take(data) if sender in self._sealed else data
+            except KeysError as error:
+                session.distrust(sender, str(error))
+                continue
+            if frame is not None:
+                yield sender, frame
 
     @contextmanager
     def open(self, run: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:
@@ -327,20 +359,20 @@ class MeshNetwork:
                 peer.liveliness().declare_subscriber(f"{base}/{ALIVE}/{p}", self._watch, history=True)
             token = peer.liveliness().declare_token(f"{base}/{ALIVE}/{me}")
             if self._status is not None:
-                peer.declare_queryable(f"{base}/{_STATUS}/{me}", self._answer)
+                peer.declare_queryable(f"{base}/{STATUS}/{me}", self._answer)
             ticker.start()
-            yield (
-                arrivals,
-                {
-                    p: peer.declare_publisher(
-                        f"{base}/{me}/{p}",
-                        congestion_control=zenoh.CongestionControl.BLOCK,
-                        reliability=zenoh.Reliability.RELIABLE,
-                        express=True,
-                    )
-                    for p in self.link.neighbors
-                },
-            )
+            speak = {
+                p: peer.declare_publisher(
+                    f"{base}/{me}/{p}",
+                    congestion_control=zenoh.CongestionControl.BLOCK,
+                    reliability=zenoh.Reliability.RELIABLE,
+                    express=True,
+                )
+                for p in self.link.neighbors
+            }
+            if self._seal is not None:
+                self._sealed = {p: self._seal(p, publisher.put) for p, publisher in speak.items()}
+            yield arrivals, speak
             token.undeclare()
         finally:
             over.set()
@@ -401,33 +433,3 @@ def _tick(peer: Any, key: str, over: threading.Event) -> None:
     while not over.wait(_TICK):
         with suppress(zenoh.ZError):
             peer.put(key, b"", allowed_destination=zenoh.Locality.SESSION_LOCAL)
-
-
-def ask_status(link: Link, run: str, timeout: float = 3.0) -> dict[str, Any] | None:
-    """Ask a running site for its status, with the site's own keys; return None if it does not answer."""
-    host, _, port = link.listen.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout).close()
-    except OSError:  # no process listens; Zenoh would retry until the timeout
-        return None
-    protocol = "tls" if link.keys else "tcp"
-    config: dict[str, Any] = {
-        "mode": "client",
-        "connect": {"endpoints": [f"{protocol}/{link.listen}"], "timeout_ms": int(1000 * timeout)},
-        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
-    }
-    if link.keys:
-        config["transport"] = {"link": {"protocols": [protocol], "tls": tls_config(link.keys)}}
-    zenoh.init_log_from_env_or("off")
-    try:
-        client = zenoh.open(zenoh.Config.from_json5(json.dumps(config)))
-    except zenoh.ZError:
-        return None
-    try:
-        for reply in client.get(f"dekrr/{run}/{_STATUS}/{link.name}", timeout=timeout):
-            if reply.ok is not None:
-                answer: dict[str, Any] = json.loads(reply.ok.payload.to_bytes())
-                return answer
-        return None
-    finally:
-        client.close()

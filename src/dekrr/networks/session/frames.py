@@ -87,6 +87,17 @@ def encode_data(plan: Plan, gone: tuple[str, ...], exchange: int, body: bytes | 
     return _encoder.encode(("data", plan.run, plan.name, gone, exchange, message))
 
 
+def is_data(frame: bytes) -> bool:
+    """Return whether bytes begin as a data frame does.
+
+    Examples
+    --------
+    >>> is_data(msgspec.msgpack.encode(("data", "run", "a", (), 0, None))), is_data(b"hello")
+    (True, False)
+    """
+    return frame[1:6] == b"\xa4data"
+
+
 class FrameReader:
     """Decodes frames from neighbours, and refuses those that cannot be true.
 

@@ -145,13 +145,17 @@ class Session(Generic[Result]):
             try:
                 frame = self._reader.read(sender, data)
             except MessageError as error:
-                self.refuse(sender, str(error))
-                if sender in self.peers:
-                    self.peers[sender].garbled = True
+                self.distrust(sender, str(error))
                 continue
             self.peers[sender].hear(now)
             self._take(frame, data, now)
         self._advance(now)
+
+    def distrust(self, sender: str, reason: str) -> None:
+        """Report, once, that something in a site's name was refused; if it stays missing, the site is at fault."""
+        self.refuse(sender, reason)
+        if sender in self.peers:
+            self.peers[sender].garbled = True
 
     def tick(self, now: float) -> None:
         """Write the checkpoint, ask again for missing frames, and give up on neighbours that are overdue."""
