@@ -391,7 +391,7 @@ def test_ctrl_c_keeps_what_is_done(small_data, tmp_path):
     started.send_signal(signal.SIGINT)
     _, words = started.communicate(timeout=120)
     assert started.returncode == 130
-    assert "the same command goes on from there" in " ".join(words.split())
+    assert "the same command continues from there" in " ".join(words.split())
     assert 0 < len(Results(tmp_path).rows) < 8
 
 

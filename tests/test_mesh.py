@@ -270,7 +270,7 @@ def test_sigterm_and_ctrl_c_leave_a_checkpoint_that_goes_on(tmp_path):
         os.kill(processes[name].pid, number)
         processes[name].join(30)
         assert processes[name].exitcode == code
-        assert "goes on from the checkpoint" in (mesh.home(name) / "said").read_text()
+        assert "resumes from the checkpoint" in (mesh.home(name) / "said").read_text()
         assert checkpoint.stat().st_size > 2e4
     _, errors = mesh.run_in_threads(["s00", "s01"])
     assert set(errors.values()) == {None}

@@ -186,4 +186,4 @@ def test_dekrr_bench_on_ranks_times_many_sites():
     assert output.count("100 sites: a site / a site of ten") == 1
     code, output, errors = mpiexec(2, BIN / "dekrr", "bench", "--only", "greedy", "--network", "mpi")
     assert code != 0
-    assert "on ranks only many sites are timed" in errors
+    assert "over MPI only fits of many sites are timed" in errors

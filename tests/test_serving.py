@@ -719,7 +719,7 @@ def test_the_command(path):
         process.send_signal(signal.SIGHUP)
         assert wait_for(lambda: (now := httpx.get(f"{address}/health").json()["model"]) != first and now)
         second = dekrr("serve", path, "--port", port)
-        assert "cannot be used to listen" in second.communicate(timeout=60)[1]
+        assert "cannot listen on" in second.communicate(timeout=60)[1]
         assert second.returncode == 1
         process.terminate()
         assert process.wait(60) == -signal.SIGTERM

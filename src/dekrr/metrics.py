@@ -1,4 +1,4 @@
-"""The error measure of all comparisons: the relative square error (RSE)."""
+"""The error measure of all comparisons: the relative squared error (RSE)."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ __all__ = ["rse"]
 
 
 def rse(y: Any, prediction: Any, sample_weight: Any = None) -> float:
-    """Return the relative square error, sum w (f - y)^2 / sum w (y - mean y)^2; its mean over several outputs.
+    """Return the relative squared error, sum w (f - y)^2 / sum w (y - mean y)^2; its mean over several outputs.
 
     Parameters
     ----------

@@ -145,7 +145,7 @@ class LeaveOneSiteOut(_Splitter):
 
 
 class Scorer:
-    """A scorer for scikit-learn: minus the relative square error, since scorers are better where they are larger.
+    """A scorer for scikit-learn: minus the relative squared error, since scorers are better where they are larger.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ class Scorer:
         return request
 
     def __call__(self, estimator: Any, X: Any, y: Any, sites: Any = None) -> float:
-        """Return minus the relative square error of an estimator's predictions."""
+        """Return minus the relative squared error of an estimator's predictions."""
         return -float(estimator.rse(X, y, sites=sites, metric=self.metric))
 
     def __repr__(self) -> str:

@@ -12,50 +12,50 @@ from ..errors import DekrrError
 from .lazy import lazy_app
 
 COMMANDS = {
-    "attack": ("attack:attack", "Play neighbours that want the rows, and print what they get."),
+    "attack": ("attack:attack", "Play curious neighbours that want a site's rows, and print what they learn."),
     "bench": (
         "bench:bench",
-        "Time fits against the paper's algorithm in plain numpy, scikit-learn, and the processor's floor.",
+        "Time fits against the paper's algorithm in plain numpy, scikit-learn, and the least time the processor needs.",
     ),
     "demo": ("demo:demo", "Compare every method on ten sites, and draw the network."),
-    "fit": ("models:fit", "Train a model for every site of a table and write them to a folder."),
+    "fit": ("models:fit", "Train a model for every site in a table, and write the models to a folder."),
     "predict": (
         "predicting:predict",
         "Predict each row of a table by its site's model, or all rows by the mean of the models.",
     ),
     "serve": (
         "serve:serve",
-        "Answer requests for predictions over HTTP; a newer model takes over without a lost request.",
+        "Serve predictions over HTTP; a newer model takes over without losing a request.",
     ),
     "export": ("serve:export", "Write a model as an ONNX graph, which runs without dekrr."),
     "score": (
         "predicting:score",
-        "Measure the errors of models on a table: own and union relative square error, and each site's.",
+        "Measure the errors of models on a table: own and union relative squared error, and that of each site.",
     ),
     "inspect": (
         "predicting:inspect",
-        "Say what is in model files: for whom, by which method and settings, from which columns.",
+        "Show what is in model files: the site, the method, the settings and the columns.",
     ),
     "report": (
         "report:report",
-        "Write one self-contained HTML page: of results, with figures as files for papers, or of a run of the mesh.",
+        "Write one self-contained HTML page about results, with figures as files for papers, or about a run of the "
+        "mesh.",
     ),
     "node": (
         "node:node",
-        "Take part in a run as one site, and write model.safetensors; "
-        "or stand, and train the studies that are approved.",
+        "Take part in a run as one site, and write model.safetensors; or keep running, and train the approved studies.",
     ),
-    "up": ("node:up", "Run every site of a network as a process of this machine, and watch them in a table."),
+    "up": ("node:up", "Run every site of a network as a process on this machine, and watch them in a table."),
     "status": (
         "node:status",
-        "Ask running sites how they are; needs their keys, so each organisation can ask its own.",
+        "Ask running sites for their state; this needs their keys, so each organisation can ask its own sites.",
     ),
     "docs": ("docs:docs", "Read the documentation in the terminal."),
     "data": ("data:data", "List and download the data sets of the paper."),
-    "reproduce": ("reproduce:reproduce", "Redo the paper's tables and figures."),
+    "reproduce": ("reproduce:reproduce", "Reproduce the paper's tables and figures."),
     "study": ("study:study_app", "Propose, approve and follow studies of standing sites."),
     "audit": ("study:audit_app", "Check and read this site's audit trail."),
-    "relay": ("study:relay", "Relay frames between sites that accept no connection."),
+    "relay": ("study:relay", "Relay frames between sites that accept no connections."),
     "network": ("network:network_app", "Describe a network of sites and make its keys."),
     "keys": ("network:keys_app", "Make this site's private key, or a token for callers."),
 }

@@ -24,31 +24,36 @@ from ..types import Array
 
 
 def attack(
-    data: Annotated[list[str] | None, typer.Argument(help="Data sets of the data directory, such as houses.")] = None,
+    data: Annotated[list[str] | None, typer.Argument(help="Data sets in the data directory, such as houses.")] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(envvar="DEKRR_DATA", help="Where the data sets are; splits/ in it has the authors' splits."),
     ] = None,
     n_features: Annotated[
-        list[int] | None, typer.Option("--n-features", "-D", min=1, help="Features per site; repeat it for several.")
+        list[int] | None,
+        typer.Option("--n-features", "-D", min=1, help="Features per site; repeat the option for several."),
     ] = None,
-    sigma: Annotated[list[float] | None, typer.Option(help="Bandwidth; repeat it for several.")] = None,
+    sigma: Annotated[list[float] | None, typer.Option(help="Bandwidth; repeat the option for several.")] = None,
     effort: Annotated[float, typer.Option(min=1, help="CPU seconds for each attack on rows.")] = 60.0,
     sums: Annotated[bool, typer.Option("--sums/--no-sums", help="Attack the default exchange too.")] = True,
     members: Annotated[
-        bool, typer.Option("--members/--no-members", help="Test members by shadow data sets, with and without masks.")
+        bool,
+        typer.Option("--members/--no-members", help="Test membership with shadow data sets, with and without masks."),
     ] = True,
     targets: Annotated[int, typer.Option(min=1, help="Sites whose members are tested.")] = 3,
     shortlist_rows: Annotated[
         float,
-        typer.Option(min=0, help="Rows of the neighbours for each feature that a site asks about; 0 is no limit."),
+        typer.Option(min=0, help="Rows of the neighbours for each feature that a site asks about; 0 means no limit."),
     ] = tests.SETTINGS.shortlist_rows,
     features: Annotated[bool, typer.Option("--features/--no-features", help="Attack the paper's exchange.")] = True,
     colluders: Annotated[
         int, typer.Option(min=1, max=4, help="Neighbours that pool what they received in the default exchange.")
     ] = 4,
     tuned: Annotated[
-        bool, typer.Option("--tuned/--no-tuned", help="Let them hear the tuning too, where the guards allow it.")
+        bool,
+        typer.Option(
+            "--tuned/--no-tuned", help="Let them have the messages of tuning too, where the guards allow tuning."
+        ),
     ] = True,
     own_rows: Annotated[
         bool, typer.Option("--own-rows/--no-own-rows", help="Let the attacker start from its own rows.")
@@ -56,12 +61,12 @@ def attack(
     out: Annotated[Path, typer.Option(help="The folder for the picture.")] = Path("attack"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of a split that is not the authors'.")] = 0,
 ) -> None:
-    """Play neighbours that want the rows, and print what they get.
+    """Play curious neighbours that want a site's rows, and print what they learn.
 
-    Against exchange="features" (the paper's) one neighbour solves for the rows. Against the default exchange they use
-    all sums of a whole run under a deployment's guards, and are given more than their messages hold: the target's own
-    sums, which they would have to work out from coefficients, and rows of the target's kind as a reference. Without
-    data sets they attack a made-up one.
+    Against exchange="features" (the paper's) one neighbour solves for the rows. Against the default exchange
+    neighbours use all sums of a whole run under a deployment's guards. They are given more than their messages hold:
+    the target's own sums, which they would have to work out from coefficients, and rows of the target's kind as a
+    reference. If no data set is named, they attack a made-up one.
     """
     import matplotlib.pyplot  # noqa: F401 - a missing package is reported before the computation
 
@@ -114,22 +119,21 @@ def attack(
         console.print(inferred)
         console.print(audited)
         console.print(
-            "to 1e-3, to 1e-6: of the rows, and of rows that are not in the sums, which is chance.\n"
-            "sums: numbers that the neighbours have.  misfit: of the best matching; near 0 it found other rows.\n"
-            "AUC: how often a member scores above a row that is none; 50 % is guessing.\n"
-            "column: median error of a guessed column of a known member, in the unit box.\n"
-            "imputed: the same from the other columns, without sums.\n"
-            "liars: AUC for the longest frequencies of their pools, as many as the guards allow.\n"
-            "telling: pairs of sums about the same features that differ by fewer rows than features.\n"
-            "refused: what a deployment's guards refuse, and what it would give.",
+            "to 1e-3, to 1e-6: rows recovered, and rows matched that are not in the sums, which is chance.\nsums: "
+            "numbers that the neighbours have.  misfit: that of the best match; near 0 it found other rows.\nAUC: how "
+            "often a member scores above a non-member; 50 % is guessing.\ncolumn: median error of a guessed column of "
+            "a known member, in the unit box.\nimputed: the same from the other columns, without sums.\nliars: AUC "
+            "for the longest frequencies of their pools, as many as the guards allow.\ntelling: pairs of sums of the "
+            "same features that differ by fewer rows than there are features.\nrefused: what a deployment's guards "
+            "refuse, and what it would reveal.",
             *notes,
             sep="\n",
         )
     if members:
         console.print(shadowed)
         console.print(
-            "members of a site against as many other rows of its kind, by shadow data sets (LiRA).\n"
-            "mean over the targets, and the least and the largest; caught: members found at 1 % and 0.1 % false alarms."
+            "members of a site against as many other rows of its kind, by shadow data sets (LiRA).\nmean over the "
+            "targets, with the least and the largest; caught: members found at 1 % and 0.1 % false alarms."
         )
     if pictures:
         console.print(f"picture: {_draw(pictures, out)}")
@@ -148,7 +152,7 @@ def _hear(problem: Problem, colluders: int, tuned: bool, notes: list[str]) -> tu
         try:
             return attacks.hear(problem, tuned=True, colluders=colluders), "tuned"
         except DataError as refusal:
-            notes.append(f"{problem.name}: tuning is refused, so that they hear the training alone: {refusal}")
+            notes.append(f"{problem.name}: tuning is refused, so they have only the messages of training: {refusal}")
     return attacks.hear(problem, colluders=colluders), "trained"
 
 

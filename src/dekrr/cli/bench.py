@@ -27,22 +27,27 @@ class Bench(msgspec.Struct, frozen=True):
 
 def bench(
     only: Annotated[
-        list[str] | None, typer.Option(help=f"One of {', '.join(FIGURES)}; give it again for more.")
+        list[str] | None, typer.Option(help=f"One of {', '.join(FIGURES)}; repeat the option for more.")
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(envvar="DEKRR_DATA", help="Where the data sets are; made rows of their shape if not.")
+        Path | None,
+        typer.Option(
+            envvar="DEKRR_DATA", help="Where the data sets are; without them, made-up rows of the same shape."
+        ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller problems: a taste, in about half a minute.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Keep the figures in this JSON file, as they come.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller problems, in about half a minute.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the figures to this JSON file, each as soon as it is measured.")
+    ] = None,
     compare: Annotated[Path | None, typer.Option(help="Compare with the figures in this JSON file.")] = None,
     network: NetworkOption = "local",
 ) -> None:
-    """Time fits against the paper's algorithm in plain numpy, scikit-learn, and the processor's floor."""
+    """Time fits against the paper's algorithm in plain numpy, scikit-learn, and the least time the processor needs."""
     unknown = [name for name in only or () if name not in FIGURES]
     if unknown:
         raise SettingsError(f"unknown figures {', '.join(unknown)}; choose from {', '.join(FIGURES)}")
     if network != "local" and (only or [_ON_RANKS]) != [_ON_RANKS]:
-        raise SettingsError(f"on ranks only many sites are timed: --only {_ON_RANKS}")
+        raise SettingsError(f"over MPI only fits of many sites are timed: --only {_ON_RANKS}")
     with network_of(network) as ranks:
         before = {figure.name: figure for figure in read(compare).figures} if compare else {}
         tells = ranks is None or ranks.rank == 0
@@ -78,7 +83,7 @@ def read(path: Path) -> Bench:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Bench)
     except FileNotFoundError:
-        raise DataError(f"{path} is not there; dekrr bench --out {path} writes it") from None
+        raise DataError(f"{path} does not exist; dekrr bench --out {path} writes it") from None
     except msgspec.MsgspecError as error:
         raise DataError(f"{path} has no figures of dekrr bench: {error}") from None
 

@@ -13,14 +13,16 @@ from ..errors import DataError
 from ..scaling import Scaling
 
 data = typer.Typer(help="List and download the data sets of the paper.", no_args_is_help=True)
-DataDir = Annotated[Path | None, typer.Option(envvar="DEKRR_DATA", help="Where the data sets are, or shall go.")]
+DataDir = Annotated[
+    Path | None, typer.Option(envvar="DEKRR_DATA", help="Where the data sets are, or where to put them.")
+]
 
 
 @data.command("list")
 def list_data(data_dir: DataDir = None) -> None:
-    """Say which data sets are known, and which of them are in the data directory."""
+    """List the data sets that are known, and say which of them are in the data directory."""
     table = Table()
-    for heading in ("name", "rows", "columns", "here", "know before use"):
+    for heading in ("name", "rows", "columns", "here", "before you use it"):
         table.add_column(heading, justify="right" if heading in ("rows", "columns") else "left")
     for name, entry in CATALOGUE.items():
         try:

@@ -43,7 +43,7 @@ class Row:
 
 
 def demo(
-    data: Annotated[str | None, typer.Option(help="A data set of the data directory, such as houses.")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set in the data directory, such as houses.")] = None,
     data_dir: Annotated[
         Path | None, typer.Option(envvar="DEKRR_DATA", help="Where the data sets are, as Parquet files.")
     ] = None,
@@ -52,8 +52,8 @@ def demo(
 ) -> None:
     """Compare every method on ten sites, and draw the network.
 
-    Without --data it makes up ten stations along a coast, each of which sees its own stretch. Ten sites in a
-    ring, four neighbours each.
+    Without --data it makes up ten stations along a coast, each of which sees its own stretch. The ten
+    sites form a ring with four neighbours each.
     """
     import matplotlib.pyplot  # noqa: F401 - a missing package is reported before the computation
 
@@ -63,8 +63,8 @@ def demo(
     rows = _fit_all(problem, seed)
     console.print(_table(rows))
     console.print(
-        "RSE: squared error over variance, on test rows. own: each row by its site's\n"
-        "model; union: every site's model on all rows, mean over sites. kB: of a site."
+        "RSE: squared error over variance, on test rows. own: each row by its site's\nmodel; union: every site's "
+        "model on all rows, mean over sites. kB: sent by a site."
     )
     console.print(f"picture: {_draw(problem, rows, out)}")
 

@@ -33,15 +33,17 @@ def _option(entry: Entry) -> Any:
 
 def fit(
     data: Annotated[Path, typer.Argument(help="A CSV or Parquet file.")],
-    target: Annotated[list[str], typer.Option(help="The column to predict; give it several times for several.")],
-    site: Annotated[str, typer.Option("--site", "--sites", help="The column that says whose row it is.")],
+    target: Annotated[list[str], typer.Option(help="The column to predict; repeat the option for several.")],
+    site: Annotated[str, typer.Option("--site", "--sites", help="The column that has the site of each row.")],
     out: Annotated[Path, typer.Option(help="The folder to write one model per site to.")],
     columns: Annotated[
-        str | None, typer.Option(help="The columns to predict from, with commas; all others by default.")
+        str | None, typer.Option(help="The columns to predict from, separated by commas; all others by default.")
     ] = None,
-    weight: Annotated[str | None, typer.Option(help="The column that says how often a row counts.")] = None,
+    weight: Annotated[
+        str | None, typer.Option(help="The column that has the weight of each row: how often it counts.")
+    ] = None,
     holdout: Annotated[
-        float, typer.Option(help="The share of rows that the errors are measured on. 0 measures none.", min=0, max=0.5)
+        float, typer.Option(help="The share of rows to hold out for measuring errors; 0 measures none.", min=0, max=0.5)
     ] = 0.2,
     n_features: Annotated[int, _option(_SETTINGS["n_features"])] = _SETTINGS["n_features"].in_process,
     features: Annotated[str, _option(_SETTINGS["features"])] = _SETTINGS["features"].in_process,
@@ -59,16 +61,16 @@ def fit(
     seed: Annotated[int, _option(_SEED)] = _SEED.in_process,
     force: Annotated[bool, typer.Option("--force", help="Replace models that are already there.")] = False,
     intervals: Annotated[
-        bool, typer.Option(help="Train once more, without a fifth of the rows, for `dekrr predict --interval`.")
+        bool, typer.Option(help="Train a second time, without a fifth of the rows, for `dekrr predict --interval`.")
     ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     network: NetworkOption = "local",
 ) -> None:
-    """Train a model for every site of a table and write them to a folder.
+    """Train a model for every site in a table, and write the models to a folder.
 
-    Columns may be numbers, True and False, words and dates, with missing values. The table is read in batches: it may
-    be larger than memory. First, settings are tuned and errors are measured: on rows that are held out. Then all rows
-    are trained on, with the same settings.
+    Columns may be numbers, True and False, words and dates, with missing values. The table is read in batches, so it
+    may be larger than memory. First, settings are tuned and errors are measured on held-out rows. Then the models are
+    trained on all rows, with the same settings.
     """
     with network_of(network) as ranks:
         tells = ranks is None or ranks.rank == 0
@@ -143,7 +145,9 @@ def _numbers_or_auto(name: str, given: str) -> float | list[float] | str:
     try:
         numbers = [float(part) for part in given.split(",")]
     except ValueError:
-        raise SettingsError(f'--{name} must be a number, several with commas, or "auto"; got {given!r}') from None
+        raise SettingsError(
+            f'--{name} must be a number, several separated by commas, or "auto"; got {given!r}'
+        ) from None
     return numbers[0] if len(numbers) == 1 else numbers
 
 

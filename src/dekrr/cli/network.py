@@ -23,9 +23,11 @@ NetworkArgument = Annotated[Path, typer.Argument(help="The network file.", exist
 def example(
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
     n_sites: Annotated[int, typer.Option("--sites", min=2, help="How many sites.")] = 10,
-    port: Annotated[int, typer.Option(help="The first of as many ports of 127.0.0.1.")] = 7450,
+    port: Annotated[
+        int, typer.Option(help="The port of the first site on 127.0.0.1; the others take the ports after it.")
+    ] = 7450,
 ) -> None:
-    """Make up a network to try: stations along a coast, a table of rows for each, and the network file."""
+    """Make up a network to try: stations along a coast with a table of rows for each, and the network file."""
     import pandas as pd
 
     from ..data import make_sites
@@ -51,14 +53,19 @@ def example(
 @network_app.command()
 def init(
     network: NetworkArgument,
-    out: Annotated[Path | None, typer.Option(help="The folder to make; `sites` beside the file if left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to make; by default `sites` beside the network file.")
+    ] = None,
     keys: Annotated[
-        bool, typer.Option("--keys/--no-keys", help="Make every site's key here, for a trial, or leave it to them.")
+        bool,
+        typer.Option(
+            "--keys/--no-keys", help="Make every site's key here, for a trial, or let each site make its own."
+        ),
     ] = True,
 ) -> None:
     """Make an authority, and a folder for each site with its site.toml and, for a trial, its key and certificate.
 
-    With --no-keys no private key but the authority's is made: each site runs dekrr keys new, and you sign.
+    With --no-keys only the authority's private key is made: each site runs dekrr keys new, and you sign its request.
     """
     from ..deploy import keys as certificates
 
@@ -82,7 +89,7 @@ def init(
                 certificates.write_new(home / certificates.CERTIFICATE, signed)
     for name, table in tables.items():
         if not Path(table["data"]["file"]).exists():
-            _say(f"note: the data of {name}, {table['data']['file']}, is not there yet")
+            _say(f"note: {table['data']['file']}, the data of {name}, does not exist yet")
     if keys:
         _say(f"{len(described.site)} sites in {folder}, with keys. Next: dekrr up {network}")
     else:
@@ -96,7 +103,9 @@ def init(
 def sign(
     network: NetworkArgument,
     request: Annotated[Path, typer.Argument(help="The request that dekrr keys new made.", exists=True)],
-    authority: Annotated[Path | None, typer.Option(help="The authority's folder; `sites` beside the file.")] = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="The authority's folder; by default `sites` beside the network file.")
+    ] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificate is valid.")] = 365,
     out: Annotated[Path | None, typer.Option(help="The file to write, for instance for a renewal.")] = None,
 ) -> None:
@@ -121,8 +130,10 @@ def sign(
 @network_app.command()
 def revoke(
     network: NetworkArgument,
-    certificate: Annotated[Path, typer.Argument(help="The certificate that counts no more.", exists=True)],
-    authority: Annotated[Path | None, typer.Option(help="The authority's folder; `sites` beside the file.")] = None,
+    certificate: Annotated[Path, typer.Argument(help="The certificate to revoke.", exists=True)],
+    authority: Annotated[
+        Path | None, typer.Option(help="The authority's folder; by default `sites` beside the network file.")
+    ] = None,
 ) -> None:
     """Add a certificate to the authority's list of revoked ones; dekrr study revoke passes the list on to all sites."""
     from cryptography import x509
@@ -137,7 +148,10 @@ def revoke(
     revoked = certificates.read_certificate(certificate)
     with replacing(path, private=False, durable=True) as temporary:
         temporary.write_bytes(revocation_list(certificates.Authority.load(folder), [revoked], before))
-    _say(f"{path} has the certificate of {certificates.site_of(revoked)}. Next, at a site: dekrr study revoke {path}")
+    _say(
+        f"{path} lists the certificate of {certificates.site_of(revoked)} as revoked. Next, at a site: dekrr study "
+        f"revoke {path}"
+    )
 
 
 @keys_app.command("new")
@@ -146,7 +160,7 @@ def new_keys(
     host: Annotated[str, typer.Option(help="The host name or address that neighbours dial.")],
     out: Annotated[Path, typer.Option(help="The folder for the key and the request.")] = Path(),
 ) -> None:
-    """Make a private key, and a request for its certificate to send to whoever signs for the network."""
+    """Make a private key, and a certificate request to send to the network's authority."""
     from ..deploy import keys as certificates
 
     key, request = certificates.new_request(site, host)
@@ -158,9 +172,9 @@ def new_keys(
 @keys_app.command("token")
 def new_token(
     name: Annotated[str, typer.Argument(help="Who gets the token.")],
-    file: Annotated[Path, typer.Option(help="The file of tokens for dekrr serve; it keeps a hash alone.")],
+    file: Annotated[Path, typer.Option(help="The file of tokens for dekrr serve; it keeps only hashes.")],
 ) -> None:
-    """Make a token for callers of dekrr serve, and print it, once. A removed line ends a token."""
+    """Make a token for callers of dekrr serve, and print it once. To withdraw it, remove its line from the file."""
     from ..serving.guards import new_token
 
     typer.echo(new_token(file, name))

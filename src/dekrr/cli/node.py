@@ -46,14 +46,14 @@ def node(
     ] = None,
     page: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Serve a page to look at on this port of 127.0.0.1; 0 takes a free one."),
+        typer.Option(min=0, max=65535, help="Serve a status page on this port of 127.0.0.1; 0 picks a free one."),
     ] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
 ) -> None:
-    """Take part in a run as one site, and write model.safetensors; or stand, and train the studies that are approved.
+    """Take part in a run as one site, and write model.safetensors; or keep running, and train the approved studies.
 
-    A file with data sources is that of a standing site; it stays until a signal comes. Otherwise the file describes one
-    run. Started again after a crash or Ctrl-C, a run resumes from its checkpoint. Exit codes: 3 somebody is missing, 4
+    A file with data sources is that of a standing site, which runs until it gets a signal. Otherwise the file describes
+    one run. Started again after a crash or Ctrl-C, a run resumes from its checkpoint. Exit codes: 3 somebody is missing, 4
     declared gone by the others, 5 cut off, 6 no agreement, 130 and 143 stopped with a checkpoint.
     """
     from ..deploy.standard_error import steady
@@ -146,7 +146,7 @@ def _stop_on(number: signal.Signals) -> None:
 
 
 def _stop(site: Path, code: int) -> None:
-    print(f"stopped; dekrr node {site} goes on from the checkpoint", file=sys.stderr, flush=True)
+    print(f"stopped; dekrr node {site} resumes from the checkpoint", file=sys.stderr, flush=True)
     raise typer.Exit(code)
 
 
@@ -194,17 +194,20 @@ def _kilobytes(status: Mapping[str, Any]) -> str:
 
 def up(
     network: Annotated[Path, typer.Argument(help="The network file.", exists=True, dir_okay=False)],
-    folder: Annotated[Path | None, typer.Option(help="What network init made; `sites` beside the file.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="The folder that dekrr network init made; by default `sites` beside the network file."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; on loopback only.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace models that are already there.")] = False,
     page: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port of 127.0.0.1 for the page; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="The port of 127.0.0.1 for the status page; 0 picks a free one.")
     ] = 0,
     browser: Annotated[bool, typer.Option("--browser", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Run every site of a network as a process of this machine, and watch them in a table.
+    """Run every site of a network as a process on this machine, and watch them in a table.
 
-    The same is to be seen on a page, whose address is printed first.
+    A status page shows the same; its address is printed first.
     """
     from ..deploy.page import Page
 
@@ -334,11 +337,14 @@ def _table(fleet: list[_Process]) -> Table:
 
 def status(
     file: Annotated[Path, typer.Argument(help="A site.toml, or a network.toml to ask all its sites.", exists=True)],
-    folder: Annotated[Path | None, typer.Option(help="What network init made; `sites` beside the file.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="The folder that dekrr network init made; by default `sites` beside the network file."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="The sites run without TLS.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a site.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per site.")] = False,
 ) -> None:
-    """Ask running sites how they are; needs their keys, so each organisation can ask its own."""
+    """Ask running sites for their state; this needs their keys, so each organisation can ask its own sites."""
     from ..deploy.node import MODEL, link_of
     from ..deploy.standing_file import is_standing
     from ..networks.asking import ask_status
@@ -381,13 +387,13 @@ def _show_standing(folder: Path, *, as_json: bool) -> None:
     path = folder / STATE
     state = json.loads(path.read_text()) if path.exists() else None
     if state is None or time.time() - state["time"] > _STALE:
-        raise NetworkError(f"the site in {folder} does not run, or cannot write {path}")
+        raise NetworkError(f"the site in {folder} is not running, or cannot write {path}")
     if as_json:
         typer.echo(json.dumps(state))
         return
     console = Console(highlight=False, soft_wrap=True)
     near = ", ".join(f"{name} {about}" for name, about in state["neighbors"].items())
-    console.print(f"{state['site']}: {near}; the certificate ends in {state['certificate days left']:.0f} days")
+    console.print(f"{state['site']}: {near}; the certificate expires in {state['certificate days left']:.0f} days")
     for study in state["studies"]:
         versions = ", ".join(f"{one['number']} {one['state']}" for one in study["versions"])
         console.print(f"  {study['study']}: {study['state']}; runs: {versions or 'none'}", markup=False)

@@ -25,7 +25,7 @@ from .outputs import require_output, table_writer
 from .scoring import errors_on, frame_of
 
 Models = Annotated[Path, typer.Argument(help="A folder that `dekrr fit` wrote, or one model file.")]
-SiteColumn = Annotated[str | None, typer.Option("--site", "--sites", help="The column that says whose row it is.")]
+SiteColumn = Annotated[str | None, typer.Option("--site", "--sites", help="The column that has the site of each row.")]
 
 
 def predict(
@@ -41,12 +41,15 @@ def predict(
         typer.Option(help="Add columns with the ends of intervals of this coverage, for instance 0.9."),
     ] = None,
     unknown_sites: Annotated[
-        str, typer.Option(help='Rows of a site without a model: "error", or "mean" of all models.')
+        str,
+        typer.Option(
+            help='What to do with rows of a site without a model: "error", or predict by the "mean" of all models.'
+        ),
     ] = "error",
 ) -> None:
     """Predict each row of a table by its site's model, or all rows by the mean of the models.
 
-    The table comes back with one more column. It is read and written in batches.
+    The output is the table with one more column. It is read and written in batches.
     """
     if unknown_sites not in ("error", "mean"):
         raise SettingsError(f'--unknown-sites is {unknown_sites!r}; it must be "error" or "mean"')
@@ -58,7 +61,7 @@ def predict(
     if interval is not None:
         _require_intervals(by_site)
     if site is None and len(by_site) > 1:
-        note = f"each row is predicted by the mean of {len(by_site)} models; --site COLUMN takes each site's own"
+        note = f"each row is predicted by the mean of {len(by_site)} models; --site COLUMN uses each site's own model"
         typer.echo(f"note: {note}", err=True)
     n_rows = 0
     with table_writer(out) as write:
@@ -127,7 +130,7 @@ def _add_classes(table: Any, column: str, found: Array, owners: np.ndarray, by_s
     first = next(iter(by_site.values()))
     known = [model for model in by_site.values() if isinstance(model, SiteClassifier)]
     if len(known) < len(by_site) or any(model.header.classes != first.header.classes for model in known):
-        raise DataError("the models have different classes: predict with those of one fit")
+        raise DataError("the models have different classes: use models of one fit")
     probabilities = np.empty((len(found), len(known[0].classes_)))
     for name in set(owners):
         own = np.asarray(owners == name)
@@ -162,20 +165,20 @@ def load_all(models: Path) -> dict[str, SiteModel]:
 def score(
     models: Models,
     data: Annotated[Path, typer.Argument(help="A CSV or Parquet file of rows with their responses.")],
-    target: Annotated[list[str], typer.Option(help="The column that was predicted; several times for several.")],
+    target: Annotated[list[str], typer.Option(help="The column that was predicted; repeat the option for several.")],
     site: SiteColumn = None,
 ) -> None:
-    """Measure the errors of models on a table: own and union relative square error, and each site's.
+    """Measure the errors of models on a table: own and union relative squared error, and that of each site.
 
-    Of models of classes, accuracy and log loss. Without --site, every model is scored on all rows (union).
+    For models of classes, accuracy and log loss. Without --site, every model is scored on all rows (union).
     """
     by_site = load_all(models)
     classifiers = {name: model for name, model in by_site.items() if isinstance(model, SiteClassifier)}
     if classifiers:
         if len(classifiers) < len(by_site) or len(target) > 1:
             raise SettingsError(
-                "some models are of classes and some of numbers, or there are several targets: score "
-                "models of one fit, with the one column of classes"
+                "some models predict classes and some numbers, or there are several targets: score models of one fit, "
+                "with the one column of classes"
             )
         _score_classes(classifiers, data, target[0], site)
         return
@@ -208,7 +211,7 @@ def inspect(
     models: Models,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Say what is in model files: for whom, by which method and settings, from which columns."""
+    """Show what is in model files: the site, the method, the settings and the columns."""
     by_site = load_all(models)
     if as_json:
         typer.echo(json.dumps([_facts(model) for model in by_site.values()], indent=1))
@@ -244,7 +247,7 @@ def _facts(model: SiteModel) -> dict[str, Any]:
         "target": ", ".join(header.targets or []),
         **({} if header.classes is None else {"classes": header.classes}),
         "format version": header.version,
-        "numbers in a row": header.n_columns,
+        "numbers per row": header.n_columns,
     }
     facts["columns"] = _columns(model)
     return facts

@@ -20,13 +20,13 @@ def report(
             "run.jsonl, or a folder of sites.",
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="The page; report.html in the folder if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page to write; by default report.html in the folder.")] = None,
     figures: Annotated[
         bool, typer.Option(help="Write the figures as PNG, PDF and SVG too, to the folder's figures/.")
     ] = True,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this Markdown file too.")] = None,
 ) -> None:
-    """Write one self-contained HTML page: of results, with figures as files for papers, or of a run of the mesh."""
+    """Write one self-contained HTML page about results, with figures as files for papers, or about a mesh run."""
     console = Console(soft_wrap=True)
     if results.suffix == ".jsonl" or (results.is_dir() and not (results / RESULTS).exists() and records_in(results)):
         console.print(f"page: {write_run_report(results, out)}")

@@ -20,24 +20,27 @@ from .progress import progress_of
 from .ranks import NetworkOption, network_of
 from .tables import print_table
 
-reproduce = typer.Typer(help="Redo the paper's tables and figures.", no_args_is_help=True)
+reproduce = typer.Typer(help="Reproduce the paper's tables and figures.", no_args_is_help=True)
 
 Data = Annotated[
-    list[str] | None, typer.Option(help="A data set; give it again for more. The experiment's own if none.")
+    list[str] | None, typer.Option(help="A data set; repeat the option for more. By default those of the experiment.")
 ]
 DataDir = Annotated[Path | None, typer.Option(envvar="DEKRR_DATA", help="Where the data sets are.")]
-Out = Annotated[Path, typer.Option(help="The folder for the results. What is there is not done again.")]
-Methods = Annotated[list[str] | None, typer.Option(help="A method; give it again for more. All if none.")]
-Repeats = Annotated[int | None, typer.Option(min=1, help="Repetitions; the experiment's own if left out.")]
-Jobs = Annotated[int, typer.Option(help="Fits at a time; -1 for one a processor.")]
+Out = Annotated[Path, typer.Option(help="The folder for the results. Fits that it already has are not repeated.")]
+Methods = Annotated[list[str] | None, typer.Option(help="A method; repeat the option for more. By default all.")]
+Repeats = Annotated[int | None, typer.Option(min=1, help="Repetitions; by default those of the experiment.")]
+Jobs = Annotated[int, typer.Option(help="Fits at a time; -1 for one per processor.")]
 Protocol = Annotated[
     str, typer.Option(help=f"{' or '.join(PROTOCOLS)}: settings tuned on training rows, or the paper's own.")
 ]
 Splits = Annotated[
-    str, typer.Option(help=f"{' or '.join(SPLITS)}: whose division of rows over sites, where there is one.")
+    str,
+    typer.Option(
+        help=f"{' or '.join(SPLITS)}: whose division of rows among sites is used, where the authors have one."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the splits and of the features.")]
-Quick = Annotated[bool, typer.Option("--quick", help="2000 rows, half of the features, 2 repetitions: a taste.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A small run: 2000 rows, half of the features, 2 repetitions.")]
 
 
 def _command(name: str, help_text: str) -> None:
@@ -108,7 +111,7 @@ def _run_all(name: str, options: Options, results: Results, directory: Path | No
             results.note_command(run, command_line(experiment, options))
             _run(experiment, options, results, directory, jobs, ranks)
     except KeyboardInterrupt:
-        Console(stderr=True).print(f"stopped; what is done is in {out}, and the same command goes on from there")
+        Console(stderr=True).print(f"stopped; what is done is in {out}, and the same command continues from there")
         sys.exit(130)
     Console().print(f"results: {out}; pictures and tables in one page: dekrr report {out}")
 

@@ -91,23 +91,23 @@ class Errors:
         return sum(len(part) for parts in self._truths.values() for part in parts)
 
     def own(self) -> float:
-        """Return the relative square error of all rows, each by its own site's model; its mean over outputs."""
+        """Return the relative squared error of all rows, each by its own site's model; its mean over outputs."""
         spread = _spread(part for parts in self._truths.values() for part in parts)
         return float(np.mean(sum(self._own.values()) / spread))
 
     def union(self) -> float:
-        """Return the mean over models of the relative square error on all rows."""
+        """Return the mean over models of the relative squared error on all rows."""
         spread = _spread(part for parts in self._truths.values() for part in parts)
         return float(np.mean(np.array(list(self._union.values())) / spread))
 
     def of_site(self, name: str) -> tuple[int, float]:
-        """Return the number of rows of a site, and the relative square error of its model on them."""
+        """Return the number of rows of a site, and the relative squared error of its model on them."""
         if name not in self._own:
             return 0, float("nan")
         return sum(map(len, self._truths[name])), float(np.mean(self._own[name] / _spread(self._truths[name])))
 
     def of_model(self, name: str) -> float:
-        """Return the relative square error of a site's model on the rows of all sites."""
+        """Return the relative squared error of a site's model on the rows of all sites."""
         return float(np.mean(self._union[name] / _spread(part for parts in self._truths.values() for part in parts)))
 
     def table(self, title: str) -> Table:

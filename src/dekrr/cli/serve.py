@@ -13,34 +13,36 @@ from ..errors import NetworkError, SettingsError
 def serve(
     model: Annotated[
         Path,
-        typer.Argument(help="A model file, or a folder with versions of one and `current`.", exists=True),
+        typer.Argument(help="A model file, or a folder with versions of a model and a link `current`.", exists=True),
     ],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8080,
     tokens: Annotated[
-        Path | None, typer.Option(help="A file of tokens; callers need one. Made by dekrr keys token.", exists=True)
+        Path | None,
+        typer.Option(help="A file of tokens, made by dekrr keys token; callers must send one of them.", exists=True),
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="The service's certificate, for TLS.", exists=True)] = None,
     key: Annotated[Path | None, typer.Option(help="The private key of the certificate.", exists=True)] = None,
     authority: Annotated[
-        Path | None, typer.Option(help="Who signs callers' certificates; callers need one.", exists=True)
+        Path | None,
+        typer.Option(help="The authority that signs callers' certificates; callers must have one.", exists=True),
     ] = None,
     behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="A proxy in front does TLS; tokens may come in the clear.")
     ] = False,
     max_bytes: Annotated[int, typer.Option(min=1, help="The largest body of a request.")] = 16 << 20,
-    max_rows: Annotated[int, typer.Option(min=1, help="The most rows of a request.")] = 100_000,
+    max_rows: Annotated[int, typer.Option(min=1, help="The most rows in a request.")] = 100_000,
     rate: Annotated[
         float | None, typer.Option(min=0.001, help="Requests per second of one caller; no limit if left out.")
     ] = None,
     watch: Annotated[
-        float, typer.Option(min=0.0, help="Seconds between looks for a newer model; 0 looks on SIGHUP alone.")
+        float, typer.Option(min=0.0, help="Seconds between checks for a newer model; 0 checks only on SIGHUP.")
     ] = 1.0,
 ) -> None:
-    """Answer requests for predictions over HTTP; a newer model takes over without a lost request.
+    """Serve predictions over HTTP; a newer model takes over without losing a request.
 
     It listens on 127.0.0.1. For other machines it needs tokens or callers' certificates, and TLS. The page at / says
-    how to ask.
+    how to send requests.
     """
     from ..serving.guards import Limits
     from ..serving.server import Place, server_of
@@ -54,9 +56,9 @@ def serve(
     try:
         server.run()
     except SystemExit:  # uvicorn has logged the reason
-        raise NetworkError(f"{host}:{port} cannot be used to listen; is another service using it?") from None
+        raise NetworkError(f"cannot listen on {host}:{port}; is another service using it?") from None
     if not server.started:
-        raise NetworkError(f"{host}:{port} cannot be used to listen; is another service using it?")
+        raise NetworkError(f"cannot listen on {host}:{port}; is another service using it?")
 
 
 def export(
@@ -69,7 +71,7 @@ def export(
     from ..serving.onnx_graph import write_onnx
 
     if out.suffix != ".onnx":
-        raise SettingsError(f"{out} does not end in .onnx; other formats are not written")
+        raise SettingsError(f"{out} does not end in .onnx; no other format is written")
     if out.exists() and not force:
         raise SettingsError(f"{out} is already there; --force replaces it")
     loaded = load(model)

@@ -135,7 +135,7 @@ def refuse(
 
 @study_app.command()
 def stop(name: Named, reason: Annotated[str, typer.Option(help="Why.")] = "", site: SiteOption = SITE) -> None:
-    """Stop a study at all sites: a run under way ends, and no other begins."""
+    """Stop a study at all sites: a run in progress ends, and no other begins."""
     config, book, _ = _opened(site)
     state = book.find(name)
     book.decide(state.digest, "stop", reason, _person())
@@ -163,7 +163,7 @@ def use(
     reason: Annotated[str, typer.Option(help="For the audit trail.")] = "",
     site: SiteOption = SITE,
 ) -> None:
-    """Let `current` point to another version of a study's model, for instance the one before."""
+    """Let `current` point to another version of a study's model, for instance the previous one."""
     from ..deploy.standing import STUDIES
     from ..deploy.studies.versions import Versions
 
@@ -176,7 +176,7 @@ def use(
 
 @study_app.command()
 def preview(
-    study: Annotated[str, typer.Argument(help="A study's file, or the name of one that is proposed.")],
+    study: Annotated[str, typer.Argument(help="A study's file, or the name of a proposed study.")],
     site: SiteOption = SITE,
 ) -> None:
     """Run a study at this site alone, with made-up neighbours, and list what would leave. Nothing leaves."""
@@ -209,7 +209,7 @@ def revoke(
 
     _, book, _ = _opened(site)
     book.say(Revocations(pem=revoked.read_text(), time=time.time()))
-    _say(f"{len(book.identity.trust.revocations or [])} certificates are revoked; all sites will hear of it")
+    _say(f"{len(book.identity.trust.revocations or [])} certificates are revoked; all sites will be told")
 
 
 @audit_app.command()
@@ -252,7 +252,7 @@ def _entries(site: Path) -> tuple[list[dict[str, Any]], int, Any, Any]:
 def relay(
     file: Annotated[Path, typer.Argument(help="The relay's file.", exists=True, dir_okay=False)],
 ) -> None:
-    """Relay frames between sites that accept no connection. The relay sees names and sizes; frames are sealed."""
+    """Relay frames between sites that accept no connections. The relay sees names and sizes; frames are sealed."""
     from ..deploy import keys as certificates
     from ..deploy.carrier import relay as relaying
     from ..deploy.standing_file import read_relay

@@ -332,7 +332,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return float(r2_score(y, self.predict(X, sites), sample_weight=sample_weight))
 
     def rse(self, X: Any, y: Any, sites: Any = None, metric: str = "own", sample_weight: Any = None) -> float:
-        """Return the relative square error, sum (f - y)^2 / sum (y - mean y)^2; its mean over several outputs.
+        """Return the relative squared error, sum (f - y)^2 / sum (y - mean y)^2; its mean over several outputs.
 
         Parameters
         ----------
