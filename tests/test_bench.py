@@ -55,7 +55,7 @@ def test_floors_grow_with_what_is_needed():
 def test_made_rows_stand_in_for_data_that_is_not_there(tmp_path):
     given = speed.problem("houses", tmp_path, n_rows=500)
     assert given.made
-    assert given.settings["data"] == "made, of the shape of houses"
+    assert given.settings["data"] == "made up, in the shape of houses"
     fitted = given.fit("plain", n_features=5)()
     assert isinstance(fitted, DeKRRRegressor)
 

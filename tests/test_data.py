@@ -215,7 +215,7 @@ def test_missing_data_says_what_to_do(tmp_path, monkeypatch):
         files.require("houses", tmp_path)
     with pytest.raises(DataError, match="13813 rows where the paper has 98704"):
         data.load("twitter13813", tmp_path)
-    with pytest.raises(DataError, match="no name of the catalogue"):
+    with pytest.raises(DataError, match="not in the catalogue"):
         data.load("moon", tmp_path)
     with pytest.raises(DataError, match="does not exist"):
         data.load("houses", tmp_path / "nowhere")
@@ -237,7 +237,7 @@ def test_a_dataset_comes_apart_and_names_its_sites(tmp_path):
     X, y = dataset
     assert (X.tolist(), y.tolist(), dataset.columns) == ([[1.0], [2.0]], [3.0, 4.0], ("a",))
     assert dataset.sites.tolist() == ["Aotizhongxin", "Wanshouxigong"]
-    with pytest.raises(DataError, match="2 rows and 1 columns where"):
+    with pytest.raises(DataError, match="2 rows and 1 columns; expected"):
         files.check(dataset)
 
 

@@ -390,7 +390,7 @@ def test_a_selector_brings_its_sigma_whatever_else_is_tuned(alpha):
 
 def test_one_number_of_features_is_shared_out():
     n_features = dict.fromkeys(np.unique(SITES).tolist(), 8)
-    with pytest.raises(SettingsError, match="shares out one n_features"):
+    with pytest.raises(SettingsError, match="divides one n_features"):
         regressor(n_features=n_features, allocation="sqrt").fit(X, y, sites=SITES)
 
 

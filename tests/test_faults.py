@@ -228,7 +228,7 @@ def test_a_single_run_goes_on_without_a_revoked_certificate_and_says_when_its_ow
     process.join(60)
     said = (home / "said").read_text()
     assert process.exitcode == 0, said
-    assert "the certificate ends in 20.0 days; renew it" in said
+    assert "the certificate expires in 20.0 days; renew it" in said
     (gone,) = [event for event in mesh.events("s00") if event["event"] == "gone"]
     assert gone["sites"] == ["s01"]
     refused = [event["reason"] for event in mesh.events("s00") if event["event"] == "refused"]

@@ -45,11 +45,17 @@ def regressor(**changes):
             (FRAME[["sun"]], y, FRAME[["station"]]),
             r"must be a vector, got an array of shape \(90, 1\); give one column",
         ),
-        (([NORTH, SOUTH], "power"), "a list of 2 tables does not say whose each is: give a mapping, as in fit"),
+        (
+            ([NORTH, SOUTH], "power"),
+            "a list of 2 tables does not say which site each belongs to: give a mapping, as in fit",
+        ),
         (({"north": (NORTH[["sun"]], NORTH["power"])},), "put the response into the table, and give its name"),
         (({"north": NORTH, "south": SOUTH},), "say which is the response, as in fit"),
         (({"north": NORTH, "south": SOUTH}, y), "for sources, y is the name of the response's column; got ndarray"),
-        (({"north": NORTH, "south": SOUTH}, "power", SITES), "a mapping of site to source says whose the rows are"),
+        (
+            ({"north": NORTH, "south": SOUTH}, "power", SITES),
+            "a mapping of site to source already says which site has which rows",
+        ),
         (({},), "there are no sites"),
         ((X, "power", SITES), "y='power' is the name of a column, but the rows are an array: give y as an array"),
         ((X, y, "station"), "sites='station' is one word: give the site of every row, or rows in a frame"),
@@ -159,7 +165,7 @@ def test_a_deployment_names_every_site_that_it_would_refuse():
     with pytest.raises(
         DataError,
         match=r"would refuse 3 of 3 sites: site 'north' has 30 rows where sums of its 20 features and a neighbour's 20 "
-        r"need 60 .rows_per_feature=1.5.; site 'south' .*Join such a site to another, or take a smaller n_features",
+        r"need 60 .rows_per_feature=1.5.; site 'south' .*Join such a site to another, or use a smaller n_features",
     ):
         regressor(n_features=20, deployment=True).fit(X, y, sites=SITES)
     small = np.where(np.arange(90) < 5, "tiny", SITES)
@@ -167,7 +173,7 @@ def test_a_deployment_names_every_site_that_it_would_refuse():
         regressor(deployment=True).fit(X, y, sites=small)
     with pytest.raises(DataError, match="24 of them in a fold of tuning"):
         regressor(deployment=True, n_features=9, alpha=[1e-4, 1e-3]).fit(X, y, sites=SITES)
-    with pytest.raises(SettingsError, match="exchange is 'features'; between organisations it is 'sums'"):
+    with pytest.raises(SettingsError, match="exchange is 'features'; between organisations it must be 'sums'"):
         regressor(deployment=True, exchange="features").fit(X, y, sites=SITES)
 
 

@@ -94,7 +94,7 @@ def test_rows_that_change_between_passes_are_noticed(tmp_path, scheduler):
     [
         ({"scheduler": "tcp://127.0.0.1:9"}, "no Dask scheduler answers at tcp://127.0.0.1:9"),
         ({"scheduler": "tcp://127.0.0.1:9", "file": "rows.csv"}, "is not a Parquet file"),
-        ({"scheduler": "tcp://127.0.0.1:9", "classes": ("a", "b")}, "Dask workers read no classes"),
+        ({"scheduler": "tcp://127.0.0.1:9", "classes": ("a", "b")}, "Dask workers cannot read classes"),
     ],
 )
 def test_what_workers_cannot_do_is_told(tmp_path, monkeypatch, data, text):

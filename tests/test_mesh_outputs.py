@@ -55,7 +55,7 @@ def test_mistakes_in_targets_and_weights_are_told_at_once(tmp_path):
     mesh.edit("s00", 'weight = ""', 'weight = "v"')
     with pytest.raises(SettingsError) as refusal:
         read_site(mesh.home("s00") / "site.toml")
-    for words in ("has the target 'u'", "target 'y' is there more than once", "data.weight is 'v'"):
+    for words in ("has the target 'u'", "target 'y' appears more than once", "data.weight is 'v'"):
         assert words in str(refusal.value)
 
 

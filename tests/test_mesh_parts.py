@@ -198,10 +198,10 @@ def test_mistakes_in_parts_are_told_before_a_run(tmp_path):
     for line, words in {
         "shared = 0": "shared is 0; it must be",
         "column_scales = [1.0, 0.5]": "column_scales has 2 numbers for 3 columns",
-        'scale = "none"': 'scale is "none": masks hide numbers of known size alone',
+        'scale = "none"': 'scale is "none": masks hide only numbers of known size',
         'local = "nothing"': "local is 'nothing'; it must be",
         'features = "plain"\nbounds = [[0, 0, 0, 0], [1, 1, 1, 1]]\nprivacy = { epsilon = 1.0 }\nshared = 5': (
-            "settings.shared: the privacy budget pays for no such part"
+            "settings.shared: the privacy budget does not pay for this part"
         ),
     }.items():
         (mesh.home("s00") / "site.toml").write_text(text.replace("[settings]\n", f"[settings]\n{line}\n"))

@@ -169,7 +169,7 @@ def test_what_is_wrong_with_raw_tables_is_said(tmp_path):
     path = mesh.home("s00") / "site.toml"
     text = path.read_text()
     for line, words in {
-        "bounds = [[0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]": "raw columns become others",
+        "bounds = [[0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]": "raw columns are encoded as others",
         "column_scales = [1.0, 0.5]": "column_scales has 2 numbers for 4 columns",
         'features = "plain"\nprivacy = { epsilon = 1.0 }': "with privacy columns must be numbers",
     }.items():

@@ -141,9 +141,9 @@ def test_all_mistakes_of_a_network_file_are_told_at_once(tmp_path):
     text = str(caught.value)
     for mistake in (
         "run 'a run'",
-        "site 'a' is there more than once",
+        "site 'a' appears more than once",
         "endpoint 'somewhere'",
-        "column 'x' is there more than once",
+        "column 'x' appears more than once",
         "has the target 'y'",
         "settings.alhpa is not known to dekrr; did you mean alpha?",
         "settings.alpha is -1.0",
@@ -300,7 +300,7 @@ def test_an_init_that_fails_leaves_nothing_behind(trial):
     path = trial / "network.toml"
     good = path.read_text()
     path.write_text(re.sub(r"127\.0\.0\.1:(\d+)", r"münchen.de:\1", good, count=1))
-    with pytest.raises(KeysError, match="is no host name"):
+    with pytest.raises(KeysError, match="is not a host name"):
         run("network", "init", path)
     assert not list(trial.glob("*sites*"))
     path.write_text(good.replace("station-01.csv", "nowhere.csv"))
@@ -337,7 +337,7 @@ def test_a_certificate_does_not_outlive_its_authority(trial):
     run("network", "init", trial / "network.toml", "--no-keys")
     run("keys", "new", "station-00", "--host", "127.0.0.1", "--out", trial / "key")
     request = read_request(trial / "key" / "request.pem")
-    with pytest.raises(KeysError, match="the authority itself is valid until"):
+    with pytest.raises(KeysError, match="the authority itself is valid only until"):
         Authority.load(trial / "sites").sign(request, days=5000)
 
 

@@ -423,8 +423,8 @@ def test_repeated_fits_and_cross_validation_tell_what_they_spent_together(coast)
         warnings.simplefilter("error")
         regressor.fit(X, y, sites=labels)
     epsilon = PRIVATE["privacy"].epsilon
-    with pytest.warns(UserWarning, match=f"2 private fits .* epsilon {2 * epsilon:g} together"):
+    with pytest.warns(UserWarning, match=f"2 fits .* together spent epsilon {2 * epsilon:g}"):
         clone(regressor).fit(X[:300], y[:300], sites=labels[:300])
-    with pytest.warns(UserWarning, match=f"3 private fits .* epsilon {3 * epsilon:g} together") as told:
+    with pytest.warns(UserWarning, match=f"3 fits .* together spent epsilon {3 * epsilon:g}") as told:
         cross_val_score(regressor, X + 1.0, y, params={"sites": labels}, cv=4)
-    assert not any("4 private fits" in str(warning.message) for warning in told)
+    assert not any("4 fits" in str(warning.message) for warning in told)

@@ -418,7 +418,7 @@ def test_what_needs_rows_in_memory_says_so(small_sample):
         DeKRRRegressor(exchange="features", **FIXED).fit(sources, "power")
     with pytest.raises(SettingsError, match="holds all rows in memory"):
         CentralizedKRR().fit(sources, "power")
-    with pytest.raises(SettingsError, match="columns are names, of a frame or of a source"):
+    with pytest.raises(SettingsError, match="columns are names, which a frame or a source"):
         CentralizedKRR().fit(X, Y, columns=["a"])
     with pytest.raises(SettingsError, match="not available all at once"):
         StreamedRows(open_source(part("north")), COLUMNS, "power").arrays()

@@ -289,9 +289,9 @@ def shared_service(tmp_path_factory):
 @pytest.mark.parametrize(
     ("body", "status", "words", "row", "column"),
     [
-        (b"{", 400, "no JSON", None, None),
-        (b"[" * 100_000, 400, "no JSON", None, None),
-        (b"\xff", 400, "no JSON", None, None),
+        (b"{", 400, "not JSON", None, None),
+        (b"[" * 100_000, 400, "not JSON", None, None),
+        (b"\xff", 400, "not JSON", None, None),
         ({"row": []}, 422, '{"rows": [...]}', None, None),
         ({"rows": []}, 422, "no rows", None, None),
         ({"rows": [], "coverage": 1}, 422, "unknown fields 'coverage'", None, None),
@@ -308,8 +308,8 @@ def shared_service(tmp_path_factory):
         ({"rows": [{"length": "1", "wi,dth": 2}]}, 422, "row 0, column 'length' is \"1\"; it must be", 0, "length"),
         ({"rows": [{"length": None, "wi,dth": 2}]}, 422, "column 'length' is null", 0, "length"),
         ({"rows": [{"length": True, "wi,dth": 2}]}, 422, "column 'length' is true", 0, "length"),
-        (b'{"rows": [{"length": 1e999, "wi,dth": 2}]}', 400, "no JSON", None, None),
-        (b'{"rows": [{"length": NaN, "wi,dth": 2}]}', 400, "no JSON", None, None),
+        (b'{"rows": [{"length": 1e999, "wi,dth": 2}]}', 400, "not JSON", None, None),
+        (b'{"rows": [{"length": NaN, "wi,dth": 2}]}', 400, "not JSON", None, None),
     ],
 )
 def test_wrong_json_is_refused_by_row_and_column(shared_service, body, status, words, row, column):
@@ -324,16 +324,16 @@ def test_wrong_json_is_refused_by_row_and_column(shared_service, body, status, w
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "no CSV table"),
+        (b"", "not a CSV table"),
         (b"length\n1\n", "the table lacks the column 'wi,dth'"),
         (b'length,"wi,dth",hue\n1,2,3\n', "unknown column 'hue'"),
         (b'length,length,"wi,dth"\n1,2,3\n', "'length' more than once"),
         (b'length,"wi,dth"\n1,2\n3,red\n', "row 1, column 'wi,dth' is 'red'; it must be a number"),
-        (b'length,"wi,dth"\n1,2\n3\n', "no CSV table"),
+        (b'length,"wi,dth"\n1,2\n3\n', "not a CSV table"),
         (b'length,"wi,dth"\n1,\n', "row 0, column wi,dth is nan"),
         (b'length,"wi,dth"\n1,inf\n', "row 0, column wi,dth is inf"),
         (b'length,"wi,dth"\n', "no rows"),
-        (b"\xff\xfe\x00", "no CSV table"),
+        (b"\xff\xfe\x00", "not a CSV table"),
     ],
 )
 def test_wrong_csv_is_refused_by_row_and_column(shared_service, body, words):

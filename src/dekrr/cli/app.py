@@ -38,8 +38,7 @@ COMMANDS = {
     ),
     "report": (
         "report:report",
-        "Write one self-contained HTML page about results, with figures as files for papers, or about a run of the "
-        "mesh.",
+        "Write one self-contained HTML page about results, with figures as files for papers, or about a mesh run.",
     ),
     "node": (
         "node:node",

@@ -53,8 +53,8 @@ def node(
     """Take part in a run as one site, and write model.safetensors; or keep running, and train the approved studies.
 
     A file with data sources is that of a standing site, which runs until it gets a signal. Otherwise the file describes
-    one run. Started again after a crash or Ctrl-C, a run resumes from its checkpoint. Exit codes: 3 somebody is missing, 4
-    declared gone by the others, 5 cut off, 6 no agreement, 130 and 143 stopped with a checkpoint.
+    one run. Started again after a crash or Ctrl-C, a run resumes from its checkpoint. Exit codes: 3 a site is missing,
+    4 declared gone by the others, 5 cut off, 6 no agreement, 130 and 143 stopped with a checkpoint.
     """
     from ..deploy.standard_error import steady
     from ..deploy.standing_file import is_standing

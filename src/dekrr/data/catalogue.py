@@ -81,7 +81,7 @@ CATALOGUE: Mapping[str, Entry] = {
         archive="air+quality.zip",
         members=("AirQualityUCI.csv",),
         means=(974.9515336112001, 377.39184028981737),
-        note="-200 means missing and is left in, as the paper has it; the response is PT08.S5(O3)",
+        note="-200 means missing and is left in, as in the paper; the response is PT08.S5(O3)",
     ),
     "energy": Entry(
         title="Energy",

@@ -141,13 +141,12 @@ def _site_names(name: str, numbers: np.ndarray) -> np.ndarray:
 def _missing(name: str, entry: Entry | None, folder: Path) -> str:
     there = ", ".join(sorted(file.stem for file in folder.glob("*.parquet"))) or "no Parquet file"
     if entry is None:
-        return f"{folder} has no {name}.parquet (it has {there}), and {name!r} is no name of the catalogue"
+        return f"{folder} has no {name}.parquet (it has {there}), and {name!r} is not in the catalogue"
     if not entry.url:
         return f"{folder} has no {name}.parquet (it has {there}); {entry.note}"
     return (
-        f"{folder} has neither {name}.parquet (it has {there}) nor the original, "
-        f"{entry.archive} or {entry.members[0]}. "
-        f"With a network: dekrr data fetch {name}. Without: put {entry.url} there"
+        f"{folder} has neither {name}.parquet (it has {there}) nor the original, {entry.archive} or "
+        f"{entry.members[0]}. With internet access: dekrr data fetch {name}. Without: put {entry.url} there"
     )
 
 
@@ -157,10 +156,10 @@ def check(dataset: Dataset) -> None:
     shape, wanted = dataset.X.shape, (entry.n_rows, entry.n_columns)
     known_exactly = entry.means is not None
     if shape[1] != wanted[1] or abs(shape[0] - wanted[0]) > (0 if known_exactly else 0.01 * wanted[0]):
-        raise DataError(f"{dataset.name} has {shape[0]} rows and {shape[1]} columns where {wanted} are known")
+        raise DataError(f"{dataset.name} has {shape[0]} rows and {shape[1]} columns; expected {wanted}")
     if not (np.isfinite(dataset.X).all() and np.isfinite(dataset.y).all()):
         raise DataError(f"{dataset.name} has missing or infinite values")
     if entry.means is not None:
         means = float(dataset.y.mean()), float(np.abs(dataset.X).mean())
         if not np.allclose(means, entry.means, rtol=1e-3):
-            raise DataError(f"{dataset.name} has means {means} of y and |X| where {entry.means} are known")
+            raise DataError(f"{dataset.name} has means {means} of y and |X|; expected {entry.means}")

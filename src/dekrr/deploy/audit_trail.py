@@ -162,7 +162,7 @@ def verify(
         entries.append(entry)
     for number, head in heads:
         if hashes.get(number) != head:
-            raise DataError(f"{path}: a report of this site names line {number}, which is not there or is another")
+            raise DataError(f"{path}: a report of this site names line {number}, which is missing or differs")
     return entries, unsigned
 
 

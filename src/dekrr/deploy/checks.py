@@ -153,7 +153,7 @@ def _check_endpoints(endpoints: Mapping[str, str], mistakes: list[str]) -> None:
 
 def _check_twice(values: Any, what: str, mistakes: list[str]) -> None:
     twice = sorted({value for value in values if list(values).count(value) > 1})
-    mistakes += [f"{what} {value!r} is there more than once" for value in twice]
+    mistakes += [f"{what} {value!r} appears more than once" for value in twice]
 
 
 def _check_classes(data: DataTable, method: str, settings: Mapping[str, Any], mistakes: list[str]) -> None:
@@ -161,26 +161,28 @@ def _check_classes(data: DataTable, method: str, settings: Mapping[str, Any], mi
     if not data.classes:
         return
     if len(set(data.classes)) < max(2, len(data.classes)) or len({type(each) for each in data.classes}) > 1:
-        mistakes.append("data.classes: give two classes at least, each once, all words or all numbers")
+        mistakes.append("data.classes: give at least two classes, each once, all words or all numbers")
     if len(data.targets) != 1:
         mistakes.append("data.classes: the classes are those of one target")
     if method != "dekrr":
         mistakes.append(f'data.classes: only method = "dekrr" predicts classes, not {method}')
     if settings.get("privacy") is not None:
-        mistakes.append("data.classes: the privacy budget does not pay for the second training that classes take")
+        mistakes.append("data.classes: the privacy budget does not pay for the second training that classes need")
     if settings.get("intervals"):
-        mistakes.append("settings.intervals: classes have prediction sets, and no intervals; leave it out")
+        mistakes.append("settings.intervals: classes have prediction sets, not intervals; leave it out")
 
 
 def _check_raw(data: DataTable, settings: Mapping[str, Any], mistakes: list[str]) -> None:
     """Find what a run over raw columns cannot have: what columns become is not known beforehand."""
     if data.raw and settings.get("privacy") is not None:
         mistakes.append(
-            "data.raw: with privacy columns must be numbers, because agreeing on categories and fill values would tell "
-            "about rows outside the promise; encode columns by what is public"
+            "data.raw: with privacy columns must be numbers, because agreeing on categories and fill values would "
+            "reveal something about rows that the promise does not cover; encode columns by public knowledge"
         )
     elif data.raw and "bounds" in settings:
-        mistakes.append("data.raw: bounds are of numbers, and raw columns become others; leave bounds out")
+        mistakes.append(
+            "data.raw: bounds are for columns of numbers, and raw columns are encoded as others; leave bounds out"
+        )
 
 
 def _check_data(data: DataTable, mistakes: list[str]) -> None:
@@ -190,7 +192,7 @@ def _check_data(data: DataTable, mistakes: list[str]) -> None:
         mistakes.append("data.target is empty")
     mistakes += [f"data.columns has the target {target!r}" for target in data.targets if target in data.columns]
     if data.weight and data.weight in (*data.columns, *data.targets):
-        mistakes.append(f"data.weight is {data.weight!r}, which is a column or a target too")
+        mistakes.append(f"data.weight is {data.weight!r}, which is also a column or a target")
     _check_twice(data.columns, "column", mistakes)
     _check_twice(data.targets, "target", mistakes)
 
@@ -215,7 +217,9 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
     convert(part_of(settings, own), own, "settings.", mistakes)
     for key, choices in DEPLOYED.items():
         if key in settings and settings[key] not in choices:
-            mistakes.append(f"settings.{key} is {settings[key]!r}; between organisations it is {' or '.join(choices)}")
+            mistakes.append(
+                f"settings.{key} is {settings[key]!r}; between organisations it must be {' or '.join(choices)}"
+            )
 
 
 def _check_parts(settings: Mapping[str, Any], mistakes: list[str]) -> None:
@@ -223,10 +227,10 @@ def _check_parts(settings: Mapping[str, Any], mistakes: list[str]) -> None:
     parts = parts_of_run(settings)
     wanted = [name for name in parts if parts[name] is not None]
     if settings.get("privacy") is not None:
-        mistakes += [f"settings.{name}: the privacy budget pays for no such part; leave it out" for name in wanted]
+        mistakes += [f"settings.{name}: the privacy budget does not pay for this part; leave it out" for name in wanted]
     elif wanted and settings.get("scale") == NONE and settings.get("masks", True):
         mistakes.append(
-            'settings.scale is "none": masks hide numbers of known size alone. Scale columns, or write '
+            'settings.scale is "none": masks hide only numbers of known size. Scale columns, or write '
             + ", ".join(f'{name} = "none"' for name in wanted)
         )
 
@@ -246,7 +250,9 @@ def _check_grids(settings: Mapping[str, Any], mistakes: list[str]) -> dict[str, 
         tuned += [name] if len(grid) > 1 else []
         checked[name] = grid[0]
     if tuned and settings.get("privacy") is not None:
-        mistakes.append(f"settings.privacy: give {', '.join(tuned)} as one number each; the budget pays for no tuning")
+        mistakes.append(
+            f"settings.privacy: give {', '.join(tuned)} as one number each; the budget does not pay for tuning"
+        )
     return checked
 
 

@@ -54,7 +54,7 @@ class Trust:
             known = self._parsed(pem)
             self._known[pem] = known
         if site_of(known) != site:
-            raise KeysError(f"the certificate of {site_of(known)!r} in the name of {site!r}")
+            raise KeysError(f"the certificate of {site_of(known)!r}, used in the name of {site!r}")
         return known
 
     def has_revoked(self, certificate: x509.Certificate) -> bool:

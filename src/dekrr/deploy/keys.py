@@ -82,7 +82,7 @@ class Authority:
         start = start or _now() - _CLOCK_SKEW
         end = start + datetime.timedelta(days)
         if end > self.certificate.not_valid_after_utc:
-            raise KeysError(f"the authority itself is valid until {self.certificate.not_valid_after_utc:%Y-%m-%d} only")
+            raise KeysError(f"the authority itself is valid only until {self.certificate.not_valid_after_utc:%Y-%m-%d}")
         certificate = (
             _builder(
                 request.subject,
@@ -153,7 +153,7 @@ def site_of(named: x509.CertificateSigningRequest | x509.Certificate) -> str:
     """Return the site that a request or a certificate names."""
     names = named.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if len(names) != 1 or not NAME.fullmatch(str(names[0].value)):
-        raise KeysError("the request or certificate does not name a site: its common name must be one")
+        raise KeysError("the request or certificate does not name a site: its common name must be the name of a site")
     return str(names[0].value)
 
 
@@ -178,7 +178,7 @@ def warn_of_end(site: str, certificate: Path) -> float | None:
     days = (end_of(certificate) - time.time()) / 86400
     if days >= WARN_DAYS:
         return None
-    logger.warning("%s: the certificate ends in %.1f days; renew it: replace %s", site, days, certificate)
+    logger.warning("%s: the certificate expires in %.1f days; renew it: replace %s", site, days, certificate)
     return days
 
 
@@ -253,7 +253,7 @@ def _alternative_name(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError:
-        raise KeysError(f"{host!r} is no host name; write one with letters beyond ASCII as xn--...") from None
+        raise KeysError(f"{host!r} is not a host name; write a name with letters beyond ASCII as xn--...") from None
 
 
 def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -128,7 +128,7 @@ def refusals(policy: Policy, study: StudyFile, proposer: str, sources: Any) -> l
         found.append(f"most_features: {n_features} is more than {policy.most_features}")
     shared = parts_of_run(study.settings)["shared"] if study.method == "dekrr" else None
     if policy.most_features and shared is not None and (isinstance(shared, str) or shared > policy.most_features):
-        found.append(f"most_features: the shared part has {shared!r}; give shared at most {policy.most_features}")
+        found.append(f"most_features: the shared part has {shared!r}; set shared to at most {policy.most_features}")
     if policy.masks and not study.settings.get("masks"):
         found.append("masks: the study must set masks = true")
     epsilon = (study.settings.get("privacy") or {}).get("epsilon")

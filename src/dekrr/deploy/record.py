@@ -67,7 +67,11 @@ class Record:
             with suppress(OSError):
                 self._file.close()
             with suppress(OSError):
-                print(f"{self._path} is kept no longer, the run goes on: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"{self._path} can no longer be written, and the run goes on without it: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             self._file = None
 
 

@@ -117,7 +117,7 @@ class Seal:
             self._shake(rest)
             return None
         if kind != _SEALED or len(rest) < _HEAD.size:
-            raise KeysError(f"what came in the name of {self._neighbor!r} is no sealed frame")
+            raise KeysError(f"what came in the name of {self._neighbor!r} is not a sealed frame")
         head, sealed = rest[: _HEAD.size], rest[_HEAD.size :]
         name, number = _HEAD.unpack(head)
         if self._ciphers is None or name != self._ciphers[0]:

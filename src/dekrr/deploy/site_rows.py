@@ -53,7 +53,7 @@ def _opened(config: SiteFile, folder: Path) -> Source:
         return open_source(folder / data.file)
     if data.classes:
         raise DataError(
-            "Dask workers read no classes: leave scheduler out of [data], and the node reads its file itself"
+            "Dask workers cannot read classes: leave scheduler out of [data], so that the node reads its file itself"
         )
     return spread_files(data.scheduler, data.file if "://" in data.file else folder / data.file)
 
@@ -140,7 +140,8 @@ class RowsOfClasses(StreamedRows):
             row = places.index(-1)
             raise DataError(
                 f"{batch.where}, column {name!r}: row {batch.start + row} has {labels[row]!r}, which is none of the "
-                f"classes {', '.join(map(repr, self._classes))} of the run; mend the row, or name the class in [data]"
+                f"classes {', '.join(map(repr, self._classes))} of the run; correct the row, or name the class in "
+                "[data]"
             )
         weight = None
         if self._weight is not None:
@@ -257,7 +258,7 @@ class SiteRows:
             return msgspec.json.decode(self._columns_path.read_bytes(), type=Columns)
         except msgspec.MsgspecError as error:
             raise DataError(
-                f"{self._columns_path} says how rows are told from each other, and cannot be read: {error}; restore it"
+                f"{self._columns_path} says how rows are told apart, and cannot be read: {error}; restore it"
             ) from None
 
     def _admits(self, rows: Rows) -> admission.Admission | None:
@@ -265,7 +266,9 @@ class SiteRows:
         limit = self._config.method_settings().max_leverage
         path = self._kept_in / f"admission-{self._named}.safetensors"
         if limit >= 1 and path.exists():
-            raise DataError(f"{path} keeps rows out of sums since an earlier run; max_leverage=1 would give them away")
+            raise DataError(
+                f"{path} has kept rows out of sums since an earlier run; max_leverage=1 would give them away"
+            )
         if limit >= 1:
             return None
         sample = rows.sample

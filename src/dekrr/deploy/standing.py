@@ -86,7 +86,7 @@ class StandingSite:
             stack.callback(_end, self._runs)
             opened = self._carrier.open(CHANNEL, self._see)
             arrivals, speak = stack.enter_context(opened)
-            logger.info("%s stands; neighbours: %s", self.config.site, ", ".join(sorted(self.config.neighbors)))
+            logger.info("%s is running; neighbours: %s", self.config.site, ", ".join(sorted(self.config.neighbors)))
             while not self._stopping.is_set():
                 try:
                     if self._is_due("statements", _STATE_EVERY):
@@ -159,7 +159,7 @@ class StandingSite:
                 self.policy = policies.read_policy(path)
                 self.trail.decide("policy", digest=digest_of_file(path))
             except DekrrError as error:
-                logger.warning("%s: %s; the policy of before holds", self.config.site, error)
+                logger.warning("%s: %s; the previous policy stays in force", self.config.site, error)
 
     def _renew(self) -> None:
         path = self.config.key_files(self.folder).certificate

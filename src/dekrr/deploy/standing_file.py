@@ -88,11 +88,11 @@ def read_standing(path: Path) -> StandingFile:
     found = convert(_table(path), StandingFile, "", mistakes)
     if found is not None:
         for name in (found.site, *found.neighbors, *found.sources):
-            mistakes += [] if NAME.fullmatch(name) else [f"{name!r} is no name: letters, digits, dots, dashes"]
+            mistakes += [] if NAME.fullmatch(name) else [f"{name!r} is not a name: use letters, digits, dots, dashes"]
         if not found.neighbors:
-            mistakes.append("neighbors: there are none")
+            mistakes.append("neighbors: give at least one")
         if BY_RELAY in found.neighbors.values() and not found.relay:
-            mistakes.append("relay is missing, and some neighbours are reached by it")
+            mistakes.append("relay is missing, but some neighbours are reached through it")
         unreachable = [p for p, endpoint in found.neighbors.items() if not endpoint and not found.listen]
         mistakes += [f"neighbors.{p}: neither this site nor {p} accepts connections; use a relay" for p in unreachable]
     return _checked(found, path, mistakes)

@@ -94,7 +94,7 @@ def serve_metrics(port: int, status: Callable[[], Status]) -> None:
             for name, value, text in (
                 ("dekrr_exchange", now.exchange, "The exchange that the site waits in."),
                 ("dekrr_round", now.round, "Rounds of the solver."),
-                ("dekrr_residual", residual, "The largest relative residual heard of."),
+                ("dekrr_residual", residual, "The largest relative residual that the site knows of."),
                 ("dekrr_waiting_seconds", now.seconds_waiting, "Seconds spent waiting for neighbours."),
                 ("dekrr_wire_bytes", now.wire_bytes_sent, "Bytes handed to the network, with framing and repeats."),
             ):

@@ -42,7 +42,7 @@ class Witness:
         reason = one_line(reason)
         if (neighbor, reason) not in self._told and len(self._told) < _MOST_REFUSALS:
             self._told.add((neighbor, reason))
-            logger.warning("%s refused something of %s: %s", self._site, neighbor, reason)
+            logger.warning("%s refused something from %s: %s", self._site, neighbor, reason)
             self._trail.add("refused", sender=neighbor, reason=reason)
 
     def used(self, study: str, use: Use) -> None:

@@ -123,7 +123,7 @@ def telling_of_words(X: Any) -> Iterator[None]:
         row, column = next(place for place in places if isinstance(values[place], str) and not is_number(values[place]))
         raise DataError(
             f"row {row}, column {column} of the array is {values[row, column]!r}, not a number: give the rows as a "
-            "frame of pandas or Polars, whose words become categories, or encode the column"
+            "pandas or Polars frame, whose words become categories, or encode the column"
         ) from None
 
 

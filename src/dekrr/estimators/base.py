@@ -144,7 +144,10 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 self._agree_on_columns(frames.facts_of_sources(sources, list(self.feature_names_in_), sites))
             return only_here(streams.rows_of(sources, self._reading, y, sites, seed, sample_weight, here), here)
         elif columns is not None:
-            raise SettingsError("columns are names, of a frame or of a source of rows; pick an array's columns first")
+            raise SettingsError(
+                "columns are names, which a frame or a source of rows has; for an array, select the columns before "
+                "the call"
+            )
         if y is not None:
             arrays.refuse_missing_responses(y)
         with arrays.telling_of_words(X):
@@ -180,8 +183,9 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Set what columns become, as all sites agree on it over the edges of the graph."""
         if getattr(self, "privacy", None) is not None:
             raise SettingsError(
-                "with privacy, a frame must have columns of numbers without missing values: agreeing on categories and "
-                "fill values would tell about rows outside the promise. Encode the columns by what is public"
+                "with privacy, a frame must have columns of numbers without missing values: agreeing on categories "
+                "and fill values would reveal something about rows that the promise does not cover. Encode the "
+                "columns by public knowledge"
             )
         graph = getattr(self, "_graph", None)
         graph_of = None if graph is None else lambda rows: graph(rows, seed_of(self.random_state))

@@ -155,7 +155,9 @@ class CentralizedKRR(SiteRegressor):
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
         pooled = ChainedRows(list(rows.values()))
         if pooled.streamed:
-            raise SettingsError("exact kernel ridge regression holds all rows in memory: load them, or CentralizedRFF")
+            raise SettingsError(
+                "exact kernel ridge regression holds all rows in memory: load them, or use CentralizedRFF"
+            )
         scaling = scaling_of(settings_of(self, GuardSettings), pooled)
         block = pooled.scaled(scaling).arrays()
         X, y = block.X, block.y

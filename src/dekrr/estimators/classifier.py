@@ -182,7 +182,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y = column_or_1d(y, warn=True)
         unknown = sorted(set(np.unique(y).tolist()) - set(self.classes_.tolist()), key=str)
         if unknown:
-            raise DataError(f"unknown classes {unknown}: the fit had {self.classes_.tolist()}; fit anew")
+            raise DataError(f"unknown classes {unknown}: the fit had {self.classes_.tolist()}; fit again")
         places = np.searchsorted(self.classes_, y)
         given = codes(places, len(self.classes_))
         self.regressor_.partial_fit(X, given, sites, edges, sample_weight)

@@ -199,10 +199,13 @@ class DeKRRRegressor(NetworkRegressor):
         if self._parts()["shared"] is not None and is_auto(choosing.setting("sigma")):
             choosing = replace(choosing, leaves_sigma=True)
         if self.allocation != "equal" and not isinstance(choosing.setting("n_features"), Integral):
-            raise SettingsError(f"allocation={self.allocation!r} shares out one n_features; give a number, or leave it")
+            raise SettingsError(
+                f"allocation={self.allocation!r} divides one n_features among the sites; give a single number, or "
+                "leave it out"
+            )
         if self.privacy is None or not isinstance(self.features, str) or self.features == "plain":
             return choosing
-        warn(f"features={self.features!r} would look at rows; with privacy all sites share plain ones")
+        warn(f"features={self.features!r} would look at rows; with privacy all sites share plain features")
         return Choosing.of(self, features="plain")
 
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
@@ -309,12 +312,14 @@ class DeKRRRegressor(NetworkRegressor):
         """
         if not hasattr(self, "models_"):
             if len(edges):
-                raise SettingsError("edges are added to the graph of a fitted network; before, give a topology")
+                raise SettingsError(
+                    "edges are added to the graph of a fitted network; for the first fit, give a topology"
+                )
             return self.fit(X, y, sites, sample_weight=sample_weight)
         standing = self._require_standing()
         if self.exchange != "sums":
             raise SettingsError(
-                f'partial_fit adds up sums, but exchange is {self.exchange!r}: set it to "sums", or fit anew'
+                f'partial_fit adds up sums, but exchange is {self.exchange!r}: set it to "sums", or fit again'
             )
         new = self._read(X, y, sites, standing.seed, self._dealt_to_all, None, sample_weight, first=False)
         self._refuse_other_outputs(new)
@@ -348,7 +353,7 @@ class DeKRRRegressor(NetworkRegressor):
         standing = self._require_standing()
         if any(outcome.shared is not None for outcome in standing.outcomes.values()):
             raise SettingsError(
-                f"the shared part has sums over the rows of {site!r}, which cannot be taken out: fit the others anew, "
+                f"the shared part has sums over the rows of {site!r}, which cannot be taken out: fit the others again, "
                 "or fit with shared=None to let sites leave later"
             )
         self._go_on(standing, standing.graph_without(site), {})
@@ -364,7 +369,7 @@ class DeKRRRegressor(NetworkRegressor):
                 else "the sums of the first fit were not kept: fit with store_sums=True"
             )
         if self.privacy is not None:
-            raise SettingsError("the first fit sent sums without noise, which privacy cannot take back: fit anew")
+            raise SettingsError("the first fit sent sums without noise, which privacy cannot take back: fit again")
         return self._standing
 
     def _dealt_to_all(self, n_rows: int) -> list[Hashable]:
@@ -387,8 +392,8 @@ def _tell_spent(rows: Mapping[Hashable, Rows], epsilon: float) -> None:
     total, fits = PROCESS.add(blocks, epsilon)
     if fits > 1:
         warn(
-            f"{fits} private fits in this process had the same rows and spent epsilon {total:g} together on one of "
-            f"them, not {epsilon:g}. Fit once, or count on {total:g}"
+            f"{fits} fits with differential privacy in this process used the same rows, and together spent epsilon "
+            f"{total:g} on one of them, not {epsilon:g}. Fit once, or reckon with {total:g}"
         )
 
 

@@ -48,7 +48,7 @@ def deployed(settings: DeKRRSettings, n_features: Any) -> DeKRRSettings:
         The estimator's; where it is one number, neighbours may choose no more.
     """
     wrong = [
-        f"{name} is {getattr(settings, name)!r}; between organisations it is {' or '.join(map(repr, choices))}"
+        f"{name} is {getattr(settings, name)!r}; between organisations it must be {' or '.join(map(repr, choices))}"
         for name, choices in DEPLOYED.items()
         if getattr(settings, name) not in choices
     ]
@@ -106,7 +106,7 @@ def judge(
     if refused:
         raise DataError(
             f"a deployment would refuse {len(refused)} of {len(sites)} sites: {'; '.join(refused)}. Join such a site "
-            "to another, or take a smaller n_features"
+            "to another, or use a smaller n_features"
         )
     return verdicts
 

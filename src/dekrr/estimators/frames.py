@@ -58,7 +58,7 @@ def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None, weight: Any
     require_columns(X, others)
     if isinstance(columns, str) or (columns is not None and set(columns) & set(others)):
         raise SettingsError(
-            f"columns are the names of those to predict from, without the response and the site; got {columns!r}"
+            f"columns are the names of the columns to predict from, without the response and the site; got {columns!r}"
         )
     if outputs:
         y = array_of(X, y, exact=True) if isinstance(y, str) else np.column_stack([array_of(X, name) for name in y])

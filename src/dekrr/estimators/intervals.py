@@ -24,8 +24,8 @@ def intervals_of(models: Mapping[Hashable, Any], X: Array, sites: Any, coverage:
     different = {id(model): model for model in models.values() if model.calibration is not None}
     if not different:
         raise SettingsError(
-            "there are no intervals in these models: fit DeKRRRegressor with intervals=True. By default they are found "
-            "where a setting is tuned; a run with a privacy budget has none"
+            "these models have no intervals: fit DeKRRRegressor with intervals=True. By default they are made where "
+            "sigma, alpha or consensus is left open; a run with a privacy budget has none"
         )
     if sites is None:
         return _hull(list(different.values()), X, coverage)

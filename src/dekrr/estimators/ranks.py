@@ -101,7 +101,7 @@ def only_here(rows: Mapping[Hashable, Rows], here: Here | None) -> dict[Hashable
 def refuse_other_sites(network: Any, before: Collection[Hashable], now: Collection[Hashable]) -> None:
     """Refuse to go on with other sites in several processes: those that stay could be driven by other processes."""
     if here_of(network, dict.fromkeys) is not None and set(before) != set(now):
-        raise SettingsError("sites cannot join or leave a network on several ranks: fit anew, or go on in one process")
+        raise SettingsError("sites cannot join or leave a network on several ranks: fit again, or go on in one process")
 
 
 def driven(network: Network, sites: Mapping[Hashable, Site]) -> dict[Hashable, Site]:

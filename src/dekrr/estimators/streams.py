@@ -69,11 +69,11 @@ def open_sources(X: Any, y: Any, sites: Any) -> dict[Hashable, Source]:
     if y is not None and not isinstance(y, str) and not is_names(y):
         raise DataError(f"for sources, y is the name of the response's column; got {type(y).__name__}")
     if is_mapping(X) and sites is not None:
-        raise DataError("a mapping of site to source says whose the rows are: leave sites out")
+        raise DataError("a mapping of site to source already says which site has which rows: leave sites out")
     if isinstance(X, list | tuple) and any(column_names(part) is not None for part in X):
         raise DataError(
-            f"a {type(X).__name__} of {len(X)} tables does not say whose each is: give a mapping, as in "
-            "fit({'north': table, 'south': other}, y='power')"
+            f"a {type(X).__name__} of {len(X)} tables does not say which site each belongs to: give a mapping, as in "
+            f"fit({{'north': table, 'south': other}}, y='power')"
         )
     if isinstance(X, np.ndarray):
         raise DataError(f"y={y!r} is the name of a column, but the rows are an array: give y as an array, or a frame")
@@ -92,7 +92,7 @@ def columns_of(source: Source, wanted: Sequence[str] | None, others: Sequence[st
     """Return the columns to predict from: those wanted, or all of a source's but for the `others`."""
     if isinstance(wanted, str) or (wanted is not None and set(wanted) & {name for name in others if name}):
         raise SettingsError(
-            f"columns are the names of those to predict from, without the response and the site; got {wanted!r}"
+            f"columns are the names of the columns to predict from, without the response and the site; got {wanted!r}"
         )
     columns: Columns
     if wanted is not None:

@@ -51,7 +51,7 @@ class ForgottenRows(Rows):
 
     def blocks(self, size: int) -> Iterator[Block]:
         """Refuse."""
-        raise SettingsError("this takes the rows of the first fit, which were not kept: fit with store_rows=True")
+        raise SettingsError("this needs the rows of the first fit, which were not kept: fit with store_rows=True")
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class Standing:
         """Refuse sites that join, and new edges, where models have more parts than the agreed one."""
         if any(outcome.sigma is not None for outcome in self.outcomes.values()):
             raise SettingsError(
-                "a site cannot join, nor an edge be added, where models have a shared or a local part or learnt column "
-                "scales: fit anew, or fit with shared=None, local=None and column_scales=None"
+                "a site cannot join, and an edge cannot be added, where models have a shared or a local part or "
+                "learnt column scales: fit again, or fit with shared=None, local=None and column_scales=None"
             )
 
     def _refuse_new_edges(self, graph: Any) -> None:

@@ -142,7 +142,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
         # One call reads the whole file, because a run may replace the file at any time.
         rows: list[dict[str, Any]] = pa.parquet.read_table(pa.BufferReader(path.read_bytes())).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} is damaged or no results: {error}; move it away to start afresh") from None
+        raise DataError(f"{path} is damaged, or has no results: {error}; move it away to start afresh") from None
     missing = [name for name in Task.__struct_fields__ if rows and name not in rows[0]]
     if missing:
         raise DataError(f"{path} has no columns {missing}: it is from another version; give another folder")

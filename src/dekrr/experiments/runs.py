@@ -16,8 +16,8 @@ from .tables import Cell, Table
 
 RECORDS = "run.jsonl"
 _ABOUT = (
-    "What the sites of a mesh wrote down while they trained together. Every site knows its own part alone: this page "
-    "has the parts of those whose records it was made from."
+    "What the sites of a mesh wrote down while they trained together. Every site knows only its own part; this page "
+    "has the parts of the sites whose records it was made from."
 )
 _ENDS = ("ended", "finished", "stopped")
 _LISTED = ("gone", "down", "up", "resumed", "refused", "refusing", "unconfirmed", "checkpoint lost", "stopped")
@@ -196,10 +196,10 @@ def pictures_of_run(records: Sequence[SiteRecord], name: str) -> list[Picture]:
     panels = [Panel("the relative residual by round", residuals), Panel("milliseconds of each round", durations)]
     bars = [Panel("kilobytes that each site sent to each of its neighbours", sent)]
     about_lines = (
-        "A line a site. The residual is the largest that the site had heard of; a time is the median of up to "
+        "One line per site. The residual is the largest that the site knew of; a time is the median of up to "
         f"{_stride(max(len(record.rounds) for record in records))} rounds."
     )
-    about_bars = "Encoded messages without framing; a part of the bar a neighbour."
+    about_bars = "Encoded messages without framing; each part of a bar is one neighbour."
     return [Picture(name, about_lines, panels), Picture(f"{name}-bytes", about_bars, bars, (4.4, height))]
 
 

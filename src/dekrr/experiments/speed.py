@@ -74,7 +74,7 @@ class Problem:
     def settings(self) -> dict[str, Any]:
         """Return the settings to report with a figure."""
         return {
-            "data": f"made, of the shape of {self.name}" if self.made else self.name,
+            "data": f"made up, in the shape of {self.name}" if self.made else self.name,
             "rows": len(self.y),
             "columns": self.X.shape[1],
             "sites": int(self.sites.max()) + 1,

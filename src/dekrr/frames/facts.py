@@ -60,8 +60,8 @@ class FactsOfColumn:
             self.counts.update(word for word in as_words(raw) if word is not None)
             if len(self.counts) > _MOST_COUNTED:
                 raise DataError(
-                    f"{where}: column {self.name!r} has more than {_MOST_COUNTED} different words, which is no "
-                    "category: drop it, or make numbers or fewer categories of it"
+                    f"{where}: column {self.name!r} has more than {_MOST_COUNTED} different words, too many for "
+                    "categories: drop it, or turn it into numbers or fewer categories"
                 )
             return
         known = raw.values[~missing]

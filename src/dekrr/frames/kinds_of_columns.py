@@ -121,12 +121,12 @@ def _objects(values: np.ndarray, start: int) -> Raw:
     if kinds <= {"category", "number", "boolean"}:
         row, value = next((row, value) for row, value in known if isinstance(value, str))
         raise UnusableError(
-            f"has words and numbers: row {start + row} is {value!r}. Make the words None for numbers that are missing, "
-            "or make all of them words for categories"
+            f"has words and numbers: row {start + row} is {value!r}. Replace the words by None where numbers are "
+            "missing, or make all values words to get categories"
         )
     row, value = next((row, value) for row, value in known if _kind_of(value) not in WORDS)
     raise UnusableError(
-        f"row {start + row} is of type {type(value).__name__}; make numbers or words of it, or drop the column"
+        f"row {start + row} is of type {type(value).__name__}; turn it into a number or a word, or drop the column"
     )
 
 
@@ -149,7 +149,9 @@ def _words(values: np.ndarray, known: list[tuple[int, Any]], start: int) -> Raw:
             return Raw("datetime", dates)
     longest = max(len(word) for _, word in known)
     if longest > _LONGEST:
-        raise UnusableError(f"is free text of up to {longest} characters; make categories or numbers of it, or drop it")
+        raise UnusableError(
+            f"is free text of up to {longest} characters; turn it into categories or numbers, or drop it"
+        )
     stray = _stray_word(known)
     if stray is not None:
         raise UnusableError(

@@ -122,7 +122,7 @@ class Service:
             try:
                 await self.refresh()
             except Exception:
-                logger.exception("the look at the model's file failed")
+                logger.exception("checking the model's file failed")
 
     def _guarded(self, content: Callable[[], bytes], media_type: str) -> Callable[[Request], Any]:
         """Return an endpoint that gives `content()` to those who may ask."""

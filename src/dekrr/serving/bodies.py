@@ -182,7 +182,7 @@ class RowReader:
             table = pa.ipc.open_stream(body).read_all()
             table.validate(full=True)
         except (pa.ArrowException, OSError, struct.error, EOFError, IndexError) as error:
-            raise Refusal(422, f"the body is no Arrow stream: {one_line(str(error))}") from None
+            raise Refusal(422, f"the body is not an Arrow stream: {one_line(str(error))}") from None
         if not self.named and table.num_columns != len(self._names):
             raise Refusal(422, f"expected {len(self._names)} columns, got {table.num_columns}")
         return self._from_table(table, self._names if self.named else table.column_names)
@@ -226,12 +226,12 @@ def explain_json(body: bytes, columns: Sequence[Column], error: Exception, *, na
     try:
         given = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as syntax:
-        return Refusal(400, f"the body is no JSON: {one_line(str(syntax))}")
+        return Refusal(400, f"the body is not JSON: {one_line(str(syntax))}")
     if not isinstance(given, dict) or not isinstance(given.get("rows"), list):
         return Refusal(422, 'the body must be an object {"rows": [...]}, with one entry per row')
     others = [name for name in given if name != "rows"]
     if others:
-        return Refusal(422, f"the body has unknown fields {_listed(others)}; it may have rows alone")
+        return Refusal(422, f"the body has unknown fields {_listed(others)}; it may have only rows")
     names = [column.name for column in columns]
     for i, row in enumerate(given["rows"]):
         refusal: Refusal | None
@@ -295,13 +295,13 @@ def explain_csv(
     except Refusal as refusal:
         return refusal
     except (pa.ArrowException, UnicodeDecodeError) as syntax:
-        return Refusal(422, f"the body is no CSV table: {one_line(str(syntax))}")
+        return Refusal(422, f"the body is not a CSV table: {one_line(str(syntax))}")
     for name, column in zip(names, columns, strict=True):
         for i, value in enumerate(table.column(name).to_pylist() if column.kind == "number" else []):
             if not is_number(value):
                 said = f"row {i}, column {name!r} is {one_line(repr(value))}; it must be a number"
                 return Refusal(422, said, row=i, column=name)
-    return Refusal(422, f"the body is no CSV table of numbers: {words}")
+    return Refusal(422, f"the body is not a CSV table of numbers: {words}")
 
 
 def _check_names(given: Sequence[str], names: Sequence[str]) -> None:

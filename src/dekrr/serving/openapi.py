@@ -11,7 +11,7 @@ from .current import Version
 
 _PROBLEM = "application/problem+json"
 _REFUSALS = {
-    "400": "The body is no JSON.",
+    "400": "The body is not JSON.",
     "401": "The token is missing or unknown.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large, or has too many rows.",
@@ -104,7 +104,7 @@ def _predict(current: Version, about: dict[str, Any]) -> dict[str, Any]:
             {
                 "name": "coverage",
                 "in": "query",
-                "description": "Give an interval, too, that holds this share of responses.",
+                "description": "Also give an interval that covers this share of responses.",
                 "schema": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
             }
         )

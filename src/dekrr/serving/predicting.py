@@ -152,7 +152,7 @@ def _coverage(query: bytes) -> float:
     given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
     unknown = [name for name in given if name != "coverage"]
     if unknown or not given:
-        raise Refusal(422, f"unknown parameter {unknown or query!r}; there is coverage alone")
+        raise Refusal(422, f"unknown parameter {unknown or query!r}; the only one is coverage")
     try:
         coverage = float(given["coverage"])
     except ValueError:
