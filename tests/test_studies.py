@@ -542,6 +542,71 @@ def test_a_preview_lists_what_a_run_sends(consortium):
     assert "MaskedRound" in consortium.command("a", "preview", "air")
 
 
+def weather(n_rows, seed):
+    """Return a raw table in which columns depend on each other: hours, and words and gaps that go with them."""
+    rng = np.random.default_rng(seed)
+    hours = np.arange(n_rows)
+    sky = np.where(hours % 24 < 12, rng.choice(["clear", "mist"], n_rows), rng.choice(["cloudy", "rain"], n_rows))
+    wind = np.where(np.isin(sky, ["mist", "clear"]), rng.choice(["N", "NE", "E"], n_rows), "SW")
+    speed = np.where(wind == "SW", 8.0, 2.0) + rng.gamma(2.0, size=n_rows)
+    speed[rng.uniform(size=n_rows) < 0.05] = np.nan
+    table = pd.DataFrame({"measured": pd.Timestamp("2023-01-01") + pd.to_timedelta(hours * 7, unit="h")})
+    return table.assign(sky=sky, wind=wind, speed=speed, y=np.nan_to_num(speed) + (sky == "rain"))
+
+
+def test_a_preview_of_a_raw_study_runs_where_the_study_does(consortium):
+    for k, name in enumerate(consortium.names):
+        weather(700, k).to_parquet(consortium.home(name) / "rows.parquet")
+    columns = ["measured", "sky", "wind", "speed"]
+    text = consortium.study(parts="intervals = true\n").read_text()
+    text = text.replace('columns = ["u", "v"]', f"columns = {json.dumps(columns)}\nraw = true")
+    text = text.replace("n_features = 10", "n_features = 20").replace('features = "energy"\n', "")
+    config = read_standing(consortium.home("a") / "site.toml")
+    shown = preview(parse_study(text), config, consortium.home("a"))
+    assert shown.n_rows == 700
+    assert {"RawColumns", "Chosen", "MaskedRound"} <= {line.message for line in shown.lines}
+    book(consortium, "a").say(Proposal(text=text, time=time.time()))
+    approve(consortium, digest_of(text))
+    with Standing(consortium):
+        wait_until(consortium.done(1))
+    trail, _ = verify(consortium.home("a") / TRAIL, identity(consortium, "a").trust, "a")
+    left = {(entry["to"], entry["message"]) for entry in trail if entry["kind"] == "left"}
+    messages = {(to, kind) for to, kind in left if kind not in ("hello", "nothing", "statements")}
+    assert messages == {(line.to, line.message) for line in shown.lines}
+
+
+def test_a_preview_says_that_rows_are_made_up_where_those_are_refused(consortium, monkeypatch):
+    config = read_standing(consortium.home("a") / "site.toml")
+    study = parse_study(consortium.study().read_text())
+    few = ArrayRows(np.random.default_rng(0).uniform(size=(12, 2)), np.zeros(12))
+    monkeypatch.setattr("dekrr.deploy.studies.preview._made_up", lambda *_: few)
+    with pytest.raises(DataError, match=r"the made-up rows that stand for site '[bc]'.*12 rows, too few"):
+        preview(study, config, consortium.home("a"))
+    study = parse_study(consortium.study().read_text().replace("n_features = 10", "n_features = 60"))
+    with pytest.raises(DataError, match=r"^site 'a' has 80 rows"):
+        preview(study, config, consortium.home("a"))
+
+
+def test_a_study_that_has_ended_does_not_block_its_name(consortium):
+    first = propose(consortium)
+    book(consortium, "a").decide(first, "refuse", "too long", "test")
+    said = consortium.command("a", "propose", consortium.study(more="every_hours = 1"))
+    second = digest_of((consortium.folder / "air.toml").read_text())
+    assert "dekrr study preview air," in said
+    assert f"dekrr study approve air --digest {second[:8]}" in said
+    assert book(consortium, "a").find("air").digest == second
+    assert "a approves" in consortium.command("a", "approve", "air", "--digest", second[:8])
+    third = propose(consortium, more="every_hours = 2")  # now two are open: the digest tells which
+    with pytest.raises(SettingsError, match="several studies are called 'air'.*air-" + third[:8]):
+        book(consortium, "a").find("air")
+    assert f"a approves air-{third[:8]}" in consortium.command("a", "approve", "air", "--digest", third[:8])
+    with pytest.raises(SettingsError, match="several studies are called 'air'"):
+        book(consortium, "a").find("air", "00000000")
+    fourth = consortium.command("a", "propose", consortium.study(more="every_hours = 3"))
+    digest = digest_of((consortium.folder / "air.toml").read_text())
+    assert f"dekrr study preview air-{digest[:8]}," in fourth
+
+
 def test_what_each_kind_of_message_reveals_is_said():
     assert {kind.__name__ for kind in get_args(AnyMessage)} <= set(REVEALS)
 

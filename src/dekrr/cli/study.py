@@ -49,7 +49,12 @@ def propose(
     if config.site not in study.sites:
         raise SettingsError(f"{file} is for {', '.join(study.sites)}, and not for this site, {config.site}")
     book.say(Proposal(text=text, time=time.time()))
-    _say(f"proposed {study.name}, digest {digest}. Next: dekrr study preview {study.name}, then approve")
+    is_alone = [state.digest for state in book.studies.values() if state.study.name == study.name and not state.is_over]
+    name = study.name if is_alone == [digest] else book.studies[digest].label
+    _say(
+        f"proposed {study.name}, digest {digest}. Next: dekrr study preview {name}, and then "
+        f"dekrr study approve {name} --digest {digest[:8]}"
+    )
 
 
 @study_app.command()
@@ -108,7 +113,7 @@ def approve(
     from ..deploy.policy import refusals
 
     config, book, policy = _opened(site)
-    state = book.find(name)
+    state = book.find(name, digest)
     if len(digest) < 8 or not state.digest.startswith(digest):
         raise SettingsError(f"the digest of {state.label} is {state.digest}, not {digest}: was another text reviewed?")
     if config.site not in state.study.sites:

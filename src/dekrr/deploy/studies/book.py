@@ -21,6 +21,7 @@ from .study import StudyFile, digest_of, parse_study
 
 ITEMS = "statements"
 _MOST_PER_SITE = 5000
+_FEWEST_DIGITS = 6  # of a digest that names a study
 
 
 @dataclass
@@ -76,6 +77,12 @@ class StudyState:
     def may_run(self) -> bool:
         """Whether all sites have approved, none has stopped it, and it has not expired."""
         return self.state == "approved"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a site has refused or stopped it, or it has expired: it will not run again."""
+        says = {decision.says for site, decision in self.decisions.items() if site in self.study.sites}
+        return self.is_expired or bool(says - {"approve"})
 
     @property
     def number(self) -> int:
@@ -161,17 +168,32 @@ class Book:
                 temporary.write_bytes(msgspec.json.encode(item))
             return True
 
-    def find(self, named: str) -> StudyState:
-        """Return the study of a name, or whose digest begins so."""
+    def find(self, named: str, digest: str = "") -> StudyState:
+        """Return the study of a name, or whose digest begins so.
+
+        Several studies may have one name. The beginning of a digest tells which is meant. Otherwise it is the one that
+        has not ended, if there is one such study: refused, stopped and expired ones do not block a name.
+
+        Parameters
+        ----------
+        named : str
+            The name, the name with the beginning of the digest, or the beginning of the digest alone.
+        digest : str, default=""
+            The beginning of the digest, where it is known too.
+        """
         found = [
             state
-            for digest, state in self.studies.items()
-            if named in (state.study.name, state.label) or (len(named) >= 6 and digest.startswith(named))
+            for known, state in self.studies.items()
+            if named in (state.study.name, state.label) or (len(named) >= _FEWEST_DIGITS and known.startswith(named))
         ]
+        if len(found) > 1:
+            meant = [state for state in found if len(digest) >= _FEWEST_DIGITS and state.digest.startswith(digest)]
+            found = meant or [state for state in found if not state.is_over] or found
         if len(found) != 1:
-            known = ", ".join(sorted(state.label for state in self.studies.values())) or "none"
-            what = "several studies are" if found else "no study is"
-            raise SettingsError(f"{what} called {named!r}; known are {known}")
+            listed = ", ".join(f"{one.label} ({one.state})" for one in found or self.studies.values()) or "none"
+            if found:
+                raise SettingsError(f"several studies are called {named!r}: name one of {listed}")
+            raise SettingsError(f"no study is called {named!r}; known are {listed}")
         return found[0]
 
     def decide(self, digest: str, says: str, reason: str, by: str) -> Item:
