@@ -5,19 +5,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import sklearn
 
 DOCS = Path(__file__).parents[1] / "docs"
 sys.path.insert(0, str(DOCS))
 
 from pages import PUBLIC_MODULES  # noqa: E402  (it is in docs/)
-
-
-def test_the_examples_of_data(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "data.md").read_text(), flags=re.S)
-    assert len(blocks) == 7
-    exec(compile("\n".join(blocks), "docs/data.md", "exec"), {})
 
 
 def test_the_sections_that_the_code_points_to_are_there():
@@ -28,13 +20,6 @@ def test_the_sections_that_the_code_points_to_are_there():
             found += 1
         assert not re.search(r"section \d+ of docs/", path.read_text()), f"{path} points to a section by a number"
     assert found
-
-
-def test_the_examples_of_model_selection():
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "model-selection.md").read_text(), flags=re.S)
-    assert len(blocks) == 4
-    with sklearn.config_context():  # which is undone at the end, whatever the page sets
-        exec(compile("\n".join(blocks), "docs/model-selection.md", "exec"), {})
 
 
 @pytest.mark.parametrize("name", ["dekrr", *PUBLIC_MODULES])
