@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from dekrr import DeKRRRegressor, DifferentialPrivacy, load
 from dekrr.cli.app import app
 from dekrr.deploy.files import read_network, read_site, to_toml
-from dekrr.deploy.keys import Authority, host_of, read_request, site_of
-from dekrr.errors import KeysError, SettingsError
+from dekrr.deploy.keys import Authority, check, host_of, read_request, site_of
+from dekrr.errors import DataError, KeysError, SettingsError
 from dekrr.settings import grid_of
 from meshes import Mesh, free_ports, wait_until
 
@@ -81,6 +81,50 @@ def test_files_have_safe_permissions_and_nothing_is_overwritten(trial):
     with pytest.raises(KeysError, match="nothing is overwritten"):
         run("network", "example", trial)
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_changed_network_file_is_told_and_an_update_keeps_keys(trial):
+    path = trial / "network.toml"
+    run("network", "init", path)
+    home = trial / "sites" / "station-00"
+    kept = {file: file.read_bytes() for file in trial.glob("sites/**/*.pem")}
+    (home / "site.toml").write_text((home / "site.toml").read_text() + "\n[page]\nport = 8123\n")
+    text = path.read_text().replace("n_features = 30", "n_features = 40\nintervals = true")
+    path.write_text(text)
+    with pytest.raises(
+        SettingsError, match=r"settings\.n_features is 30, not 40 \(at station-00, station-01, .*--update"
+    ):
+        run("up", path)
+    said = run("network", "init", path, "--update")
+    assert "station-01: settings.intervals is left out, not True; settings.n_features is 30, not 40" in said
+    assert {file: file.read_bytes() for file in kept} == kept
+    site = read_site(home / "site.toml")
+    assert (site.features().n_features, site.settings["intervals"], site.page.port) == (40, True, 8123)
+    assert "3 of 3 files are as they were" in run("network", "init", path, "--update")
+
+
+def test_an_update_makes_new_sites_and_certificates_for_new_hosts(trial):
+    path = trial / "network.toml"
+    run("network", "init", path)
+    path.write_text(path.read_text().replace('"127.0.0.1:', '"127.0.0.2:', 1))
+    with path.open("a") as file:
+        file.write('[[site]]\nname = "late"\nendpoint = "127.0.0.1:9"\ndata = "station-00.csv"\n')
+    with pytest.raises(DataError, match="lacks late; first run: dekrr network init --update"):
+        run("up", path)
+    key, certificate = (trial / "sites/station-00" / name for name in ("key.pem", "certificate.pem"))
+    before = key.read_bytes()
+    said = run("network", "init", path, "--update")
+    assert "late is new" in said
+    assert "station-00 has a new certificate, for the same key, at 127.0.0.2" in said
+    assert key.read_bytes() == before
+    signed = x509.load_pem_x509_certificate(certificate.read_bytes())
+    assert (site_of(signed), host_of(signed)) == ("station-00", "127.0.0.2")
+    for name in ("station-00", "late"):
+        home = trial / "sites" / name
+        check(home / "authority.pem", home / "certificate.pem", home / "key.pem", name)
+    path.write_text(path.read_text()[: path.read_text().rindex("[[site]]")])
+    assert "late is of no site" in run("network", "init", path, "--update")
+    assert (trial / "sites" / "late" / "key.pem").exists()
 
 
 def test_no_private_key_travels(trial, tmp_path):

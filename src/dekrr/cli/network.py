@@ -1,16 +1,21 @@
 """`dekrr network`, `dekrr keys`: the files, keys and certificates of a mesh."""
 
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 
-from ..deploy.files import read_network, to_toml
+from ..deploy.files import OWN, differences, read_network, read_site, site_file, to_toml
 from ..deploy.tables import NetworkFile
-from ..disk import filling
+from ..disk import filling, replacing
 from ..errors import KeysError
+
+if TYPE_CHECKING:
+    from ..deploy.keys import Authority
 
 network_app = typer.Typer(help="Describe a network of sites and make its keys.", no_args_is_help=True)
 keys_app = typer.Typer(help="Make this site's private key, or a token for callers.", no_args_is_help=True)
@@ -62,6 +67,9 @@ def init(
             "--keys/--no-keys", help="Make every site's key here, for a trial, or let each site make its own."
         ),
     ] = True,
+    update: Annotated[
+        bool, typer.Option("--update", help="Write site.toml anew after network.toml has changed; keys are kept.")
+    ] = False,
 ) -> None:
     """Make an authority, and a folder for each site with its site.toml and, for a trial, its key and certificate.
 
@@ -71,22 +79,20 @@ def init(
 
     described = read_network(network)
     folder = out or network.parent / SITES
-    if folder.exists() and any(folder.iterdir()):
-        raise KeysError(f"{folder} is already there; nothing is overwritten: move it away, or give another --out")
     tables = site_tables(described, network.parent.resolve())
-    with filling(folder) as made:
-        authority = certificates.Authority.new(described.run)
-        authority.save(made)
-        for name, table in tables.items():
-            home = made / name
-            certificates.write_new(home / SITE_FILE, to_toml(table).encode())
-            certificates.write_new(home / certificates.AUTHORITY_CERTIFICATE, authority.pem)
-            if keys:
-                key, request = certificates.new_request(name, _host(table["listen"]))
-                certificates.write_new(home / certificates.KEY, key, private=True)
-                certificates.write_new(home / certificates.REQUEST, request)
-                signed = authority.sign(certificates.read_request(home / certificates.REQUEST))
-                certificates.write_new(home / certificates.CERTIFICATE, signed)
+    if update:
+        _update(tables, folder, keys=keys)
+    elif folder.exists() and any(folder.iterdir()):
+        raise KeysError(
+            f"{folder} is already there; nothing is overwritten: give --update to write the sites' files anew and keep "
+            "their keys, or give another --out"
+        )
+    else:
+        with filling(folder) as made:
+            authority = certificates.Authority.new(described.run)
+            authority.save(made)
+            for name, table in tables.items():
+                _make_home(made / name, table, authority, keys=keys)
     for name, table in tables.items():
         if not Path(table["data"]["file"]).exists():
             _say(f"note: {table['data']['file']}, the data of {name}, does not exist yet")
@@ -97,6 +103,68 @@ def init(
             f"{len(described.site)} sites in {folder}, without keys. Give each its folder, have it run dekrr keys new, "
             f"and sign its request: dekrr network sign {network} REQUEST"
         )
+
+
+def _make_home(home: Path, table: Mapping[str, Any], authority: "Authority", *, keys: bool) -> None:
+    """Make a site's folder."""
+    from ..deploy import keys as certificates
+
+    certificates.write_new(home / SITE_FILE, to_toml(table).encode())
+    certificates.write_new(home / certificates.AUTHORITY_CERTIFICATE, authority.pem)
+    if keys:
+        key, request = certificates.new_request(table["site"], _host(table["listen"]))
+        certificates.write_new(home / certificates.KEY, key, private=True)
+        certificates.write_new(home / certificates.REQUEST, request)
+        signed = authority.sign(certificates.read_request(home / certificates.REQUEST))
+        certificates.write_new(home / certificates.CERTIFICATE, signed)
+
+
+def _update(tables: Mapping[str, Mapping[str, Any]], folder: Path, *, keys: bool) -> None:
+    """Write the files of sites anew. Keys, models, records and what a site decides for itself stay as they are."""
+    from ..deploy import keys as certificates
+
+    authority = certificates.Authority.load(folder)
+    n_same = 0
+    for name, table in tables.items():
+        home = folder / name
+        if not home.exists():
+            with filling(home) as made:
+                _make_home(made, table, authority, keys=keys)
+            _say(f"{name} is new")
+            continue
+        changes = differences(read_site(home / SITE_FILE), site_file(table))
+        if changes:
+            own = tomllib.loads((home / SITE_FILE).read_text(encoding="utf-8"))
+            kept = {key: own[key] for key in OWN if key in own}
+            kept["data"] = {**table["data"], "scheduler": own["data"].get("scheduler", "")}
+            with replacing(home / SITE_FILE, private=False, durable=True) as temporary:
+                temporary.write_text(to_toml({**table, **kept}), encoding="utf-8")
+            _say(f"{name}: {'; '.join(changes)}: written anew")
+        n_same += not changes
+        _renew(home, table, authority)
+    if n_same:
+        _say(f"{n_same} of {len(tables)} files are as they were")
+    for path in sorted(folder.glob(f"*/{SITE_FILE}")):
+        if path.parent.name not in tables:
+            _say(f"note: {path.parent} is of no site of the network file any more; it is left as it is")
+
+
+def _renew(home: Path, table: Mapping[str, Any], authority: "Authority") -> None:
+    """Sign a certificate for the key of a site whose host has changed, where the key is here."""
+    from ..deploy import keys as certificates
+
+    host, path = _host(table["listen"]), home / certificates.CERTIFICATE
+    if not path.exists() or certificates.host_of(certificates.read_certificate(path)) == host:
+        return
+    if not (home / certificates.KEY).exists():
+        _say(f"note: {path} is for another host than {host}: have the site run dekrr keys new, and sign its request")
+        return
+    _, request = certificates.new_request(table["site"], host, home / certificates.KEY)
+    with replacing(home / certificates.REQUEST, private=False) as temporary:
+        temporary.write_bytes(request)
+    with replacing(path, private=False, durable=True) as temporary:
+        temporary.write_bytes(authority.sign(certificates.read_request(home / certificates.REQUEST)))
+    _say(f"{table['site']} has a new certificate, for the same key, at {host}")
 
 
 @network_app.command()
@@ -140,7 +208,6 @@ def revoke(
 
     from ..deploy import keys as certificates
     from ..deploy.identity import REVOKED, revocation_list
-    from ..disk import replacing
 
     folder = authority or network.parent / SITES
     path = folder / REVOKED

@@ -22,9 +22,10 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
-from ..deploy.files import is_site_file, read_network, read_site
-from ..errors import DataError, NetworkError
-from .network import SITE_FILE, SITES
+from ..deploy.files import differences, is_site_file, read_network, read_site, site_file
+from ..deploy.tables import NetworkFile
+from ..errors import DataError, NetworkError, SettingsError
+from .network import SITE_FILE, SITES, site_tables
 
 INTERRUPTED, TERMINATED = 130, 143
 _PROGRESS_EVERY = 0.5
@@ -216,7 +217,9 @@ def up(
     names = [entry.name for entry in described.site]
     missing = [name for name in names if not (folder / name / SITE_FILE).exists()]
     if missing:
-        raise DataError(f"{folder} lacks {', '.join(missing)}; first run: dekrr network init {network}")
+        again = " --update" if len(missing) < len(names) else ""
+        raise DataError(f"{folder} lacks {', '.join(missing)}; first run: dekrr network init{again} {network}")
+    _refuse_changed(described, network, folder)
     options = ["--log-json", *(["--insecure"] if insecure else []), *(["--force"] if force else [])]
     console = Console()
     fleet: list[_Process] = []
@@ -248,6 +251,20 @@ def up(
         listed = "; ".join(process.ending for process in failed)
         raise NetworkError(f"{len(failed)} of {len(fleet)} sites failed: {listed}")
     console.print(f"{len(fleet)} models in {folder}/*/model.safetensors")
+
+
+def _refuse_changed(described: NetworkFile, network: Path, folder: Path) -> None:
+    """Refuse a network file that has changed since the sites' files were made of it: what is in those would be run."""
+    changed: dict[str, list[str]] = {}
+    for name, table in site_tables(described, network.parent.resolve()).items():
+        for change in differences(read_site(folder / name / SITE_FILE), site_file(table)):
+            changed.setdefault(change, []).append(name)
+    if changed:
+        listed = "; ".join(f"{change} (at {', '.join(sites)})" for change, sites in changed.items())
+        raise SettingsError(
+            f"{network} has changed since dekrr network init made the sites' files. There {listed}. Run "
+            f"dekrr network init --update {network} first: it writes the files anew, and keeps keys and models"
+        )
 
 
 class _Process:

@@ -108,8 +108,8 @@ class Authority:
         return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def new_request(site: str, host: str) -> tuple[bytes, bytes]:
-    """Return a new private key and the request for its certificate, as PEM.
+def new_request(site: str, host: str, key_file: Path | None = None) -> tuple[bytes, bytes]:
+    """Return a private key, by default a new one, and the request for its certificate, as PEM.
 
     Parameters
     ----------
@@ -117,10 +117,17 @@ def new_request(site: str, host: str) -> tuple[bytes, bytes]:
         The site's name: letters, digits, dot, dash and underscore.
     host : str
         The host name or address that neighbours dial.
+    key_file : Path, optional
+        A key that is there already, for instance of a site at another host than before.
     """
     if not NAME.fullmatch(site):
         raise KeysError(f"{site!r} cannot name a site: use up to 63 letters, digits, dots, dashes, underscores")
     key = ec.generate_private_key(ec.SECP256R1())
+    if key_file is not None:
+        found = _read(key_file, lambda data: serialization.load_pem_private_key(data, None))
+        if not isinstance(found, ec.EllipticCurvePrivateKey):
+            raise KeysError(f"{key_file} is not a key that dekrr keys new made")
+        key = found
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site)]))
