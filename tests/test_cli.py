@@ -72,7 +72,7 @@ def test_fit_measures_errors_on_rows_that_it_did_not_see(table):
     words = " ".join(fitted(table, "--force", "--holdout", 0).output.split())
     assert re.search(r"own RSE ┃ union RSE .*held-out RSE: own [\d.]+ on \d+ rows, union [\d.]+ on \d+ of them", words)
     words = " ".join(fitted(table, "--force", "--holdout", 0, "--no-intervals").output.split())
-    assert "no error was measured: --holdout 0.2 holds out a fifth of the rows for it" in words
+    assert "no error was measured; --holdout 0.2 holds out a fifth of the rows to measure it" in words
 
 
 def test_score(table):

@@ -194,7 +194,8 @@ def test_a_deployment_foresees_rows_that_stand_alone_among_features():
         "a deployment would refuse 2 of 3 sites",
         "site 'south' has 220 rows, of which 50 have a leverage near 1 among its 60 features and the 60 of site",
         "site 'west' has 220 rows, of which 45 have a leverage near 1",
-        "where sums need 180 others (rows_per_feature=1.5): a larger sigma or fewer features lower leverages",
+        "where sums need 180 others (rows_per_feature=1.5): use a larger sigma or fewer features, which lowers "
+        "leverages",
     ):
         assert word in str(refused.value)
     wide = regressor(n_features=60, sigma=0.5, **alone).fit(x, np.sin(5 * x[:, 0]), sites=labels)

@@ -291,10 +291,10 @@ def test_the_page_of_the_service(tmp_path, browser, width):
         tab, _, requests = new_tab(browser, width)
         url = f"http://127.0.0.1:{port}/"
         tab.goto(url)
-        tab.get_by_label("This service asks for a token").fill("wrong")
+        tab.get_by_label("This service needs a token").fill("wrong")
         tab.keyboard.press("Enter")
         tab.get_by_text("the token is not known here").wait_for(timeout=30_000)
-        tab.get_by_label("This service asks for a token").fill(token)
+        tab.get_by_label("This service needs a token").fill(token)
         tab.keyboard.press("Enter")
         tab.get_by_role("heading", name="Predictions of here").wait_for(timeout=30_000)
         assert tab.evaluate(STICKING_OUT) == []

@@ -437,7 +437,7 @@ def test_data_are_sealed_for_no_holder_of_a_revoked_certificate_and_hellos_are_p
     a.send(hello)
     assert wires["a"].pop() == hello
     assert b.take(hello) == hello
-    with pytest.raises(KeysError, match="data in the name of 'a' that is not sealed"):
+    with pytest.raises(KeysError, match="data in the name of 'a' that are not sealed"):
         b.take(data)
     a.send(data)
     assert data not in wires["a"]

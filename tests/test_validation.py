@@ -100,7 +100,7 @@ def test_models_that_went_on_have_none():
     fitted = DeKRRRegressor(**SMALL).fit(X[:600], y[:600], sites=SITES[:600])
     fitted.partial_fit(X[100:200], y[100:200], SITES[100:200])
     assert fitted.validation_ is None
-    assert "the models went on from them" in str(fitted.fit_summary())
+    assert "the models have been updated since" in str(fitted.fit_summary())
 
 
 def test_union_errors_of_many_rows_rest_on_a_share_of_each_site(monkeypatch):

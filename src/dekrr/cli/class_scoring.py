@@ -26,7 +26,7 @@ class ClassErrors:
         self._models = models
         first = next(iter(models.values()))
         if any(model.header.classes != first.header.classes for model in models.values()):
-            raise DataError("the models have different classes: score those of one fit")
+            raise DataError("the models have different classes: score models of one fit")
         self._places = {str(label): k for k, label in enumerate(first.classes_.tolist())}
         self._own: dict[str, Any] = defaultdict(lambda: np.zeros(2))  # right classes, and the sum of log losses
         self._union: dict[str, Any] = {name: np.zeros(2) for name in models}

@@ -215,7 +215,7 @@ def _measured(regressor: DeKRRRegressor, errors: Errors | None) -> tuple[str, di
         return f"held-out RSE: own {errors.own():.4f}, union {errors.union():.4f} on {errors.n_rows} rows", of_sites
     found = (regressor.validation_ or {}).get("RSE")
     if found is None:
-        return "no error was measured: --holdout 0.2 holds out a fifth of the rows for it", {}
+        return "no error was measured; --holdout 0.2 holds out a fifth of the rows to measure it", {}
     text = (
         f"held-out RSE: own {found.mean_own:.4f} on {sum(found.n_rows.values())} rows, union {found.mean_union:.4f} on "
         f"{found.n_union} of them, by a second training without them"

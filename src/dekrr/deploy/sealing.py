@@ -178,5 +178,5 @@ class DataSeal(Seal):
         if data[:1] in (_HANDSHAKE, _SEALED):
             return super().take(data)
         if is_data(data):
-            raise KeysError(f"data in the name of {self._neighbor!r} that is not sealed")
+            raise KeysError(f"data in the name of {self._neighbor!r} that are not sealed")
         return data

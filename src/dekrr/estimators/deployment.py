@@ -139,8 +139,9 @@ def _standing_alone(
             if site.n_rows - n_lone < needed:
                 reasons[label] = (
                     f"has {site.n_rows} rows, of which {n_lone} have a leverage near 1 among its {n_own} features and "
-                    f"the {n_other} of site {neighbor!r}, where sums need {needed} others (rows_per_feature="
-                    f"{settings.rows_per_feature:g}): a larger sigma or fewer features lower leverages"
+                    f"the {n_other} of site {neighbor!r}, where sums need {needed} others "
+                    f"(rows_per_feature={settings.rows_per_feature:g}): use a larger sigma or fewer features, which "
+                    "lowers leverages"
                 )
                 break
     return reasons

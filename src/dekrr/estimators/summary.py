@@ -9,8 +9,8 @@ import numpy as np
 
 _CHOSEN = ("sigma", "alpha", "consensus", "own_weight")
 _WITHOUT = (
-    "none, because no rows were held out, or because the models went on from them; fit with intervals=True, which "
-    "holds out a fifth of the rows"
+    "none, because no rows were held out, or because the models have been updated since; fit with intervals=True, "
+    "which holds out a fifth of the rows"
 )
 _NEVER = "none, because this method holds out no rows; see dekrr.model_selection"
 
