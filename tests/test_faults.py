@@ -139,24 +139,40 @@ def slow_place():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2000)
 def test_frames_over_links_that_share_4_mbit_are_sent_once(tmp_path, slow_place):
-    mesh = Mesh(tmp_path, 4, rows=900, patience=20.0, settings={"n_features": 150, "tol": 1e-3, "masks": False})
+    """A machine that has no time for a site breaks a link, too. So there are three attempts."""
+    sent = []
+    for attempt in range(3):
+        (tmp_path / str(attempt)).mkdir()
+        sent.append(_sent_over(slow_place, tmp_path / str(attempt)))
+        if all(not broken and ratio < 1.2 for broken, ratio in sent[-1].values()):
+            return
+    pytest.fail(f"links broke, or frames were sent again, each time: {sent}")
+
+
+def _sent_over(place, folder):
+    """Run four sites in a network namespace; return how often each lost a link, and its bytes over its messages'."""
+    settings = {"n_features": 150, "tol": 1e-3, "masks": False}
+    mesh = Mesh(folder, 4, rows=900, patience=120.0, start_patience=300.0, settings=settings)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    places = [str(mesh.home(name) / "site.toml") for name in mesh.names]
-    processes = [
-        subprocess.Popen(["ip", "netns", "exec", slow_place, *NODE, place], env=environment) for place in places
-    ]
+    files = [str(mesh.home(name) / "site.toml") for name in mesh.names]
+    processes = [subprocess.Popen(["ip", "netns", "exec", place, *NODE, file], env=environment) for file in files]
     try:
-        assert [process.wait(200) for process in processes] == [0] * 4
+        assert [process.wait(600) for process in processes] == [0] * 4
     finally:
         for process in processes:
             process.kill()
+            process.wait()
     assert mesh.check_models(mesh.names) == {frozenset()}
+    found = {}
     for name in mesh.names:
-        finished = next(event for event in mesh.events(name) if event["event"] == "finished")
-        assert finished["message bytes sent"] > 500_000
-        assert finished["wire bytes sent"] < 1.2 * finished["message bytes sent"]
-        assert not [event for event in mesh.events(name) if event["event"] == "down"][1:]
+        events = mesh.events(name)
+        at = next(number for number, event in enumerate(events) if event["event"] == "finished")
+        n_broken = sum(event["event"] == "down" for event in events[:at])  # later, neighbours go down that have ended
+        assert events[at]["message bytes sent"] > 500_000
+        found[name] = n_broken, events[at]["wire bytes sent"] / events[at]["message bytes sent"]
+    return found
 
 
 def test_noise_at_the_door_does_not_keep_a_run_from_starting(tmp_path):

@@ -12,7 +12,7 @@ from dekrr import DataError, DeKRRRegressor, GreedySelector, SettingsError, Topo
 from dekrr.data import make_sites
 from dekrr.estimators.network import run, sites_of
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols import dekrr
+from dekrr.protocols import dekrr, parts
 from dekrr.protocols.online import go_on
 from dekrr.protocols.site import Site
 from dekrr.rows import ArrayRows
@@ -250,13 +250,15 @@ def test_sums_that_are_not_kept_are_given_up_before_the_rounds():
         DeKRRRegressor(**QUICK, solver=Looking(), store_sums=True).fit(X, y, sites=SITES)
 
 
-def test_sites_that_start_from_an_earlier_model_and_one_that_has_none_reach_the_same_model():
+@pytest.mark.parametrize("shared", [None, 20])
+def test_sites_that_start_from_an_earlier_model_and_one_that_has_none_reach_the_same_model(shared):
     """What a study with `warm = true` does: the features stay, and only the start of the rounds differs."""
     rng = np.random.default_rng(0)
     graph = nx.cycle_graph(4)
     graph = nx.relabel_nodes(graph, {i: f"s{i}" for i in graph})
     rows = {name: (X, np.sin(3 * X[:, 0])) for name in graph for X in [rng.uniform(size=(150, 2))]}
-    settings = DeKRRSettings(alpha=1e-3, consensus=1.0, tol=1e-9, max_rounds=5000)
+    given = {"shared": shared, "local": None, "column_scales": None}
+    settings = DeKRRSettings(alpha=1e-3, consensus=1.0, tol=1e-9, max_rounds=5000, **given)
 
     def train(share, **changes):
         procedures = {}
@@ -264,7 +266,7 @@ def test_sites_that_start_from_an_earlier_model_and_one_that_has_none_reach_the_
             some = slice(round(share * len(inputs)))
             site = Site(name, tuple(graph[name]), ArrayRows(inputs[some], responses[some]), seed=0)
             site = replace(site, **{key: value[name] for key, value in changes.items()})
-            procedures[name] = dekrr.train(site, Greedy(10, sigma=0.5), settings)
+            procedures[name] = parts.train(site, Greedy(10, sigma=0.5), settings)
         return LocalNetwork(graph).run(procedures)
 
     first = train(0.98)

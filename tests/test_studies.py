@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from consortium import Consortium, Standing, wait_until
+from consortium import ALONE, Consortium, Standing, wait_until
 from dekrr import load
 from dekrr.cli.app import app
 from dekrr.deploy.audit_trail import TRAIL, AuditTrail, verify
@@ -157,9 +157,11 @@ def test_a_study_from_proposal_to_retraining_and_back(consortium):
     assert "What left this site" in page.read_text()
 
 
-def test_a_warm_start_keeps_features_and_takes_fewer_rounds_to_the_same_model(consortium):
+@pytest.mark.parametrize("parts", [ALONE, 'shared = 10\ncolumn_scales = "none"\n'], ids=["agreed part", "all parts"])
+def test_a_warm_start_keeps_features_and_takes_fewer_rounds_to_the_same_model(consortium, parts):
     """The second runs of two studies that differ in `warm` alone, after new rows."""
-    digests = [propose(consortium, name=name, more=more) for name, more in (("warm", "warm = true"), ("cold", ""))]
+    kinds = {"warm": "warm = true", "cold": ""}
+    digests = [propose(consortium, name=name, more=more, parts=parts) for name, more in kinds.items()]
     with Standing(consortium) as sites:
         wait_until(lambda: all(digest in site.book.studies for digest in digests for site in sites.values()))
         for digest in digests:
@@ -185,7 +187,25 @@ def test_a_warm_start_keeps_features_and_takes_fewer_rounds_to_the_same_model(co
     for name in ("warm", "cold"):
         record = (consortium.versions("a", name).place(2) / "run.jsonl").read_text().splitlines()
         rounds[name] = next(json.loads(line) for line in record if '"finished"' in line)["rounds"]
-    assert rounds["warm"] < rounds["cold"]
+    if parts == ALONE:  # a shared part fits the new rows anew, and changes what is left to the agreed part
+        assert rounds["warm"] < rounds["cold"]
+
+
+def test_a_study_that_cannot_start_warm_is_refused_with_the_reasons(consortium):
+    good = consortium.study(more="warm = true", parts='column_scales = "none"\n').read_text()
+    assert parse_study(good).warm
+    reasons = {
+        "sigma = 0.5": ('sigma = "auto"', "sigma, alpha and consensus are found anew"),
+        "alpha = 1e-3": ("alpha = [1e-3, 1e-2]", "sigma, alpha and consensus are found anew"),
+        'column_scales = "none"': ("", "features are drawn in column scales"),
+        'target = "y"': ('target = "y"\nraw = true', "what raw columns become"),
+        "n_features = 10": ("n_features = 10\nintervals = true", "classes and intervals have a second training"),
+    }
+    for old, (new, reason) in reasons.items():
+        assert old in good
+        with pytest.raises(SettingsError, match=f"warm: {reason}.*or leave warm out"):
+            parse_study(good.replace(old, new))
+        parse_study(good.replace(old, new).replace("warm = true", ""))
 
 
 def test_two_studies_at_once_and_one_that_is_stopped(consortium):

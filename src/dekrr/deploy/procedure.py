@@ -56,7 +56,7 @@ def procedure_of(
     columns : Columns, optional
         What raw columns have become.
     warm : Warm, optional
-        The start from an earlier run. A run that finds scales, features or numbers anew begins anew, too.
+        The start from an earlier run, where `SiteFile.why_not_warm` has no reason against it.
     """
     chooser, settings, tuning = config.chooser(), config.method_settings(n_gone), config.tuning()
     if config.method != "dekrr":
@@ -67,7 +67,7 @@ def procedure_of(
         settings = msgspec.structs.replace(settings, column_scales=tuple(scales.tolist()))
     second = _second(config, settings)
     is_plain = tuning is None and columns is None and second is None and not has_parts(settings)
-    if warm is not None and is_plain:
+    if warm is not None and not config.why_not_warm():
         site = warm.site(site)
     if offer is not None and is_plain:
         site = dekrr.with_features(site, offer, chooser, settings)

@@ -223,6 +223,24 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
         """Return what DeKRR finds before it trains, and by what."""
         return msgspec.convert(part_of(self.settings, TuningSettings), TuningSettings)
 
+    def why_not_warm(self) -> list[str]:
+        """Return why a run cannot keep the features of an earlier one and start from its model; empty if it can."""
+        if self.method != "dekrr":
+            return [f"method {self.method!r} always starts at 0"]
+        found: list[str] = []
+        if leaves_sigma(self.settings) or self.tuning() is not None:
+            found.append("sigma, alpha and consensus are found anew in every run: give numbers")
+        if parts_of_run(self.settings)["column_scales"] is not None:
+            found.append(
+                "features are drawn in column scales that depend on the rows of the run, and neighbours refuse others: "
+                'give column_scales = "none"'
+            )
+        if self.data.raw:
+            found.append("what raw columns become depends on the rows of the run")
+        if self.data.classes or self.method_settings().intervals:
+            found.append("classes and intervals have a second training, whose features may not know the rows left out")
+        return found
+
     def terms(self, version: str) -> dict[str, str]:
         """Return the terms: all sites must agree on them before a message that depends on rows is sent."""
         settings = {**msgspec.to_builtins(self.features()), **msgspec.to_builtins(self.method_settings())}

@@ -33,8 +33,8 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True):
     new_rows : int
         Train again when a site has so many new rows; 0 for never.
     warm : bool
-        Later runs keep the features of the first, and start from the last model, if the settings are numbers and the
-        model has the agreed part alone; other runs begin anew.
+        Later runs keep the agreed part's features of the first, and start from the last model. The settings must be
+        numbers, and `column_scales` "none".
     expires : date
         The last day on which a run may start.
     patience, start_patience : float
@@ -95,7 +95,10 @@ def parse_study(text: str, where: str = "the study") -> StudyFile:
             mistakes.append("sites: a study has at least two sites")
         if study.every_hours < 0 or study.new_rows < 0:
             mistakes.append("every_hours and new_rows cannot be negative")
-        check_site(study.site_file(study.name, (*study.sites, "x")[0], {}, "rows"), mistakes)
+        config = study.site_file(study.name, (*study.sites, "x")[0], {}, "rows")
+        check_site(config, mistakes)
+        if study.warm and not mistakes:
+            mistakes += [f"warm: {reason}; or leave warm out" for reason in config.why_not_warm()]
     if mistakes or study is None:
         listed = "\n".join(f"  - {mistake}" for mistake in mistakes)
         raise SettingsError(f"{where} has {len(mistakes)} mistake{'s' * (len(mistakes) != 1)}:\n{listed}")
