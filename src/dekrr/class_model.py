@@ -86,8 +86,8 @@ class SiteClassifier(SiteModel):
     def predict_set(self, X: Any, coverage: float = 0.9) -> np.ndarray:
         """Return which classes are in each row's prediction set, a mask of shape (n_rows, n_classes).
 
-        The set of a row that is drawn as the site's own rows has its class with a chance of at least `coverage`. A set
-        may be empty, where no class is probable enough.
+        If a row comes from the same distribution as the site's own rows, its set holds its class with a probability of
+        at least `coverage`. A set may be empty if no class is probable enough.
 
         Parameters
         ----------

@@ -93,11 +93,11 @@ class Census(Message, frozen=True, tag="census"):
 
 
 class ToldColumn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is known of a column of raw tables: its kind, and a site that has it so.
+    """What is known about a column of raw tables: its kind, and a site that has it.
 
     `missing` says whether at least `min_rows` rows of a site have no value. `shares` has the categories that at least
-    `min_rows` rows of a site have, each with its largest share of a site's rows in percent. `parts` has the parts of
-    dates that differ.
+    `min_rows` rows of a site have, each with its largest share of a site's rows in per cent. `parts` has the parts of
+    dates that vary.
     """
 
     kind: str
@@ -108,7 +108,7 @@ class ToldColumn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class RawColumns(Message, frozen=True, tag="columns"):
-    """What the sender knows of the columns of all sites' raw tables, by name."""
+    """What the sender knows about the columns of all sites' raw tables, by name."""
 
     columns: dict[str, ToldColumn]
 
@@ -224,7 +224,7 @@ class MaskKeys(Message, frozen=True, tag="keys"):
 class Magnitudes(Message, frozen=True, tag="sizes"):
     """The largest exponents of two that the sender has heard of, its own at first: what masked sums must have room for.
 
-    They are of a site's number of rows and of its responses, which are public where bounds have been agreed on.
+    They bound a site's number of rows and its responses, which are public where bounds have been agreed on.
     """
 
     exponents: list[int]

@@ -114,7 +114,7 @@ class SiteKFold(_Splitter):
 
 
 class LeaveOneSiteOut(_Splitter):
-    """Each site in turn is tested on, and trained without. The estimator needs ``unknown_sites="mean"``.
+    """Leaves out each site in turn, to test on its rows. The estimator needs ``unknown_sites="mean"``.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class LeaveOneSiteOut(_Splitter):
 
 
 class Scorer:
-    """A scorer for scikit-learn: minus the relative squared error, since scorers are better where they are larger.
+    """A scorer for scikit-learn: minus the relative squared error, since larger scores count as better.
 
     Parameters
     ----------

@@ -298,9 +298,9 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def predict_interval(self, X: Any, sites: Any = None, coverage: float = 0.9) -> Array:
         """Return intervals that cover the response of each row with a chance of `coverage`, by its own site's model.
 
-        The promise is about new rows that are drawn as the site's own rows were. For a row of no known site (`sites`
-        is None, or ``unknown_sites="mean"``) the interval reaches from the lowest lower end of all sites' intervals to
-        the highest upper end: it holds for rows like those of any one site.
+        The promise is about new rows from the same distribution as the site's own rows. For a row of no known site
+        (`sites` is None, or ``unknown_sites="mean"``) the interval reaches from the lowest lower end of all sites'
+        intervals to the highest upper end: it holds for rows like those of any one site.
 
         Parameters
         ----------
@@ -345,8 +345,8 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             For sources, the name of the response's column, or of each output's.
         sites : array-like of shape (n_rows,), or str, optional
         metric : {"own", "union"}, default="own"
-            "own" predicts each row by its own site's model. "union" has every site's model predict all the
-            rows and takes the mean over sites: how good is a site's model where other sites' data live?
+            "own" predicts each row by its own site's model. "union" has every site's model predict all the rows and
+            takes the mean over sites: how good is a site's model on the data of other sites?
         sample_weight : array-like of shape (n_rows,), optional
             How often each row counts; not for sources.
         """

@@ -25,8 +25,8 @@ from .procedures import scaling_of, train_allreduce, train_dkla
 class DKLARegressor(NetworkRegressor):
     """Shared features and consensus on coefficients by ADMM (DKLA; Xu et al. 2021).
 
-    With ``features="plain"`` all sites draw the same features from the run's seed. With any other it is the
-    paper's DKLA-DDRF: one site chooses from its rows and its choice is flooded to all.
+    With ``features="plain"`` all sites draw the same features from the run's seed. With other features it is the
+    paper's DKLA-DDRF: one site chooses from its rows, and its choice is passed on to all.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class COKERegressor(DKLARegressor):
 
 @estimator
 class AllReduceRegressor(NetworkRegressor):
-    """Shared features and exact sums over a spanning tree: where DKLA converges to, at once.
+    """Shared features and exact sums over a spanning tree: at once the result to which DKLA converges.
 
     Attributes
     ----------

@@ -62,13 +62,13 @@ def _with_parameters(kind: type[Any]) -> Any:
 class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Classification by decentralised kernel ridge regression on class codes.
 
-    Each class is an output: 1 for its own rows, 0 for the others (two classes are one output). All sites train together
-    as `DeKRRRegressor` does, with the same sums. They then train once more without a fifth of the rows. On these rows
-    they find, by sums over the spanning tree, how predictions become probabilities: a slope, and an offset per class,
-    with the least log loss.
+    Each class is an output: 1 for its own rows, 0 for the others (two classes need only one output). All sites train
+    together as `DeKRRRegressor` does, with the same sums. They then train once more without a fifth of the rows. On the
+    rows left out they find, by sums over the spanning tree, how predictions become probabilities: a slope, and an
+    offset per class, with the least log loss.
 
-    It is least squares and not logistic regression: a row far on the right side of a boundary counts as an error, too.
-    The classes are public. Every site learns the names of all classes.
+    It is least squares, not logistic regression: it also counts as an error if a row lies far on the right side of a
+    boundary. The classes are public. Every site learns the names of all classes.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     regressor_ : DeKRRRegressor
         Of the class codes.
     validation_ : dict of str to HeldOutErrors, or None
-        By "accuracy" and "log loss", those on held-out rows of a second training without them. The probabilities were
+        Under "accuracy" and "log loss", those of a second training on the rows that it left out. The probabilities were
         calibrated on the same rows.
     sites_, graph_, n_rows_, n_rounds_, traffic_, sigma_, alpha_, consensus_, tuning_, column_scales_
         As in `DeKRRRegressor`.
@@ -163,7 +163,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def partial_fit(
         self, X: Any, y: Any, sites: Any = None, edges: Any = (), sample_weight: Any = None, classes: Any = None
     ) -> Self:
-        """Go on from a fitted network with new rows, of classes that it knows; see `DeKRRRegressor.partial_fit`.
+        """Update a fitted network with new rows, of classes that it knows; see `DeKRRRegressor.partial_fit`.
 
         Parameters
         ----------

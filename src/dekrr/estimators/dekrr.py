@@ -49,10 +49,11 @@ _BLOCK_ROWS = 1 << 14
 class DeKRRRegressor(NetworkRegressor):
     """Decentralised kernel ridge regression with features chosen by each site (DeKRR-DDRF).
 
-    A site's model has three parts, f_j = shared + agreed + local. The shared part is the same at all sites, from exact
-    sums over a spanning tree. The agreed part is DeKRR, on what the shared part leaves. The local part corrects both
-    for the site's own rows, and is sent to nobody. Features are drawn in column scales that all sites learn together.
-    With ``shared=None, local=None, column_scales=None`` the estimator is DeKRR alone, as follows.
+    A site's model has three parts, f_j = shared + agreed + local. The shared part is the same at all sites; it is
+    fitted to exact sums over a spanning tree. The agreed part is DeKRR, fitted to what the shared part leaves
+    unexplained. The local part corrects both for the site's own rows, and is sent to nobody. Features are drawn in
+    column scales that all sites learn together. With ``shared=None, local=None, column_scales=None`` the estimator is
+    DeKRR alone, as follows.
 
     Every site chooses random features from its own rows and ends with its own model; neighbours are made to
     agree on predictions. All sites together minimise
@@ -64,7 +65,7 @@ class DeKRRRegressor(NetworkRegressor):
 
     A fitted estimator, and so its pickle, holds models, and the sums over rows that `partial_fit` adds to. It holds no
     rows unless ``store_rows=True``. After a fit with `privacy`, or with ``store_sums=False``, it holds no sums either,
-    and cannot go on.
+    and cannot be updated.
 
     Attributes
     ----------
@@ -79,12 +80,12 @@ class DeKRRRegressor(NetworkRegressor):
     sigma_, alpha_, consensus_ : float
         The values used: those given, or those tuned.
     own_weight_ : float
-        What a site's own model counts when it predicts with its neighbourhood.
+        The weight of a site's own model when it predicts with its neighbourhood.
     tuning_ : dict of str to ndarray, or None
-        "sigma", "alpha", "consensus", "own_weight" (of the own model in a site's prediction) and "error" of every
-        candidate: the mean squared held-out error over all sites, in scaled units of the response.
+        "sigma", "alpha", "consensus", "own_weight" (the weight of the own model in a site's prediction) and "error" of
+        every candidate: the mean squared held-out error over all sites, in scaled units of the response.
     validation_ : dict of str to HeldOutErrors, or None
-        By "RSE", the errors on held-out rows of a second training without them: own and union, of all sites and of
+        Under "RSE", the errors of a second training on the rows that it left out: own and union, of all sites and of
         each. None where there was no second training (see `intervals`), and after `partial_fit`.
     history_ : dict of str to ndarray
         "round" and "objective", before the first round and after each.
@@ -294,7 +295,7 @@ class DeKRRRegressor(NetworkRegressor):
             self._standing = Standing(self.graph_, seed, run.names, run.outcomes, run.n_rows, rows, run.weights)
 
     def partial_fit(self, X: Any, y: Any, sites: Any = None, edges: Any = (), sample_weight: Any = None) -> Self:
-        """Go on from a fitted network with new rows: the result of all rows with the same features and scaling.
+        """Update a fitted network with new rows. The result is that of all rows with the same features and scaling.
 
         Parameters
         ----------
