@@ -593,3 +593,57 @@ def test_masks_depend_on_every_result_that_comes_down_the_tree():
 
     with pytest.raises(MaskError, match="masks are left"):
         run_all(sites, lambda site: changed(procedure(site), site.name))
+
+
+# A centre that names fewer neighbours than it has
+
+
+def heard_from_groups(groups, graph):
+    """Return the sums of groups of neighbours that s0 names as all it has, the true ones, and how the run ended."""
+    sites, record = sites_of(GRAPHS["ring"], tell=lambda text: None), Record()
+    known = {name: site.neighbors for name, site in sites.items()} if graph else None
+    sites = {n: replace(s, identity=Identity("run 1", signer=Stamp(), graph=known)) for n, s in sites.items()}
+    chosen = msgspec.structs.replace(with_masks(SETTINGS), scale=None, max_rounds=1)
+    group_of = {name: group for group in groups for name in group}
+
+    def change(receiver, message):
+        if isinstance(message, MaskKey):  # signed by s0 itself
+            lie = sorted(group_of[receiver])
+            return MaskKey(message.public, lie, Identity("run 1", signer=Stamp()).announce("s0", lie, message.public))
+        if isinstance(message, MaskKeys):
+            return MaskKeys({q: key for q, key in message.keys.items() if q in group_of[receiver]})
+        return message
+
+    def procedure(site):
+        honest = dekrr.train(site, Plain(6), chosen)
+        return tampered(honest, change) if site.name == "s0" else honest
+
+    error = None
+    try:
+        run_all(sites, procedure, [record])
+    except MessageError as found:
+        error = found
+    if error is not None:
+        return None, None, error
+    (told,) = record.between("s0", "s1", Features)
+    features = FeatureMap(told.frequencies, told.phases, np.ones(6))
+    own = {n: np.asarray(features(site.X).T @ features(site.X)) / len(site.neighbors) for n, site in sites.items()}
+    got = []
+    for group in groups:
+        words = np.add.reduce([record.between(p, "s0", Masked)[0].words for p in group])
+        got.append(unpack_symmetric(FixedPoint(exponent_of(280.0) + 2, len(group)).numbers(words[:-1]), 6))
+    return got, [sum(own[p] for p in group) for group in groups], error
+
+
+@pytest.mark.parametrize("groups", [[("s1", "s2"), ("s5", "s6")], [("s1",), ("s2",), ("s5",), ("s6",)]], ids=str)
+@pytest.mark.parametrize("graph", [False, True], ids=["believed", "known"])
+def test_a_centre_that_names_fewer_neighbors_than_it_has_is_refused(groups, graph):
+    """Where sites are believed who their neighbours are, a centre has the exact sums of pairs, or of single sites."""
+    got, true, error = heard_from_groups(groups, graph)
+    if graph:
+        assert error.sender == "s0"
+        assert "it names the neighbours s" in str(error)
+        assert "but before the run s1, s2, s5, s6" in str(error)
+    else:
+        assert error is None
+        np.testing.assert_allclose(got, true, atol=1e-9)

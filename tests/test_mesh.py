@@ -32,6 +32,7 @@ from dekrr.networks.mesh import Link, MeshNetwork, _take, zenoh_config
 from dekrr.networks.session import journal as journals
 from dekrr.networks.session.events import Exchanged, Refused, Up
 from dekrr.networks.session.frames import Hello, frame_decoder
+from dekrr.privacy.masks import Identity
 from meshes import Mesh, free_ports, run_command, wait_until
 
 
@@ -572,6 +573,38 @@ def test_training_again_after_one_new_row_is_refused_and_after_many_is_not(tmp_p
     node("september", 100)
 
 
+@pytest.mark.parametrize(
+    "settings", [None, {"features": "plain", "privacy": {"epsilon": 6.0}}], ids=["sums", "private"]
+)
+def test_a_run_with_another_target_or_other_columns_is_over_the_same_rows(tmp_path, settings):
+    """Sums over columns tell a new row whatever the target is, and budgets add up whatever the columns are."""
+    bounds = {"bounds": [[0.0, 0.0, -1.0], [1.0, 1.0, 1.0]]}
+    mesh = Mesh(tmp_path, 2, rows=60, settings=settings and {**settings, **bounds})
+    home = mesh.home("s00")
+    config = read_site(home / "site.toml")
+    data = home / config.data.file
+    frame = pd.read_csv(data) if data.suffix == ".csv" else pd.read_parquet(data)
+    frame["z"] = -frame["y"]
+
+    def node(run, n_rows, **changes):
+        kept = pd.concat([frame, frame.sample(40, random_state=0, replace=True) + 0.01]).iloc[:n_rows]
+        kept.to_csv(data, index=False) if data.suffix == ".csv" else kept.to_parquet(data)
+        changed = msgspec.structs.replace(config, run=run, data=msgspec.structs.replace(config.data, **changes))
+        made = Node(changed, home, insecure=True)
+        made._journal.close()
+        return made
+
+    node("june", 60)._note_rows()
+    if settings is None:
+        with pytest.raises(DataError, match="separates 1 row, fewer than"):
+            node("july", 61, target="z")
+        node("august", 60, target="z")
+        node("september", 100, target="z")
+    else:
+        with pytest.raises(DataError, match="1 run with differential privacy over these rows spent epsilon 6 together"):
+            node("july", 60, columns=("u", "z"))
+
+
 def test_what_a_node_keeps_of_its_rows_holds_for_its_columns_in_any_order(tmp_path):
     mesh = Mesh(tmp_path, 2, rows=60)
     home = mesh.home("s00")
@@ -608,6 +641,22 @@ def test_keys_for_masks_are_proved_by_certificates(tmp_path):
     for nonsense in (b"", b"\x93", msgspec.msgpack.encode(["a", "b"]), proof[:-1]):
         with pytest.raises(KeysError, match=r"it has no proof that 's00' made it|a certificate that the authority"):
             signers["s01"].verify("s00", b"statement", nonsense)
+
+
+def test_a_node_compares_signed_neighbors_with_the_graph_that_all_sites_told(tmp_path, monkeypatch):
+    """So no site can name fewer neighbours for its masks than it has."""
+    mesh, graphs, real = Mesh(tmp_path, 4), [], Identity.verify
+
+    def verify(self, site, neighbors, public, proof):
+        graphs.append(self.graph)
+        real(self, site, neighbors, public, proof)
+
+    monkeypatch.setattr(Identity, "verify", verify)
+    _, errors = mesh.run_in_threads()
+    assert set(errors.values()) == {None}
+    expected = {name: sorted(neighbors) for name, neighbors in mesh.network.neighbors().items()}
+    assert graphs
+    assert all({name: sorted(around) for name, around in graph.items()} == expected for graph in graphs)
 
 
 def test_the_only_neighbor_is_told_in_its_log(tmp_path):

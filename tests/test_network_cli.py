@@ -325,6 +325,7 @@ def test_a_privacy_budget_travels_from_the_network_file_to_every_site(tmp_path):
         ),
         ({"bounds": None}, "settings.bounds is missing"),
         ({"allocation": "sqrt"}, "settings.allocation"),
+        ({"intervals": True}, "settings.intervals: the privacy budget does not pay for the second training"),
     ],
 )
 def test_settings_that_break_a_privacy_budget_are_refused_when_the_file_is_read(tmp_path, changes, words):

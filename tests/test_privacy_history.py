@@ -111,6 +111,14 @@ def test_budgets_add_up_to_a_cap_and_a_resumed_run_spends_once(history):
         history.refuse_budget("c", 1.0, most=2.5)
 
 
+def test_budgets_of_runs_with_other_columns_add_up_too(history, tmp_path):
+    other = History(tmp_path / "other", b"secret")
+    other.note("a", other.hashes([Block(ROWS.X[:, :2], ROWS.y)]), epsilon=2.0)
+    history.refuse_budget("a", 1.0, most=2.5)
+    with pytest.raises(DataError, match=r"1 run with differential privacy .* spent epsilon 2 together; 1 more"):
+        history.refuse_budget("a", 1.0, most=2.5, also=[other])
+
+
 def test_what_is_kept_is_for_the_owner_alone_and_damage_is_told(history, tmp_path):
     history.note("june", history.hashes([ROWS]))
     for path in (tmp_path / "history").iterdir():

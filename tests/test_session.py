@@ -432,6 +432,29 @@ def test_a_refusal_is_passed_on_and_ends_the_run():
 
 
 @pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"b": ("a", "c"), "c": ("a",)}, "site 'b' names 'c' as its neighbour, but 'c' does not name 'b'"),
+        ({"b": ("a", "d"), "c": ("a",)}, "neighbours of 'b' are a, d, but a was heard before: somebody tells"),
+        ({"b": ("a",), "a": ("b",)}, "neighbours of 'a' are b, but b, c was heard before"),
+        ({"c": ("a",), "d": ("e",), "e": ("d",)}, "by what the sites say d, e cannot be reached over any links"),
+    ],
+)
+def test_sites_that_tell_different_neighbors_do_not_start(told, reason):
+    """Masks rest on the graph: a centre that hides a neighbour from another one would learn a sum over fewer sites."""
+    plan = Plan("r", "a", ("b", "c"), frozenset("abcde"), {"alpha": "1"})
+    events = []
+    session = Session(plan, partial(Fixed(nx.complete_graph(2)).make, "a"), MessageReader(), observe=events.append)
+    session.start(0.0)
+    first = {"b": ("a",)} if "d" in str(told) else {}
+    session.receive([("b", hello("b", agreed=first))], 0.0)
+    assert session.phase == "greeting"
+    session.receive([("c", hello("c", agreed=told))], 0.0)
+    assert session.phase == "refusing"
+    assert reason in next(event.reason for event in events if isinstance(event, Refusing))
+
+
+@pytest.mark.parametrize(
     "said",
     [
         [Features(np.full((2, 3), value), np.zeros(3), np.zeros(3), 1) for value in (1.0, 2.0)],

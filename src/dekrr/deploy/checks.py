@@ -267,5 +267,7 @@ def _check_privacy(method: str, settings: Mapping[str, Any], mistakes: list[str]
         mistakes.append(f'settings.features is {value} and looks at rows; with privacy write features = "plain"')
     if "bounds" not in settings:
         mistakes.append("settings.bounds is missing: with privacy give public bounds of the columns and the target")
+    if settings.get("intervals"):
+        mistakes.append("settings.intervals: the privacy budget does not pay for the second training; leave it out")
     if settings.get("allocation", "equal") != "equal":
         mistakes.append('settings.allocation: with privacy all sites share their features; write "equal"')

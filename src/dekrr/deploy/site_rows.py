@@ -35,6 +35,7 @@ from ..types import Array, Block
 from .tables import SiteFile
 
 _ROWS_AT_A_TIME = 1 << 14
+_HISTORY = "history-"
 
 
 def source_of(config: SiteFile, folder: Path) -> Source:
@@ -206,7 +207,8 @@ class SiteRows:
         alone = columns_alone(self._facts) if self._facts is not None else None
         self.rows = read_rows(config, self._source, alone)
         self._named = hashlib.sha256(json.dumps(sorted(config.data.columns)).encode()).hexdigest()[:12]
-        self._history = History(kept_in / f"history-{self._named}", secret)
+        self._history = History(kept_in / f"{_HISTORY}{self._named}", secret)
+        self._history_of_columns = History(kept_in / f"{_HISTORY}{self._named}" / "columns", secret)
         self._order = np.argsort(config.data.columns)  # what is kept is the same in every order of the columns
         self._columns_path = kept_in / f"columns-{self._named}.json"
         self._admission: admission.Admission | None = None
@@ -300,18 +302,25 @@ class SiteRows:
 
     def _judge(self, blocks: Iterator[Block], *, repeats: bool) -> Callable[[], None]:
         settings, run = self._config.method_settings(), self._config.run
-        hashes = self._history.hashes(blocks)
+        hashes, of_columns = self._history.hashes_of_both(blocks)
         if repeats:
             self._history.refuse_other_rows(run, hashes)
         privacy = settings.privacy if isinstance(settings, DeKRRSettings) else None
         if privacy is not None:
-            self._history.refuse_budget(run, privacy.epsilon, privacy.max_epsilon)
+            own = f"{_HISTORY}{self._named}"
+            others = [History(path, self._secret) for path in self._kept_in.glob(f"{_HISTORY}*") if path.name != own]
+            self._history.refuse_budget(run, privacy.epsilon, privacy.max_epsilon, others)
             return partial(self._history.note, run, hashes, privacy.epsilon)
         n_features = self._config.features().n_features
         if isinstance(settings, DeKRRSettings) and settings.shared is not None:
             limits = len(hashes), self.rows.n_columns, settings.rows_per_feature
             n_features = max(n_features, most_shared(settings.shared, *limits))
-        self._history.refuse_few_differences(
-            hashes, fewest=max(settings.min_rows, math.ceil(settings.rows_per_feature * n_features))
-        )
-        return partial(self._history.note, run, hashes)
+        fewest = max(settings.min_rows, math.ceil(settings.rows_per_feature * n_features))
+        self._history.refuse_few_differences(hashes, fewest)
+        self._history_of_columns.refuse_few_differences(of_columns, fewest)
+
+        def note() -> None:
+            self._history.note(run, hashes)
+            self._history_of_columns.note(run, of_columns)
+
+        return note

@@ -9,6 +9,9 @@ rows, but their sums, with signs, give row r away. So rows that were in the same
 have a whole group, nothing of it, or a part of it where both parts have enough rows to hide each other. Then any
 combination of the sums of all runs is over whole groups. The same rows again part no group.
 
+A row is its columns and its response. Sums over columns alone do not depend on the response, so that a later run with
+another target could give away a new row just as well. A second history of the columns alone is kept for that.
+
 Under differential privacy the rows may differ by any number, and the budgets of all runs add up (basic composition:
 Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014, theorem 3.16), up to a cap.
 
@@ -75,7 +78,7 @@ class History:
     >>> history.refuse_few_differences(rows[1:], fewest=10)
     Traceback (most recent call last):
         ...
-    dekrr.errors.DataError: this run parts 1 row, fewer than 10, from rows that were in the same runs so far, ...
+    dekrr.errors.DataError: this run separates 1 row, fewer than 10, from rows that were in the same runs so far, ...
     """
 
     def __init__(self, folder: Path, secret: bytes) -> None:
@@ -95,9 +98,15 @@ class History:
 
     def hashes(self, blocks: Iterable[Block]) -> np.ndarray:
         """Return the sorted hashes of all rows that are in sums, shape (n_rows,)."""
-        return np.sort(
-            np.concatenate([row_hashes(np.column_stack([block.X, block.y]), self._secret) for block in blocks])
-        )
+        return self.hashes_of_both(blocks)[0]
+
+    def hashes_of_both(self, blocks: Iterable[Block]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sorted hashes of all rows that are in sums, and those of their columns alone, in one pass."""
+        rows, columns = [], []
+        for block in blocks:
+            rows.append(row_hashes(np.column_stack([block.X, block.y]), self._secret))
+            columns.append(row_hashes(block.X, self._secret))
+        return np.sort(np.concatenate(rows)), np.sort(np.concatenate(columns))
 
     def refuse_few_differences(self, rows: np.ndarray, fewest: int) -> None:
         """Refuse rows that part fewer than `fewest` from a group: rows that were in the same runs so far.
@@ -144,16 +153,25 @@ class History:
         if any(entry.run == run and entry.rows != name for entry in self.entries):
             raise DataError(f"run {run!r} used other rows; give a run with these rows another id")
 
-    def refuse_budget(self, run: str, epsilon: float, most: float) -> None:
-        """Refuse a private run whose budget, with those of all other runs, is above `most`."""
-        spent = {entry.run: entry.epsilon for entry in self.entries if entry.epsilon is not None}
-        spent.pop(run, None)  # a run that is resumed releases nothing new
-        total = sum(spent.values())
+    def refuse_budget(self, run: str, epsilon: float, most: float, also: Iterable["History"] = ()) -> None:
+        """Refuse a private run whose budget, with those of all other runs, is above `most`.
+
+        Parameters
+        ----------
+        run : str
+        epsilon, most : float
+        also : iterable of History
+            Of the same rows with other columns: these runs spent on the same rows.
+        """
+        private = [entry for entry in self.entries if entry.epsilon is not None and entry.run != run]
+        # (A run that is resumed releases nothing new.)
+        private += [entry for other in also for entry in other.entries if entry.epsilon is not None]
+        n_runs, total = len(private), sum(entry.epsilon or 0.0 for entry in private)
         if total + epsilon > most * (1 + 1e-9):
             raise DataError(
-                f"{len(spent)} run{'s' * (len(spent) != 1)} with differential privacy over these rows spent epsilon "
-                f"{total:g} together; {epsilon:g} more would exceed {most:g}. Use other rows, a smaller epsilon, or "
-                "raise max_epsilon"
+                f"{n_runs} run{'s' * (n_runs != 1)} with differential privacy over these rows spent epsilon {total:g} "
+                f"together; {epsilon:g} more would exceed {most:g}. Use other rows, a smaller epsilon, or raise "
+                "max_epsilon"
             )
 
     def note(self, run: str, rows: np.ndarray, epsilon: float | None = None) -> None:

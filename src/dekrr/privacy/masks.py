@@ -23,11 +23,16 @@ uniform words (ChaCha20 under a key of X25519 and HKDF) makes that a statement a
   honest neighbour; then there is nothing to hide behind. The same holds for a centre with one neighbour.
 - A neighbour learns nothing about another neighbour: it receives public keys only.
 - What the sums of several exchanges tell together is not hidden. The products of the rounds are sum_p C_jp theta_p.
-  The centre knows all theta_p. After as many rounds as its neighbours have features it could solve for every C_jp.
+  The centre knows all theta_p. After as many products as its neighbours have features together it can solve for every
+  C_jp. Tuning sends that many, and a malicious centre can make a training last that long. docs/privacy.md has figures.
 
 **The keys.** A site has one key pair for an epoch of a run. Its public key goes to its neighbours, and every centre
 passes its neighbours' public keys on to each other. `Signer` proves whose a public key is. So a centre that replaces a
 key to be in the middle is noticed. Without certificates (all sites in one process) nothing is proved.
+
+**The neighbourhood.** A malicious centre could tell two of four neighbours that it has no others, and the other two the
+same. It would then have the sums of both pairs. Or it tells each of them that it is its only neighbour. So a site
+compares the neighbours that a centre signs for with those that all sites told before the run began (`Identity.graph`).
 
 **What the masks are bound to.** A sum hides its terms only if all terms are about the same. A malicious centre could
 tell one neighbour its features in one order and the others in another one. Sums of both kinds, over the same rows,
@@ -45,7 +50,7 @@ words. A malicious centre could then send it other features, and learn a differe
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
@@ -139,15 +144,19 @@ class Identity:
     private : bytes, optional
         32 secret bytes, of this context alone. A site that repeats an epoch must have the same. None draws new ones.
     signer : Signer
+    graph : mapping of site to sequence of str, optional
+        Who is whose neighbour in this context, as the site knows it. None where nothing is known: then sites are
+        believed who their neighbours are.
     """
 
     context: str = ""
     private: bytes | None = field(default=None, repr=False)
     signer: Signer = field(default_factory=Unsigned)
+    graph: Mapping[str, Sequence[str]] | None = None
 
     def within(self, purpose: str) -> "Identity":
         """Return the identity for a further agreement on keys in the same run: its masks are others."""
-        return Identity(f"{self.context}, {purpose}", self.private, self.signer)
+        return replace(self, context=f"{self.context}, {purpose}")
 
     def keys(self) -> "KeyPair":
         """Return the site's key pair in this context."""
@@ -158,8 +167,14 @@ class Identity:
         return self.signer.sign(self._statement(site, neighbors, public))
 
     def verify(self, site: str, neighbors: Sequence[str], public: bytes, proof: bytes) -> None:
-        """Raise `KeysError` unless a public key and these neighbours are those of `site` in this context."""
+        """Raise `KeysError` unless a public key and these neighbours are those of `site` in this context.
+
+        A centre that names fewer neighbours than it has would learn sums over these few.
+        """
         self.signer.verify(site, self._statement(site, neighbors, public), proof)
+        if self.graph is not None and sorted(neighbors) != sorted(self.graph.get(site, ())):
+            told = ", ".join(sorted(self.graph.get(site, ()))) or "none"
+            raise KeysError(f"it names the neighbours {', '.join(sorted(neighbors))}, but before the run {told}")
 
     def _statement(self, site: str, neighbors: Sequence[str], public: bytes) -> bytes:
         return _VERSION + msgspec.msgpack.encode([self.context, site, sorted(neighbors), public])

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from ...errors import one_line
 from .frames import Frame, Hello
+from .links import Graph, members
 from .peers import Peer
 from .plan import Plan
 
@@ -37,8 +38,38 @@ class Greeting:
         self._peers = peers
 
     def disagreement(self, hello: Hello) -> str:
-        """Return why a neighbour's hello prevents the start: other terms, or a refusal that it passes on."""
-        return one_line(hello.refusal) or disagreement(self._plan.name, self._plan.terms, hello.sender, hello.terms)
+        """Return why a neighbour's hello prevents the start: other terms, another graph, or a refusal."""
+        return (
+            one_line(hello.refusal)
+            or disagreement(self._plan.name, self._plan.terms, hello.sender, hello.terms)
+            or self._contradiction(hello)
+        )
+
+    def _contradiction(self, hello: Hello) -> str:
+        """Return in what a hello contradicts what is known of the graph.
+
+        A site that tells different sites different neighbours would learn sums over few of them under masks.
+        """
+        plan = self._plan
+        known: Graph = self.agreed | {plan.name: plan.neighbors}
+        told = {site: neighbors for site, neighbors in hello.agreed.items() if site in plan.sites}
+        for site in sorted(told):
+            if site in known and sorted(known[site]) != sorted(told[site]):
+                now, before = (", ".join(sorted(one[site])) for one in (told, known))
+                return (
+                    f"site {hello.sender!r} says that the neighbours of {site!r} are {now}, but {before} was heard "
+                    "before: somebody tells different sites different things, or a file was changed since; start all "
+                    "sites again"
+                )
+        graph = {**known, **told}
+        for site in sorted(told.keys() - known.keys()):
+            for other in sorted(told[site]):
+                if other in graph and site not in graph[other]:
+                    return f"site {site!r} names {other!r} as its neighbour, but {other!r} does not name {site!r}"
+        reached = members(plan.name, plan.sites, graph, frozenset())
+        if reached < plan.sites:
+            return f"by what the sites say {', '.join(sorted(plan.sites - reached))} cannot be reached over any links"
+        return ""
 
     def refuse(self, reason: str, now: float) -> None:
         """Refuse the run."""

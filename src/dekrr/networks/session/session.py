@@ -95,6 +95,12 @@ class Session(Generic[Result]):
         return self.course.epoch.lost
 
     @property
+    def graph(self) -> dict[str, tuple[str, ...]]:
+        """Who is whose neighbour in this epoch, as all sites told before the start."""
+        graph = self.course.graph
+        return {name: present(name, graph[name], self.lost) for name in self.course.epoch.members if name in graph}
+
+    @property
     def result(self) -> Result | None:
         """The result of the procedure, or None before it has returned; the result is final in the phase `finished`."""
         return self.course.epoch.result
