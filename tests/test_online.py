@@ -172,7 +172,7 @@ def test_updates_validate_their_settings_and_refuse_features_of_rows():
     rows = ArrayRows(X[:20], y[:20])
     site = Site("a", ("b",), rows)
     for change, reason in (
-        ({"exchange": "features"}, 'exchange="features" cannot go on from an earlier fit'),
+        ({"exchange": "features"}, 'exchange="features" cannot continue an earlier fit'),
         ({"max_rounds": -3}, "max_rounds is -3; it must be"),
         ({"alpha": 0.0}, "alpha is 0.0; it must be a positive number"),
     ):

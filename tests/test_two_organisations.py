@@ -28,6 +28,8 @@ def places():
         for name in names:
             run("ip", "netns", "add", name)
             run("ip", "-n", name, "link", "set", "lo", "up")
+        # A machine with containers forwards packets, and new namespaces do as it does.
+        run("ip", "netns", "exec", middle, "sysctl", "-q", "-w", "net.ipv4.ip_forward=0")
         run("ip", "-n", middle, "addr", "add", f"{RELAY}/32", "dev", "lo")
         for number, (name, address) in enumerate(((west, CLINIC), (east, HOSPITAL)), 1):
             outer, inner = f"dko{number}", f"dki{number}"
