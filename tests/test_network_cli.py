@@ -123,7 +123,7 @@ def test_an_update_makes_new_sites_and_certificates_for_new_hosts(trial):
         home = trial / "sites" / name
         check(home / "authority.pem", home / "certificate.pem", home / "key.pem", name)
     path.write_text(path.read_text()[: path.read_text().rindex("[[site]]")])
-    assert "late is of no site" in run("network", "init", path, "--update")
+    assert "late no longer belongs to a site" in run("network", "init", path, "--update")
     assert (trial / "sites" / "late" / "key.pem").exists()
 
 

@@ -68,7 +68,7 @@ def init(
         ),
     ] = True,
     update: Annotated[
-        bool, typer.Option("--update", help="Write site.toml anew after network.toml has changed; keys are kept.")
+        bool, typer.Option("--update", help="Write each site.toml again after network.toml has changed; keys are kept.")
     ] = False,
 ) -> None:
     """Make an authority, and a folder for each site with its site.toml and, for a trial, its key and certificate.
@@ -84,8 +84,8 @@ def init(
         _update(tables, folder, keys=keys)
     elif folder.exists() and any(folder.iterdir()):
         raise KeysError(
-            f"{folder} is already there; nothing is overwritten: give --update to write the sites' files anew and keep "
-            "their keys, or give another --out"
+            f"{folder} is already there; nothing is overwritten: give --update to write the sites' files again and "
+            "keep their keys, or give another --out"
         )
     else:
         with filling(folder) as made:
@@ -139,14 +139,14 @@ def _update(tables: Mapping[str, Mapping[str, Any]], folder: Path, *, keys: bool
             kept["data"] = {**table["data"], "scheduler": own["data"].get("scheduler", "")}
             with replacing(home / SITE_FILE, private=False, durable=True) as temporary:
                 temporary.write_text(to_toml({**table, **kept}), encoding="utf-8")
-            _say(f"{name}: {'; '.join(changes)}: written anew")
+            _say(f"{name}: {'; '.join(changes)}: written again")
         n_same += not changes
         _renew(home, table, authority)
     if n_same:
         _say(f"{n_same} of {len(tables)} files are as they were")
     for path in sorted(folder.glob(f"*/{SITE_FILE}")):
         if path.parent.name not in tables:
-            _say(f"note: {path.parent} is of no site of the network file any more; it is left as it is")
+            _say(f"note: {path.parent} no longer belongs to a site of the network file; it is left as it is")
 
 
 def _renew(home: Path, table: Mapping[str, Any], authority: "Authority") -> None:
@@ -157,7 +157,7 @@ def _renew(home: Path, table: Mapping[str, Any], authority: "Authority") -> None
     if not path.exists() or certificates.host_of(certificates.read_certificate(path)) == host:
         return
     if not (home / certificates.KEY).exists():
-        _say(f"note: {path} is for another host than {host}: have the site run dekrr keys new, and sign its request")
+        _say(f"note: {path} is for a host other than {host}: have the site run dekrr keys new, and sign its request")
         return
     _, request = certificates.new_request(table["site"], host, home / certificates.KEY)
     with replacing(home / certificates.REQUEST, private=False) as temporary:

@@ -262,8 +262,8 @@ def _refuse_changed(described: NetworkFile, network: Path, folder: Path) -> None
     if changed:
         listed = "; ".join(f"{change} (at {', '.join(sites)})" for change, sites in changed.items())
         raise SettingsError(
-            f"{network} has changed since dekrr network init made the sites' files. There {listed}. Run "
-            f"dekrr network init --update {network} first: it writes the files anew, and keeps keys and models"
+            f"{network} has changed since dekrr network init made the sites' files. In these files {listed}. Run dekrr "
+            f"network init --update {network} first: it writes the files again, and keeps keys and models"
         )
 
 
