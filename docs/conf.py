@@ -13,7 +13,8 @@ from pygments.lexers.special import TextLexer
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from pages import write_pages  # noqa: E402  (these are beside this file)
+from docstrings import complete, escape, members_of  # noqa: E402  (these are beside this file)
+from pages import write_pages  # noqa: E402
 from paper import write_page_of_all  # noqa: E402
 
 project = "dekrr"
@@ -31,7 +32,8 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "_report", "gallery", "sg_execution_times.rst", "auto_gallery/sg_execution_times.rst"]
+exclude_patterns = ["_build", "_report", "_templates", "gallery", "auto_gallery/uses"]
+exclude_patterns += ["sg_execution_times.rst", "auto_gallery/sg_execution_times.rst"]
 exclude_patterns += [f"auto_gallery/*.{suffix}" for suffix in ("ipynb", "json", "md5", "py", "zip")]
 suppress_warnings = ["config.cache"]  # the gallery's settings hold a class, which cannot be kept between builds
 nitpicky = False
@@ -48,7 +50,9 @@ kernels = Path(tempfile.mkdtemp(prefix="dekrr-docs-"))  # pages run on this mach
 (kernels / "profile_default" / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 'ERROR'\n")
 os.environ["IPYTHONDIR"] = str(kernels)
 
+templates_path = ["_templates"]
 autosummary_generate = True
+autosummary_context = {"members_of": members_of}
 numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False
 autodoc_typehints = "none"
@@ -64,6 +68,8 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "abort_on_example_error": True,
     "download_all_examples": False,
+    "backreferences_dir": "auto_gallery/uses",  # the examples that use a name, for its page
+    "doc_module": ("dekrr",),
 }
 
 html_theme = "pydata_sphinx_theme"
@@ -87,11 +93,6 @@ write_pages(HERE)
 write_page_of_all(HERE / "_report")
 
 
-def escape_bars(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Escape the bars of |x| in docstrings, which would be a substitution in reStructuredText."""
-    lines[:] = [line if line.lstrip().startswith((">>>", "...")) else line.replace("|", "\\|") for line in lines]
-
-
 def load_nothing_from_elsewhere(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
     """Take out the icons that matplotlib's player of animations fetches; the theme brings the same ones along."""
     context["body"] = re.sub(r'<link rel="stylesheet"\s+href="https://[^>]*>', "", context.get("body") or "")
@@ -100,5 +101,6 @@ def load_nothing_from_elsewhere(app: Any, page: str, template: str, context: dic
 def setup(app: Any) -> None:
     """Add to Sphinx what the pages need."""
     app.connect("html-page-context", load_nothing_from_elsewhere)
-    app.connect("autodoc-process-docstring", escape_bars)
+    app.connect("autodoc-process-docstring", complete, priority=400)  # before numpydoc reads it
+    app.connect("autodoc-process-docstring", escape)
     app.add_lexer("mermaid", TextLexer)  # the diagram's text is shown as it is

@@ -9,7 +9,8 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 sys.path.insert(0, str(DOCS))
 
-from pages import PUBLIC_MODULES  # noqa: E402  (it is in docs/)
+from docstrings import inherited_parameters, members_of  # noqa: E402  (it is in docs/, as the next one)
+from pages import PUBLIC_MODULES  # noqa: E402
 
 
 def test_the_sections_that_the_code_points_to_are_there():
@@ -38,3 +39,35 @@ def test_the_homes_of_public_names_are_public_modules():
     assert homes - set(PUBLIC_MODULES) <= {"dekrr.estimators", "dekrr.selection"}  # all of which is in dekrr itself
     for home in homes:
         assert import_module(home).__all__
+
+
+FOR_EXTENDERS = ("dekrr.networks", "dekrr.settings", "dekrr.solvers", "dekrr.testing")
+
+
+@pytest.mark.parametrize("name", ["dekrr", *(name for name in PUBLIC_MODULES if not name.startswith(FOR_EXTENDERS))])
+def test_every_parameter_of_public_functions_and_methods_is_described(name):
+    module = import_module(name)
+    missing = {}
+    for part in module.__all__:
+        value = getattr(module, part)
+        if inspect.isfunction(value):
+            missing[part] = undescribed(value, inspect.getdoc(value) or "")
+        elif inspect.isclass(value) and not issubclass(value, Exception):
+            for method in members_of(name, part)["methods"]:
+                text = f"{inspect.getdoc(getattr(value, method))}\n\n{inherited_parameters(f'{name}.{part}.{method}')}"
+                missing[f"{part}.{method}"] = undescribed(getattr(value, method), text)
+    assert not {part: names for part, names in missing.items() if names}
+
+
+def undescribed(function, text):
+    """Return the parameters of a function that the numpydoc section on parameters lacks."""
+    section = re.search(r"^Parameters\n-+\n(.*?)(?=^\w[\w ]*\n-{3,}$|\Z)", text, flags=re.M | re.S)
+    heads = re.findall(r"^([\w*][\w, *]*?)(?= :|$)", section[1] if section else "", flags=re.M)
+    described = {name.strip().lstrip("*") for head in heads for name in head.split(",")}
+    return set(inspect.signature(function).parameters) - described - {"self"}
+
+
+def test_the_page_of_an_estimator_has_its_methods():
+    found = members_of("dekrr", "DeKRRRegressor")
+    assert {"fit", "predict", "predict_interval", "rse", "partial_fit", "remove_site"} <= set(found["methods"])
+    assert "get_params" in found["others"]

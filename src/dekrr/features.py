@@ -44,7 +44,13 @@ class FeatureMap:
 
     @classmethod
     def unweighted(cls, frequencies: Array, phases: Array) -> "FeatureMap":
-        """Return the map with amplitudes sqrt(2 / n_features), so that z(x)'z(x') estimates the kernel."""
+        """Return the map with amplitudes sqrt(2 / n_features), so that z(x)'z(x') estimates the kernel.
+
+        Parameters
+        ----------
+        frequencies : ndarray of shape (n_columns, n_features)
+        phases : ndarray of shape (n_features,)
+        """
         n_features = len(phases)
         return cls(frequencies, phases, np.full(n_features, np.sqrt(2 / max(n_features, 1))))
 
@@ -81,11 +87,21 @@ class FeatureMap:
         """Return the map whose features of X - center equal the features of X under this map.
 
         Centred rows are smaller numbers, so that features in single precision have more correct digits.
+
+        Parameters
+        ----------
+        center : ndarray of shape (n_columns,)
         """
         return FeatureMap(self.frequencies, (self.phases + center @ self.frequencies) % (2 * np.pi), self.amplitudes)
 
     def moment(self, X: Array, y: Array) -> Array:
-        """Return Z'y, shape (n_features,); the features Z of all rows are never in memory at once."""
+        """Return Z'y, shape (n_features,); the features Z of all rows are never in memory at once.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_columns)
+        y : ndarray of shape (n_rows,)
+        """
         return moment(*self._parts(X), y)
 
     def rough_moment(self, X: Array, y: Array) -> tuple[Array, Array]:
@@ -93,6 +109,11 @@ class FeatureMap:
 
         An angle is a sum over columns. The error of an angle of t turns is at most (n_columns + 2) t rounding errors.
         The features themselves add a few rounding errors to the sum over rows.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_columns)
+        y : ndarray of shape (n_rows,)
         """
         rough = moment(*self._parts(X, single=True), y.astype(np.float32))
         turns, phases, amplitudes = map(np.abs, self._double)

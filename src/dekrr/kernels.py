@@ -76,7 +76,12 @@ class Kernel(ABC):
             raise SettingsError(f"sigma must be a positive number, got {self.sigma!r}")
 
     def with_bandwidth(self, sigma: float) -> Self:
-        """Return this kernel with another bandwidth."""
+        """Return this kernel with another bandwidth.
+
+        Parameters
+        ----------
+        sigma : float
+        """
         return replace(self, sigma=sigma)
 
     @abstractmethod
@@ -85,7 +90,16 @@ class Kernel(ABC):
 
     @abstractmethod
     def draw_frequencies(self, n_columns: int, n_frequencies: int, rng: np.random.Generator) -> Array:
-        """Draw from the spectral density; shape (n_columns, n_frequencies)."""
+        """Draw from the spectral density; shape (n_columns, n_frequencies).
+
+        Parameters
+        ----------
+        n_columns : int
+            The number of entries of each frequency.
+        n_frequencies : int
+        rng : numpy.random.Generator
+            The source of all randomness.
+        """
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
         """Return a length that a random frequency exceeds with probability at most `chance`.
@@ -127,7 +141,12 @@ class Gaussian(Kernel):
         return float(np.sqrt(2 * gammainccinv(n_columns / 2, chance)) / self.sigma)
 
     def log_density(self, frequencies: Array) -> Array:
-        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,)."""
+        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,).
+
+        Parameters
+        ----------
+        frequencies : ndarray of shape (n_columns, n_frequencies)
+        """
         scaled = frequencies * self.sigma
         per_column = np.log(self.sigma / np.sqrt(2 * np.pi)) - scaled**2 / 2
         return np.asarray(per_column.sum(axis=0))
@@ -150,7 +169,12 @@ class Laplacian(Kernel):
         return float(np.sqrt(n_columns) / np.tan(np.pi * chance / n_columns / 2) / self.sigma)
 
     def log_density(self, frequencies: Array) -> Array:
-        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,)."""
+        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,).
+
+        Parameters
+        ----------
+        frequencies : ndarray of shape (n_columns, n_frequencies)
+        """
         per_column = np.log(self.sigma / np.pi) - np.log1p((frequencies * self.sigma) ** 2)
         return np.asarray(per_column.sum(axis=0))
 
@@ -172,7 +196,12 @@ class Cauchy(Kernel):
         return float(-np.sqrt(n_columns) * np.log(chance / n_columns) / self.sigma)
 
     def log_density(self, frequencies: Array) -> Array:
-        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,)."""
+        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,).
+
+        Parameters
+        ----------
+        frequencies : ndarray of shape (n_columns, n_frequencies)
+        """
         per_column = np.log(self.sigma / 2) - np.abs(frequencies) * self.sigma
         return np.asarray(per_column.sum(axis=0))
 

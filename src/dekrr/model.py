@@ -129,7 +129,13 @@ class Member:
     weight: float = 1.0
 
     def predict(self, X: Array) -> Array:
-        """Return coefficients'z(x) for scaled rows, shape (n_rows,) or (n_rows, n_outputs)."""
+        """Return coefficients'z(x) for scaled rows, shape (n_rows,) or (n_rows, n_outputs).
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_columns)
+            Scaled rows.
+        """
         return self.feature_map.apply(X, self.coefficients)
 
 
@@ -249,7 +255,13 @@ class SiteModel:
         return self.interval_encoded(as_rows(X, self.header), coverage)
 
     def interval_encoded(self, rows: Array, coverage: float = 0.9) -> Array:
-        """Return `predict_interval` of rows whose columns are numbers already, shape (n_rows, header.n_columns)."""
+        """Return `predict_interval` of rows whose columns are numbers already, shape (n_rows, header.n_columns).
+
+        Parameters
+        ----------
+        rows : ndarray of shape (n_rows, header.n_columns)
+        coverage : float, default=0.9
+        """
         if self.calibration is None:
             raise SettingsError(
                 f"the model of site {self.header.site!r} has no intervals: it was fitted without them, or the site has "
@@ -272,7 +284,13 @@ class SiteModel:
         return 1 - rse(y, self.predict(X), sample_weight)
 
     def fit(self, X: Any, y: Any = None) -> "SiteModel":
-        """Raise `SettingsError`: a site's model comes of a training that all sites take part in."""
+        """Raise `SettingsError`: a site's model comes of a training that all sites take part in.
+
+        Parameters
+        ----------
+        X, y : object
+            Not used.
+        """
         raise SettingsError(
             "a site's model cannot be fitted by itself: fit DeKRRRegressor, or LocalRegressor for one site"
         )
@@ -303,7 +321,12 @@ class SiteModel:
         )
 
     def predict_encoded(self, rows: Array) -> Array:
-        """Predict the response of rows whose columns are numbers already, shape (n_rows, header.n_columns)."""
+        """Predict the response of rows whose columns are numbers already, shape (n_rows, header.n_columns).
+
+        Parameters
+        ----------
+        rows : ndarray of shape (n_rows, header.n_columns)
+        """
         rows = self.scaling.rows(rows)
         return self.scaling.undo(self._joined.predict(rows))
 
@@ -312,7 +335,13 @@ class SiteModel:
         return joined(self.members)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a safetensors file; an existing file is replaced atomically."""
+        """Write the model to a safetensors file; an existing file is replaced atomically.
+
+        Parameters
+        ----------
+        path : str or path
+            The name of the file, which should end in .safetensors.
+        """
         tensors, metadata = self._contents()
         with replacing(Path(path)) as temporary:
             try:

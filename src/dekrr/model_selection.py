@@ -109,7 +109,13 @@ class SiteKFold(_Splitter):
             yield np.flatnonzero(fold != k), np.flatnonzero(fold == k)
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None, sites: Any = None) -> int:
-        """Return the number of folds."""
+        """Return the number of folds.
+
+        Parameters
+        ----------
+        X, y, groups, sites : object
+            Not used.
+        """
         return self.n_splits
 
 
@@ -132,7 +138,16 @@ class LeaveOneSiteOut(_Splitter):
         super().__init__(sites)
 
     def split(self, X: Any, y: Any = None, groups: Any = None, sites: Any = None) -> Iterator[tuple[Any, Any]]:
-        """Yield the indices of the rows to train on and to test on, site by site; see `SiteKFold.split`."""
+        """Yield the indices of the rows to train on and to test on, site by site; see `SiteKFold.split`.
+
+        Parameters
+        ----------
+        X : array-like or frame of n_rows rows
+        y : object
+            Not used.
+        groups, sites : array-like of shape (n_rows,), optional
+            The site of every row.
+        """
         labels, index = self._labels(X, sites, groups)
         if len(labels) < 2:
             raise DataError(f"there is only one site, {listed(labels)}: nothing is left to train on without it")
@@ -140,7 +155,16 @@ class LeaveOneSiteOut(_Splitter):
             yield np.flatnonzero(index != k), np.flatnonzero(index == k)
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None, sites: Any = None) -> int:
-        """Return the number of sites."""
+        """Return the number of sites.
+
+        Parameters
+        ----------
+        X : array-like or frame of n_rows rows
+        y : object
+            Not used.
+        groups, sites : array-like of shape (n_rows,), optional
+            The site of every row.
+        """
         return len(self._labels(X, sites, groups)[0])
 
 

@@ -201,7 +201,14 @@ class Jacobi:
             raise SettingsError(f'self_penalty must be 0 or more, or "bound"; got {self_penalty!r}')
 
     def start(self, system: SiteSystem, coefficients: Array) -> JacobiState:
-        """Return the state before the first round."""
+        """Return the state before the first round.
+
+        Parameters
+        ----------
+        system : SiteSystem
+        coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
+            Where to start.
+        """
         if self.self_penalty == "bound":
             self_penalty = proposition_1(system.own, system.received, system.weights)
         else:
@@ -210,7 +217,13 @@ class Jacobi:
         return JacobiState(coefficients, inverse(system.row.hessian + self_penalty * gram))
 
     def update(self, state: JacobiState, residual: Array) -> JacobiState:
-        """Return the state after theta_j += (H_jj + U_j)^-1 residual."""
+        """Return the state after theta_j += (H_jj + U_j)^-1 residual.
+
+        Parameters
+        ----------
+        state : State
+        residual : ndarray of shape (n_features,) or (n_features, n_outputs)
+        """
         return state._replace(coefficients=state.coefficients + state.inverse @ residual)
 
 
@@ -256,12 +269,25 @@ class Chebyshev:
     """Chebyshev's semi-iteration on block Jacobi, for eigenvalues of B^-1 H in [a, 2 - a]; see `lower_end`."""
 
     def start(self, system: SiteSystem, coefficients: Array) -> ChebyshevState:
-        """Return the state before the first round."""
+        """Return the state before the first round.
+
+        Parameters
+        ----------
+        system : SiteSystem
+        coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
+            Where to start.
+        """
         consensus = system.consensus if system.received else 0.0
         return ChebyshevState.at(coefficients, inverse(system.row.hessian), consensus)
 
     def update(self, state: ChebyshevState, residual: Array) -> ChebyshevState:
-        """Return the state after one round: relaxation (theta + H_jj^-1 residual - previous) + previous."""
+        """Return the state after one round: relaxation (theta + H_jj^-1 residual - previous) + previous.
+
+        Parameters
+        ----------
+        state : State
+        residual : ndarray of shape (n_features,) or (n_features, n_outputs)
+        """
         relaxed = state.relaxed()
         step = state.inverse @ residual
         moved = relaxed.relaxation * (state.coefficients + step - state.previous) + state.previous

@@ -22,6 +22,12 @@ def ring(n_sites: int, n_neighbors: int = 4) -> Graph:
 
     With fewer than ``n_neighbors + 1`` sites the graph is complete.
 
+    Parameters
+    ----------
+    n_sites : int
+    n_neighbors : int, default=4
+        An even number.
+
     Examples
     --------
     >>> sorted(ring(10, 4)[0])
@@ -35,13 +41,25 @@ def ring(n_sites: int, n_neighbors: int = 4) -> Graph:
 
 
 def grid(n_sites: int) -> Graph:
-    """Return the rectangular grid of `n_sites` that is closest to a square."""
+    """Return the rectangular grid of `n_sites` that is closest to a square.
+
+    Parameters
+    ----------
+    n_sites : int
+    """
     rows = next(rows for rows in range(int(n_sites**0.5), 0, -1) if n_sites % rows == 0)
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, n_sites // rows), ordering="sorted")
 
 
 def random_regular(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
-    """Return a connected random regular graph: each site has `n_neighbors` neighbours."""
+    """Return a connected random regular graph: each site has `n_neighbors` neighbours.
+
+    Parameters
+    ----------
+    n_sites : int
+    n_neighbors : int, default=4
+    seed : int, optional
+    """
     if n_sites <= n_neighbors:
         return nx.complete_graph(n_sites)
     if n_sites * n_neighbors % 2:
@@ -52,7 +70,16 @@ def random_regular(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Grap
 
 
 def watts_strogatz(n_sites: int, n_neighbors: int = 4, rewiring: float = 0.2, seed: Any = None) -> Graph:
-    """Return a connected small-world graph: a ring lattice in which a share of the edges is rewired at random."""
+    """Return a connected small-world graph: a ring lattice in which a share of the edges is rewired at random.
+
+    Parameters
+    ----------
+    n_sites : int
+    n_neighbors : int, default=4
+    rewiring : float, default=0.2
+        The probability that an edge is rewired.
+    seed : int, optional
+    """
     if n_sites <= n_neighbors:
         return nx.complete_graph(n_sites)
     if n_neighbors < 2:
@@ -64,6 +91,12 @@ def erdos_renyi(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
     """Return a connected random graph in which a site has `n_neighbors` neighbours on average.
 
     One random edge joins each further component to the others.
+
+    Parameters
+    ----------
+    n_sites : int
+    n_neighbors : int, default=4
+    seed : int, optional
     """
     generator = nx.utils.create_py_random_state(seed)
     probability = min(1.0, n_neighbors / max(n_sites - 1, 1))

@@ -45,6 +45,13 @@ def by_response(y: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any
 def by_norm(X: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any = None) -> np.ndarray:
     """Divide rows so that sites differ in |x|, the paper's second setting; see `by_response`.
 
+    Parameters
+    ----------
+    X : ndarray of shape (n_rows, n_columns)
+    n_sites : int, default=10
+    mix : float, default=0.2
+    random_state : int or None
+
     Examples
     --------
     >>> by_norm(np.array([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0], [0.0, 0.0]]), n_sites=2, mix=0.0)
@@ -55,6 +62,12 @@ def by_norm(X: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any = N
 
 def imbalanced(n_rows: int, n_sites: int = 10, random_state: Any = None) -> np.ndarray:
     """Divide rows at random into sites of very different sizes, N_j = (2j - 1) / J^2 N for j = 1 to J.
+
+    Parameters
+    ----------
+    n_rows : int
+    n_sites : int, default=10
+    random_state : int or None
 
     Examples
     --------
@@ -67,6 +80,12 @@ def imbalanced(n_rows: int, n_sites: int = 10, random_state: Any = None) -> np.n
 
 def iid(n_rows: int, n_sites: int = 10, random_state: Any = None) -> np.ndarray:
     """Divide rows at random into sites of equal size.
+
+    Parameters
+    ----------
+    n_rows : int
+    n_sites : int, default=10
+    random_state : int or None
 
     Examples
     --------
@@ -175,7 +194,13 @@ def partition(name: str, X: Array, y: Array, **settings: Any) -> np.ndarray:
 
 
 def halves(sites: np.ndarray, random_state: Any = None) -> np.ndarray:
-    """Return a mask of training rows: a random half of every site's rows. The other half are test rows."""
+    """Return a mask of training rows: a random half of every site's rows. The other half are test rows.
+
+    Parameters
+    ----------
+    sites : ndarray of shape (n_rows,)
+    random_state : int or None
+    """
     rng = np.random.default_rng(random_state)
     train = np.zeros(len(sites), dtype=bool)
     for site in np.unique(sites):

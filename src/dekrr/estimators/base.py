@@ -328,7 +328,18 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return summary_of(self)
 
     def score(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> float:
-        """Return the coefficient of determination R^2 of `predict(X, sites)`, the mean over outputs."""
+        """Return the coefficient of determination R^2 of `predict(X, sites)`, the mean over outputs.
+
+        Parameters
+        ----------
+        X : frame, array-like of shape (n_rows, n_columns), source, or mapping of site to source
+        y : array-like of shape (n_rows,) or (n_rows, n_outputs), str, or list of str
+            The responses, or the names of their columns in a frame or source.
+        sites : array-like of shape (n_rows,), or str, optional
+            The site of every row, or the name of the column that has it. None scores the mean over all sites' models.
+        sample_weight : array-like of shape (n_rows,), optional
+            What each row counts; not for columns that are given by name.
+        """
         if isinstance(y, str) or streams.is_names(y):
             if sample_weight is not None:
                 raise SettingsError("rows of sources cannot be weighted in score")

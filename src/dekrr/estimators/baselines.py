@@ -41,7 +41,15 @@ class DKLARegressor(NetworkRegressor):
     max_rounds: int = setting(DKLASettings, "max_rounds")
 
     def run_settings(self, sites: Sequence[Hashable], **changes: Any) -> DKLASettings:
-        """Return the settings of a run with these sites, and with other values of some."""
+        """Return the settings of a run with these sites, and with other values of some.
+
+        Parameters
+        ----------
+        sites : sequence of hashable
+            The labels of the sites.
+        **changes : object
+            Settings to have instead.
+        """
         return settings_of(self, DKLASettings, selecting_site=_name_among(self.selecting_site, sites), **changes)
 
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:

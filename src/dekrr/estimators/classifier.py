@@ -213,11 +213,25 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._found(X, sites)[1]
 
     def decision_function(self, X: Any, sites: Any = None) -> Array:
-        """Return logits, shape (n_rows, n_classes); of two classes their difference, shape (n_rows,)."""
+        """Return logits, shape (n_rows, n_classes); of two classes their difference, shape (n_rows,).
+
+        Parameters
+        ----------
+        X : frame, or array-like of shape (n_rows, n_columns)
+        sites : array-like of shape (n_rows,), or str, optional
+            As for `predict_proba`.
+        """
         return margins(self._found(X, sites)[0])
 
     def predict(self, X: Any, sites: Any = None) -> np.ndarray:
-        """Return the most probable class of each row, shape (n_rows,)."""
+        """Return the most probable class of each row, shape (n_rows,).
+
+        Parameters
+        ----------
+        X : frame, or array-like of shape (n_rows, n_columns)
+        sites : array-like of shape (n_rows,), or str, optional
+            As for `predict_proba`.
+        """
         probabilities = self._found(X, sites)[0]
         return np.asarray(self.classes_[np.argmax(probabilities, axis=1)])
 

@@ -56,7 +56,7 @@ class DeKRRRegressor(NetworkRegressor):
     DeKRR alone, as follows.
 
     Every site chooses random features from its own rows and ends with its own model; neighbours are made to
-    agree on predictions. All sites together minimise
+    agree on predictions. All sites together minimise ::
 
         sum_j 1/N |Z_jj theta_j - y_j|^2 + alpha/J |theta_j|^2
               + sum_{p in N_j} c~_j |Z_jj theta_j - Z_pj theta_p|^2,    c~_j = consensus / (N |N_j|),

@@ -119,7 +119,13 @@ class Chooser:
         make_kernel(self.kernel, self.bandwidth)  # raises an error if the kernel object has another bandwidth
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy of the chooser with other values of some parameters."""
+        """Return a copy of the chooser with other values of some parameters.
+
+        Parameters
+        ----------
+        **changes : object
+            The new values, by name.
+        """
         return replace(self, **changes)
 
     @property
@@ -168,15 +174,36 @@ class Chooser:
     def choose(
         self, pool: Pool, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None
     ) -> FeatureMap:
-        """Return the map of the candidates to keep; see `select`."""
+        """Return the map of the candidates to keep; see `select`.
+
+        Parameters
+        ----------
+        pool : Pool
+        X : ndarray of shape (n_rows, n_columns)
+        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+        rng : numpy.random.Generator
+        weight : ndarray of shape (n_rows,), optional
+        """
         raise _lacks(self, "choose(pool, X, y, rng)", "select(X, y, rng)")
 
     def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
-        """Draw the candidates for rows of `n_columns` columns."""
+        """Draw the candidates for rows of `n_columns` columns.
+
+        Parameters
+        ----------
+        n_columns : int
+        rng : numpy.random.Generator
+        """
         return self._draw(n_columns, round(self.n_kept * self.pool_ratio), rng)
 
     def most_features(self, wanted: int, n_rows: int) -> int:
-        """Return the number of features to choose from `n_rows` rows: `wanted`, or fewer."""
+        """Return the number of features to choose from `n_rows` rows: `wanted`, or fewer.
+
+        Parameters
+        ----------
+        wanted : int
+        n_rows : int
+        """
         return wanted
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
@@ -184,6 +211,12 @@ class Chooser:
 
         A candidate that depends on q of n columns has sqrt(n / q) times the kernel's frequencies in these columns. With
         a gaussian kernel its length is distributed as sqrt(n / q) chi_q, which has a heavier tail for smaller q.
+
+        Parameters
+        ----------
+        n_columns : int
+        chance : float
+            The probability.
         """
         kernel = _kernels_of(self)[int(np.argmin(self.bandwidths))]
         counts = range(1, min(self.max_columns, n_columns) + 1) if self.max_columns else (n_columns,)
@@ -196,17 +229,35 @@ class Chooser:
         return max((max(one) for one in self.column_scales), default=1.0)
 
     def scaled(self, frequencies: Array) -> Array:
-        """Return frequencies of shape (n_columns, n_candidates), each multiplied by one sequence of column scales."""
+        """Return frequencies of shape (n_columns, n_candidates), each multiplied by one sequence of column scales.
+
+        Parameters
+        ----------
+        frequencies : ndarray of shape (n_columns, n_candidates)
+        """
         scales = scales_of(self, *frequencies.shape)
         return frequencies if scales is None else frequencies * scales
 
     def shortened(self, most: float) -> Self:
-        """Return a copy of the chooser whose shortlist has at most `most` features."""
+        """Return a copy of the chooser whose shortlist has at most `most` features.
+
+        Parameters
+        ----------
+        most : float
+        """
         longest = most // self.width * self.width / self.n_features
         return self.replace(shortlist=max(1.0, min(self.shortlist, longest)))
 
     def shortlisted(self, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None) -> Pool:
-        """Return the shortlist: the best candidates for these rows, `shortlist` times as many as will be kept."""
+        """Return the shortlist: the best candidates for these rows, `shortlist` times as many as will be kept.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_columns)
+        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+        rng : numpy.random.Generator
+        weight : ndarray of shape (n_rows,), optional
+        """
         raise _lacks(self, "shortlisted(X, y, rng)")
 
     def fold_shortlists(
@@ -253,7 +304,16 @@ class Chooser:
         raise _lacks(self, "choose_from(pool, gram, moment, n_rows)")
 
     def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator, weight: Array | None = None) -> Array:
-        """Return the reduction of the squared error on these rows by each further candidate, for up to `n_taken`."""
+        """Return the reduction of the squared error on these rows by each further candidate, for up to `n_taken`.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_columns)
+        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+        n_taken : int
+        rng : numpy.random.Generator
+        weight : ndarray of shape (n_rows,), optional
+        """
         raise _lacks(self, "gains(X, y, n_taken, rng)")
 
     def _draw(self, n_columns: int, n_candidates: int, rng: np.random.Generator) -> Pool:

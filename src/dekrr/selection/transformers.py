@@ -70,7 +70,12 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
         return self
 
     def transform(self, X: Any) -> Array:
-        """Return the chosen features of rows `X`, shape (n_rows, n_features)."""
+        """Return the chosen features of rows `X`, shape (n_rows, n_features).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+        """
         check_is_fitted(self)
         features: Array = self.feature_map_(validate_data(self, X, dtype=np.float64, reset=False))
         return features

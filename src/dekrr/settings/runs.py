@@ -102,7 +102,12 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
             )
 
     def delta_for(self, n_rows: int) -> float:
-        """Return delta at a site with `n_rows` rows."""
+        """Return delta at a site with `n_rows` rows.
+
+        Parameters
+        ----------
+        n_rows : int
+        """
         return self.delta if self.delta is not None else float(max(n_rows, 2)) ** -2.0
 
 

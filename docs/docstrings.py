@@ -1,0 +1,111 @@
+"""The pages of public names: which methods a class's page has, and docstrings as Sphinx reads them."""
+
+import inspect
+import re
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+_SECTION = r"^Parameters\n-+\n.*?(?=^\w[\w ]*\n-{3,}$|\Z)"
+
+
+def members_of(module: str, name: str) -> dict[str, list[str]]:
+    """Return the public members of a class by kind: methods and properties of ours, and what scikit-learn adds.
+
+    Methods come in the order of their definition, those of base classes first. Properties that the class's docstring
+    describes already are left out.
+    """
+    kind = getattr(import_module(module), name)
+    methods, properties = [], []
+    for part in (part for base in reversed(kind.__mro__) if is_ours(base) for part in vars(base)):
+        value = inspect.getattr_static(kind, part)
+        if part.startswith("_") or part in methods + properties:
+            continue
+        if inspect.isfunction(value) or isinstance(value, classmethod | staticmethod):
+            methods.append(part)
+        elif isinstance(value, property) and not re.search(rf"^{part} :", inspect.getdoc(kind) or "", flags=re.M):
+            properties.append(part)
+    ours = [*methods, *properties]
+    others = [part for part, _ in inspect.getmembers(kind, inspect.isroutine) if not part.startswith("_")]
+    uses = any(base.__module__.startswith("sklearn") for base in kind.__mro__)
+    return {
+        "methods": methods,
+        "properties": properties,
+        "others": [part for part in others if part not in ours] if uses else [],
+    }
+
+
+def is_ours(kind: Any) -> bool:
+    """Return whether a class or function is defined in this package."""
+    return str(getattr(kind, "__module__", "")).startswith("dekrr")
+
+
+def complete(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Add the parameters that a docstring leaves to a table or to a base class; before numpydoc reads it."""
+    text = "\n".join(lines)
+    if what == "class":
+        text = re.sub(
+            r"^[\w, ]+\n    As in `dekrr\.selection\.\w+`\.\n", lambda _: parameters_of_chooser(thing), text, flags=re.M
+        )
+        text += settings_of(thing)
+    elif what == "method" and "Parameters\n---" not in text:
+        text += "\n\n" + inherited_parameters(name)
+    lines[:] = text.split("\n")
+
+
+def escape(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Escape what reStructuredText would take for its own signs."""
+    lines[:] = escaped(lines)
+
+
+def settings_of(kind: Any) -> str:
+    """Return the section on parameters of a struct of settings, from the table of settings."""
+    from dekrr.settings import entries
+
+    if not (kind.__module__.startswith("dekrr.settings") and hasattr(kind, "__struct_fields__")):
+        return ""
+    if "Parameters\n---" in (inspect.getdoc(kind) or ""):
+        return ""
+    parts = ["", "", "Parameters", "----------"]
+    for name, entry in entries(kind).items():
+        parts += [f"{name} : {entry.words() or 'object'}", f"    {entry.setting.text}"]
+    return "\n".join(parts)
+
+
+def parameters_of_chooser(kind: Any) -> str:
+    """Return the parameters of a transformer that are those of its chooser, each with its description."""
+    known: dict[str, list[str]] = {}
+    for base in kind.chooser_type.__mro__:
+        section = re.search(_SECTION, inspect.getdoc(base) or "", flags=re.M | re.S)
+        for head, text in re.findall(
+            r"^(\w.*)\n((?:    .*\n?)*)", section[0].split("---\n", 1)[1] if section else "", flags=re.M
+        ):
+            found = known.setdefault(head.split(" :")[0], [head, text])
+            found[1] = found[1] or text
+    names = [each.name for each in fields(kind.chooser_type)]
+    return "".join("\n".join(known[name]).rstrip() + "\n" for name in names if name in known)
+
+
+def inherited_parameters(name: str) -> str:
+    """Return the section on parameters that a method's docstring leaves to that of a base class, if there is one."""
+    module, owner, method = name.rsplit(".", 2)
+    kind = getattr(import_module(module), owner, None)
+    for base in getattr(kind, "__mro__", ()):
+        found = re.search(_SECTION, inspect.getdoc(vars(base).get(method)) or "", flags=re.M | re.S)
+        if found:
+            return found[0]
+    return ""
+
+
+def escaped(lines: list[str]) -> list[str]:
+    """Escape the bars of |x|, which would be a substitution; examples and literal blocks are left as they are."""
+    found, literal = [], None
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if literal is not None and line.strip() and indent <= literal:
+            literal = None
+        verbatim = literal is not None or line.lstrip().startswith((">>>", "..."))
+        found.append(line if verbatim else line.replace("|", "\\|"))
+        if literal is None and line.rstrip().endswith("::"):
+            literal = indent
+    return found
