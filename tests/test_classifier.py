@@ -142,8 +142,7 @@ def test_few_held_out_rows_borrow():
     own, pooled = np.zeros(N_BINS), np.zeros(N_BINS)
     own[10], pooled[200] = 5, 1000
     lonely = ClassCalibration(Platt.start(2), own, np.zeros(N_BINS))
-    with pytest.raises(DataError, match="5 held-out rows are too few"):
-        lonely.least_probability(0.9)
+    assert lonely.least_probability(0.9) == 0
     assert ClassCalibration(Platt.start(2), own, pooled).least_probability(0.9) == pytest.approx(1 - 201 / N_BINS)
     with pytest.raises(SettingsError, match="between 0 and 1"):
         lonely.least_probability(1.0)
@@ -179,6 +178,35 @@ def test_names_frames_pickles_and_a_model_among_scikit_learn_s_tools():
     assert clone(classifier).get_params() == classifier.get_params()
 
 
+def test_names_of_columns_are_taken_by_every_method():
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(kind=y, station=SITES, n=1.0 + SITES)
+    columns = ["a", "b", "c"]
+    classifier = DeKRRClassifier(**FIXED).fit(frame, "kind", sites="station", columns=columns)
+    given = frame[columns], y, SITES
+    assert classifier.score(frame, "kind", sites="station") == classifier.score(*given)
+    for how in ({"metric": "union"}, {"loss": "log_loss"}, {"metric": "union", "loss": "log_loss"}):
+        assert classifier.score(frame, "kind", sites="station", **how) == classifier.score(*given, **how)
+    weighted = classifier.score(*given, sample_weight=1.0 + SITES)
+    assert classifier.score(frame, "kind", sites="station", sample_weight="n") == weighted
+    sets = classifier.predict_set(frame, sites="station")
+    np.testing.assert_array_equal(sets, classifier.predict_set(frame[columns], SITES))
+    with pytest.raises(DataError, match="y='kind' is the name of a column, but the rows are not a frame"):
+        classifier.score(X, "kind", sites=SITES)
+
+
+def test_sets_of_sites_with_too_few_held_out_rows_have_all_classes():
+    some = np.concatenate([np.flatnonzero(label == SITES)[: 300 if label else 100] for label in range(N_SITES)])
+    classifier = DeKRRClassifier(**FIXED, unknown_sites="mean").fit(X[some], y[some], sites=SITES[some])
+    with pytest.warns(UserWarning, match=r"site 0 has too few held-out rows for a coverage of 0\.983, which takes 58"):
+        sets = classifier.predict_set(X_NEW, SITES_NEW, coverage=0.983)
+    assert sets[SITES_NEW == 0].all()
+    assert not sets[SITES_NEW != 0].all()
+    with pytest.warns(UserWarning, match="site 0 has too few"):
+        assert classifier.predict_set(X_NEW[:3], ["elsewhere"] * 3, coverage=0.983).all()
+    with pytest.warns(UserWarning, match="too few held-out rows"):
+        assert classifier.models_[0].predict_set(X_NEW[:3], coverage=0.983).all()
+
+
 def test_going_on():
     half = np.arange(len(y)) % 2 == 0
     classifier = DeKRRClassifier(**FIXED).partial_fit(X[half], y[half], sites=SITES[half])
@@ -199,7 +227,7 @@ def test_what_cannot_be_classified():
     bounds = np.array([*X.min(axis=0), 0.0, 0.0, 0.0]), np.array([*X.max(axis=0), 1.0, 1.0, 1.0])
     private = DeKRRClassifier(**FIXED, features="plain", bounds=bounds, privacy=DifferentialPrivacy(5.0))
     assert private.fit(X, y, sites=SITES).predict_proba(X_NEW).shape == (len(X_NEW), 3)
-    with pytest.raises(DataError, match="too few"):
+    with pytest.raises(SettingsError, match="no prediction sets in these models, because no rows were held out"):
         private.predict_set(X_NEW, SITES_NEW)
 
 

@@ -1,8 +1,10 @@
 """Intervals with a guarantee, and a site's model among scikit-learn's tools."""
 
 import pickle
+import re
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,11 +16,13 @@ from hypothesis import strategies as st
 from sklearn.base import is_regressor
 from sklearn.inspection import partial_dependence, permutation_importance
 from sklearn.metrics import get_scorer, r2_score
+from typer.testing import CliRunner
 
 import dekrr
 from dekrr import CentralizedKRR, DataError, DeKRRRegressor, DifferentialPrivacy, LocalRegressor, SettingsError
+from dekrr.cli.app import app
 from dekrr.features import FeatureMap
-from dekrr.intervals import ENOUGH, N_BINS, Calibration, Scale, histogram, scores_of
+from dekrr.intervals import ENOUGH, N_BINS, Calibration, Scale, histogram, rows_for, scores_of
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.leverages import left_by_shared, with_sum
 from dekrr.protocols.outcome import Part
@@ -121,10 +125,50 @@ def test_few_held_out_rows_borrow_from_all_sites():
     lonely = Calibration(scale, np.ones(1), own, np.zeros_like(pooled))
     assert Calibration(scale, np.ones(1), own, pooled).quantiles(0.9)[0] == pytest.approx(5, rel=0.03)
     assert lonely.quantiles(0.9)[0] == pytest.approx(1, rel=0.03)
-    with pytest.raises(DataError, match=r"10 held-out rows are too few for a coverage of 0\.95: it needs at least 19"):
-        lonely.quantiles(0.95)
+    assert lonely.quantiles(0.95)[0] == np.inf
+    assert [lonely.reaches(10 / 11 - 1e-6), lonely.reaches(10 / 11 + 1e-6)] == [True, False]
     many = Calibration(scale, np.ones(1), histogram(np.full((ENOUGH, 1), 1.0)), pooled)
     assert many.quantiles(0.9)[0] == pytest.approx(1, rel=0.03)
+
+
+@given(st.integers(1, 300), st.floats(0.01, 0.99))
+@limits(max_examples=80, deadline=None)
+def test_the_number_of_rows_that_a_coverage_takes(n_rows, coverage):
+    scale = Scale(np.zeros(1), np.zeros((1, 1)), np.zeros(1))
+    scores = histogram(np.ones((n_rows, 1)))
+    assert Calibration(scale, np.ones(1), scores, 0 * scores).reaches(coverage) == (n_rows >= rows_for(coverage))
+
+
+def test_sites_with_too_few_held_out_rows_get_infinite_ends_and_one_warning(tmp_path):
+    rng = np.random.default_rng(0)
+    X, labels = rng.random((900, 2)), np.repeat(["big", "small", "tiny"], [600, 200, 100])
+    frame = pd.DataFrame(X, columns=["a", "b"]).assign(y=np.sin(4 * X[:, 0]), station=labels)
+    fitted = DeKRRRegressor(n_features=10, sigma=1.0, intervals=True, random_state=0).fit(frame, "y", sites="station")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ends = fitted.predict_interval(frame, sites="station", coverage=0.99)
+    assert len(told) == 1
+    said = r"sites 'small', 'tiny' have too few held-out rows for a coverage of 0\.99, which takes 99: .* infinite"
+    assert re.match(said, str(told[0].message))
+    assert np.isfinite(ends[labels == "big"]).all()
+    np.testing.assert_array_equal(ends[labels != "big"], np.tile([-np.inf, np.inf], (300, 1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isfinite(fitted.predict_interval(frame[:3], ["big"] * 3, coverage=0.99)).all()
+    with pytest.warns(UserWarning, match="site 'tiny' has too few held-out rows"):
+        assert np.isinf(fitted.models_["tiny"].predict_interval(frame[:3], coverage=0.99)).all()
+    with pytest.warns(UserWarning, match="sites 'small', 'tiny'"):  # the hull of all sites
+        assert np.isinf(fitted.predict_interval(frame[:3], coverage=0.99)).all()
+
+    for name, model in fitted.models_.items():
+        model.save(tmp_path / f"{name}.safetensors")
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    arguments = [*map(str, (tmp_path, tmp_path / "rows.csv")), "--site", "station", "--interval", "0.99"]
+    done = CliRunner().invoke(app, ["predict", *arguments, "--out", str(tmp_path / "out.csv")], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert re.search(said, " ".join(done.stderr.split()))
+    table = pd.read_csv(tmp_path / "out.csv")
+    np.testing.assert_allclose(table[["prediction_lower", "prediction_upper"]], ends, rtol=1e-9)
 
 
 def test_the_scale_is_a_ridge_regression_of_logarithms():

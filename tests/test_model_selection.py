@@ -4,11 +4,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn
+from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.linear_model import Ridge
+from sklearn.metrics import log_loss, mean_absolute_error
 from sklearn.model_selection import GridSearchCV, KFold, cross_validate
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from dekrr import DataError, DeKRRRegressor
+from dekrr import DataError, DeKRRClassifier, DeKRRRegressor, SettingsError
 from dekrr.data import make_sites
-from dekrr.model_selection import OWN, UNION, LeaveOneSiteOut, SiteKFold
+from dekrr.metrics import rse
+from dekrr.model_selection import OWN, UNION, LeaveOneSiteOut, Scorer, SiteKFold
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
 ORDER = np.argsort(SITES, kind="stable")
@@ -58,6 +65,75 @@ def test_cross_validation_against_a_loop(routing):
         fitted = regressor().fit(X[train], y[train], sites=SITES[train])
         assert scores["test_own"][k] == pytest.approx(-fitted.rse(X[test], y[test], sites=SITES[test]))
         assert scores["test_union"][k] == pytest.approx(-fitted.rse(X[test], y[test], metric="union"))
+
+
+def test_a_pipeline_is_scored_by_any_loss_against_a_loop(routing):
+    def pipeline():
+        return make_pipeline(StandardScaler(), regressor())
+
+    scoring = {"own": OWN, "union": UNION}
+    scoring |= {f"{metric} mae": Scorer(metric, mean_absolute_error) for metric in ("own", "union")}
+    found = cross_validate(pipeline(), X, y, cv=SiteKFold(3), scoring=scoring, params={"sites": SITES})
+    for k, (train, test) in enumerate(SiteKFold(3).split(X, sites=SITES)):
+        scaler = StandardScaler().fit(X[train])
+        fitted = regressor().fit(scaler.transform(X[train]), y[train], sites=SITES[train])
+        rows, truth = scaler.transform(X[test]), y[test]
+        own = fitted.predict(rows, sites=SITES[test])
+        each = [model.predict(rows) for model in fitted.models_.values()]
+        assert found["test_own"][k] == pytest.approx(-fitted.rse(rows, truth, sites=SITES[test]))
+        assert found["test_union"][k] == pytest.approx(-fitted.rse(rows, truth, metric="union"))
+        assert found["test_own mae"][k] == pytest.approx(-np.mean(np.abs(own - truth)))
+        assert found["test_union mae"][k] == pytest.approx(-np.mean(np.abs(np.array(each) - truth)))
+
+
+def test_classes_are_scored_against_a_loop(routing):
+    classes = np.where(y > np.median(y), "high", "low")
+    classifier = DeKRRClassifier(n_features=8, sigma=0.3, alpha=1e-4, consensus=1.0, random_state=0)
+    losses = {metric: Scorer(metric, log_loss, response="predict_proba") for metric in ("own", "union")}
+    for estimator in (classifier, make_pipeline(StandardScaler(), classifier)):
+        scoring = {"own": OWN, "union": UNION, "own loss": losses["own"], "union loss": losses["union"]}
+        found = cross_validate(estimator, X, classes, cv=SiteKFold(2), scoring=scoring, params={"sites": SITES})
+        for k, (train, test) in enumerate(SiteKFold(2).split(X, sites=SITES)):
+            rows = StandardScaler().fit(X[train]).transform(X) if estimator is not classifier else X
+            fitted = clone(classifier).fit(rows[train], classes[train], sites=SITES[train])
+            for metric in ("own", "union"):
+                score = fitted.score(rows[test], classes[test], sites=SITES[test], metric=metric)
+                loss = fitted.score(rows[test], classes[test], sites=SITES[test], metric=metric, loss="log_loss")
+                assert found[f"test_{metric}"][k] == pytest.approx(score)
+                assert found[f"test_{metric} loss"][k] == pytest.approx(-loss)
+    plain = cross_validate(classifier, X, classes, cv=SiteKFold(2), params={"sites": SITES})
+    again = cross_validate(classifier, X, classes, cv=SiteKFold(2), params={"sites": SITES}, scoring=OWN)
+    np.testing.assert_allclose(plain["test_score"], again["test_score"])
+
+
+def test_a_transformed_target_with_sites(routing):
+    positive = np.exp(y)
+    estimator = TransformedTargetRegressor(regressor(), func=np.log, inverse_func=np.exp)
+    scoring = {"own": OWN, "union": UNION}
+    found = cross_validate(estimator, X, positive, cv=SiteKFold(2), scoring=scoring, params={"sites": SITES})
+    for k, (train, test) in enumerate(SiteKFold(2).split(X, sites=SITES)):
+        fitted = regressor().fit(X[train], np.log(positive[train]), sites=SITES[train])
+        own = np.exp(fitted.predict(X[test], sites=SITES[test]))
+        each = [rse(positive[test], np.exp(model.predict(X[test]))) for model in fitted.models_.values()]
+        assert found["test_own"][k] == pytest.approx(-rse(positive[test], own))
+        assert found["test_union"][k] == pytest.approx(-np.mean(each))
+
+
+def test_a_frame_with_a_column_of_sites_is_scored(routing):
+    frame = pd.DataFrame(X, columns=[f"x{j}" for j in range(X.shape[1])]).assign(station=SITES)
+    fitted = regressor().fit(frame, y, sites="station")
+    for metric in ("own", "union"):
+        given = Scorer(metric, mean_absolute_error)
+        by_array = given(fitted, frame.drop(columns="station"), y, sites=SITES)
+        assert given(fitted, frame, y, sites="station") == pytest.approx(by_array)
+
+
+def test_errors_of_scorers():
+    with pytest.raises(SettingsError, match='metric is "own" or "union"'):
+        Scorer("all")
+    with pytest.raises(SettingsError, match="cannot find an estimator of dekrr in Ridge"):
+        UNION(Ridge().fit(X, y), X, y, sites=SITES)
+    assert repr(Scorer("own", mean_absolute_error)) == "Scorer('own', mean_absolute_error)"
 
 
 def test_grid_search_routes_sites_without_a_request(routing):

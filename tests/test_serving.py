@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from dekrr.classes import ClassCalibration, Platt
 from dekrr.deploy import keys
 from dekrr.errors import DataError, KeysError, SettingsError
 from dekrr.features import FeatureMap
+from dekrr.intervals import N_BINS, Calibration, Scale, histogram
 from dekrr.model import Header, Member, SiteModel
 from dekrr.scaling import Scaling
 from dekrr.serving import one_row as one_row_module
@@ -504,14 +506,14 @@ def test_intervals_where_the_model_has_them(tmp_path, monkeypatch, n_outputs):
     model = make_model(n_outputs=n_outputs)
     model.save(tmp_path / "m.safetensors")
 
-    def predict_interval(X, coverage):
+    def interval_encoded(X, coverage):
         if coverage > 0.99:
             return np.full((len(X), 2, *model.coefficients.shape[1:]), np.inf)
         return np.stack([model.predict(X) - coverage, model.predict(X) + coverage], axis=1)
 
     names = ("header", "members", "scaling", "coefficients", "predict", "predict_encoded")
     parts = {name: getattr(model, name) for name in names}
-    able = SimpleNamespace(**parts, calibration=object(), predict_interval=predict_interval)
+    able = SimpleNamespace(**parts, calibration=object(), interval_encoded=interval_encoded)
     monkeypatch.setattr("dekrr.serving.current.load", lambda path: able)
     service = service_of(tmp_path / "m.safetensors")
     answer = post(service, NAMED, url="/predict?coverage=0.5").json()
@@ -524,6 +526,23 @@ def test_intervals_where_the_model_has_them(tmp_path, monkeypatch, n_outputs):
     assert np.ravel(unbounded).tolist() == [None] * 3 * (n_outputs or 1)
     assert ask(service, "GET", "/openapi.json").json()["paths"]["/predict"]["post"]["parameters"]
     assert ask(service, "GET", "/schema").json()["intervals"]
+
+
+def test_an_end_that_too_few_held_out_rows_know_is_null(tmp_path):
+    model = make_model()
+    n_features = model.feature_map.n_features
+    scale = Scale(np.zeros(1), np.zeros((n_features, 1)), np.zeros(n_features))
+    counts = histogram(np.linspace(0.1, 2, 20)[:, None])
+    replace(model, calibration=Calibration(scale, np.ones(1), counts, np.zeros((N_BINS, 1)))).save(
+        tmp_path / "m.safetensors"
+    )
+    service = service_of(tmp_path / "m.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isfinite(post(service, NAMED, url="/predict?coverage=0.9").json()["lower"]).all()
+        answer = post(service, NAMED, url="/predict?coverage=0.99").json()
+    assert answer["lower"] == answer["upper"] == [None] * 3
+    assert np.isfinite(answer["predictions"]).all()
 
 
 def test_metrics(path):

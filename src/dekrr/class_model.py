@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from .classes import ClassCalibration, Platt, scores
-from .errors import SettingsError
+from .errors import SettingsError, warn
+from .intervals import too_few_text
 from .metrics import accuracy
 from .model import SiteModel
 from .types import Array
@@ -87,14 +88,18 @@ class SiteClassifier(SiteModel):
         """Return which classes are in each row's prediction set, a mask of shape (n_rows, n_classes).
 
         If a row comes from the same distribution as the site's own rows, its set holds its class with a probability of
-        at least `coverage`. A set may be empty if no class is probable enough.
+        at least `coverage`. A set may be empty if no class is probable enough. If the site held out too
+        few rows for the coverage, the set holds all classes, and a warning says so.
 
         Parameters
         ----------
         X : array-like of shape (n_rows, n_columns), or frame
         coverage : float, default=0.9
         """
-        return np.asarray(self.predict_proba(X) >= self.class_calibration.least_probability(coverage))
+        least = self.class_calibration.least_probability(coverage)
+        if not least:
+            warn(too_few_text([self.header.site], coverage, "its prediction sets have all classes"))
+        return np.asarray(self.predict_proba(X) >= least)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> Array:
         """Raise `SettingsError`: classes have prediction sets."""

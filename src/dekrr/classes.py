@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import DataError, SettingsError
-from .intervals import ENOUGH
+from .errors import SettingsError
+from .intervals import ENOUGH, require_coverage
 from .types import Array
 
 N_BINS = 256  # of 1 - p_own, from 0 to 1
@@ -152,18 +152,22 @@ class ClassCalibration:
         return cls(Platt(float(slope[0]), offsets), own, pooled)
 
     def least_probability(self, coverage: float) -> float:
-        """Return the probability that a class must have to be in the prediction set."""
-        if not 0 < coverage < 1:
-            raise SettingsError(f"coverage is the share of rows to cover, a number between 0 and 1; got {coverage!r}")
+        """Return the probability that a class must have to be in the prediction set.
+
+        Where there are too few held-out rows for the coverage it is 0, and all classes are in the set.
+        """
+        require_coverage(coverage)
         own, pooled = float(self.own.sum()), float(self.pooled.sum())
         borrowed = min(max(ENOUGH - own, 0.0), pooled)
         counts = self.own + self.pooled * (borrowed / max(pooled, 1.0))
         total = float(counts.sum())
+        if not total:
+            raise SettingsError(
+                "there are no prediction sets in these models, because no rows were held out: a run with a privacy "
+                "budget holds none out, nor does a site with too few rows"
+            )
         rank = np.ceil((total + 1) * coverage - 1e-9)
         if rank > total:
-            raise DataError(
-                f"{int(total)} held-out rows are too few for a coverage of {coverage:g}: it needs at least "
-                f"{int(np.ceil(coverage / (1 - coverage)))}; ask for a lower coverage, or train with more rows"
-            )
+            return 0.0
         place = int(np.sum(np.cumsum(counts) < rank - 1e-9))
         return 1 - (place + 1) / N_BINS

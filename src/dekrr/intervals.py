@@ -18,13 +18,15 @@ Lei, G'Sell, Rinaldo, Tibshirani and Wasserman, Distribution-free predictive inf
 American Statistical Association 113(523), 2018, sections 2.2 and 5.2.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.linalg import eigh
 
-from .errors import DataError, SettingsError
+from .errors import SettingsError
+from .labels import listed
 from .types import Array
 
 _STEP = 1.02  # the width of a bin
@@ -111,6 +113,41 @@ def histogram(scores: Array, weight: Array | None = None) -> Array:
     return counts
 
 
+def require_coverage(coverage: float) -> None:
+    """Refuse a coverage that is not between 0 and 1."""
+    if not 0 < coverage < 1:
+        raise SettingsError(f"coverage is the share of rows to cover, a number between 0 and 1; got {coverage!r}")
+
+
+def rows_for(coverage: float) -> int:
+    """Return how many held-out rows intervals of a coverage take.
+
+    Examples
+    --------
+    >>> rows_for(0.9), rows_for(0.95), rows_for(0.99)
+    (9, 19, 99)
+    """
+    return int(np.ceil(coverage / (1 - coverage) - 1e-9))
+
+
+def too_few_text(sites: Sequence[Any], coverage: float, instead: str) -> str:
+    """Return the warning about sites with too few held-out rows for a coverage.
+
+    Parameters
+    ----------
+    sites : sequence
+        Their labels.
+    coverage : float
+    instead : str
+        What they get.
+    """
+    who = f"site {listed(sites)} has" if len(sites) == 1 else f"sites {listed(sites)} have"
+    return (
+        f"{who} too few held-out rows for a coverage of {coverage:g}, which takes {rows_for(coverage)}: {instead}. Ask "
+        "for a lower coverage, or train with more rows, of which a fifth is held out"
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """What a site keeps for intervals: no row and no residual, but counts of scores.
@@ -138,22 +175,21 @@ class Calibration:
         """Return the factor of the scale that covers with a chance of `coverage`, shape (n_outputs,).
 
         The rank of the quantile is that of n + 1 scores, one of which is the new row's. Where n scores are too few for
-        it, so that only an infinite interval would do, the call is refused.
+        it, only an infinite interval would do, and the factor is infinite.
         """
-        if not 0 < coverage < 1:
-            raise SettingsError(f"coverage is the share of rows to cover, a number between 0 and 1; got {coverage!r}")
+        require_coverage(coverage)
         own, pooled = self.own.sum(axis=0), self.pooled.sum(axis=0)
         borrowed = np.where(pooled > 0, np.clip(ENOUGH - own, 0, pooled), 0.0)
         counts = self.own + self.pooled * (borrowed / np.maximum(pooled, 1.0))
         total = counts.sum(axis=0)
         ranks = np.ceil((total + 1) * coverage - 1e-9)
-        if (ranks > total).any():
-            raise DataError(
-                f"{int(total.min())} held-out rows are too few for a coverage of {coverage:g}: it needs at least "
-                f"{int(np.ceil(coverage / (1 - coverage)))}; ask for a lower coverage, or train with more rows"
-            )
         places = (np.cumsum(counts, axis=0) < ranks - 1e-9).sum(axis=0)
-        return np.asarray(self.levels * _EDGES[np.minimum(places, N_BINS - 1)])
+        found = self.levels * _EDGES[np.minimum(places, N_BINS - 1)]
+        return np.where(ranks > total, np.inf, found)
+
+    def reaches(self, coverage: float) -> bool:
+        """Return whether there are enough held-out rows for intervals of this coverage."""
+        return bool(np.isfinite(self.quantiles(coverage)).all())
 
     def radius(self, features: Array, coverage: float) -> Array:
         """Return half the width of the interval of each row, shape (n_rows, n_outputs), from the rows' features."""

@@ -15,10 +15,10 @@ from safetensors.numpy import save as bytes_of
 from safetensors.numpy import save_file
 
 from .disk import replacing
-from .errors import DataError, ModelFileError, SettingsError
+from .errors import DataError, ModelFileError, SettingsError, warn
 from .features import FeatureMap
 from .frames import Columns, is_frame
-from .intervals import Calibration
+from .intervals import Calibration, too_few_text
 from .metrics import rse
 from .privacy.mechanism import Spent
 from .rows.batches import AnyColumns, inputs_of
@@ -240,7 +240,8 @@ class SiteModel:
     def predict_interval(self, X: Any, coverage: float = 0.9) -> Array:
         """Return intervals that cover the response of the site's own rows with a chance of `coverage`.
 
-        Nothing is promised for rows that are unlike the site's own.
+        Nothing is promised for rows that are unlike the site's own. Where the site held out too few rows for the
+        coverage, the ends are infinite, and a warning says so.
 
         Parameters
         ----------
@@ -252,7 +253,10 @@ class SiteModel:
         ndarray of shape (n_rows, 2) or (n_rows, 2, n_outputs)
             The lower and the upper end.
         """
-        return self.interval_encoded(as_rows(X, self.header), coverage)
+        ends = self.interval_encoded(as_rows(X, self.header), coverage)
+        if self.calibration is not None and not self.calibration.reaches(coverage):
+            warn(too_few_text([self.header.site], coverage, "the ends of its intervals are infinite"))
+        return ends
 
     def interval_encoded(self, rows: Array, coverage: float = 0.9) -> Array:
         """Return `predict_interval` of rows whose columns are numbers already, shape (n_rows, header.n_columns).

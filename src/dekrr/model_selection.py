@@ -16,16 +16,18 @@ With scikit-learn's metadata routing, `sites` goes to the estimator, the splitte
 (3,)
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from sklearn.base import is_classifier
 from sklearn.utils.metadata_routing import MetadataRequest
 
-from .errors import DataError
+from .errors import DataError, SettingsError
 from .frames import is_frame
-from .frames.tables import array_of, require_columns
+from .frames.tables import array_of, column_names, require_columns, select
 from .labels import factorise, listed, places_of
+from .metrics import accuracy, rse
 
 __all__ = ["OWN", "UNION", "LeaveOneSiteOut", "Scorer", "SiteKFold"]
 
@@ -169,17 +171,45 @@ class LeaveOneSiteOut(_Splitter):
 
 
 class Scorer:
-    """A scorer for scikit-learn: minus the relative squared error, since larger scores count as better.
+    """A scorer for scikit-learn that knows of sites: larger is better.
+
+    By default it is minus the relative squared error of a regressor, and the accuracy of a classifier. It takes
+    `DeKRRRegressor` and `DeKRRClassifier`, also at the end of a pipeline, in a `TransformedTargetRegressor` and in a
+    search.
 
     Parameters
     ----------
     metric : {"own", "union"}
-        As in `DeKRRRegressor.rse`. A row of a site that was not in `fit` has no own model; "own" is then the mean of
-        all models, if the estimator has ``unknown_sites="mean"``.
+        "own" predicts each row by its own site's model. "union" has every site's model predict all rows, and takes the
+        mean over sites. A row of a site that was not in `fit` has no own model; "own" is then the mean of all models,
+        if the estimator has ``unknown_sites="mean"``.
+    loss : callable, optional
+        `loss(y, prediction)` is a number that is better where it is smaller, for instance scikit-learn's
+        `mean_absolute_error`. The score is minus the loss.
+    response : {"predict", "predict_proba"}, default="predict"
+        What `loss` is given: "predict_proba" for scikit-learn's `log_loss`, for instance.
+
+    Examples
+    --------
+    >>> from sklearn.metrics import mean_absolute_error
+    >>> from dekrr import DeKRRRegressor
+    >>> from dekrr.data import make_sites
+    >>> X, y, sites = make_sites(n_sites=4, random_state=0)
+    >>> regressor = DeKRRRegressor(n_features=10, sigma=0.3, alpha=1e-4, consensus=1.0, random_state=0)
+    >>> regressor = regressor.fit(X, y, sites=sites)
+    >>> own = Scorer("own", mean_absolute_error)
+    >>> own(regressor, X, y, sites=sites) == -mean_absolute_error(y, regressor.predict(X, sites=sites))
+    True
     """
 
-    def __init__(self, metric: str) -> None:
+    def __init__(self, metric: str, loss: Callable[..., float] | None = None, *, response: str = "predict") -> None:
+        if metric not in ("own", "union") or response not in ("predict", "predict_proba"):
+            raise SettingsError(
+                f'metric is "own" or "union" and response "predict" or "predict_proba"; got {metric!r}, {response!r}'
+            )
         self.metric = metric
+        self.loss = loss
+        self.response = response
 
     def get_metadata_routing(self) -> Any:
         """Return that the scorer takes `sites` (scikit-learn's metadata routing)."""
@@ -188,11 +218,40 @@ class Scorer:
         return request
 
     def __call__(self, estimator: Any, X: Any, y: Any, sites: Any = None) -> float:
-        """Return minus the relative squared error of an estimator's predictions."""
-        return -float(estimator.rse(X, y, sites=sites, metric=self.metric))
+        """Return the score of an estimator's predictions."""
+        if self.loss is None and hasattr(estimator, "rse"):
+            return -float(estimator.rse(X, y, sites=sites, metric=self.metric))
+        respond = getattr(estimator, self.response)
+        if self.metric == "own":
+            return self._score(estimator, y, respond(X) if sites is None else respond(X, sites=sites))
+        if isinstance(sites, str) and is_frame(X):
+            X = select(X, [name for name in column_names(X) if name != sites])
+        scores = [self._score(estimator, y, respond(X, sites=[site] * len(y))) for site in _sites_of(estimator)]
+        return float(np.mean(scores))
+
+    def _score(self, estimator: Any, y: Any, found: Any) -> float:
+        if self.loss is not None:
+            return -float(self.loss(y, found))
+        return accuracy(y, found) if is_classifier(estimator) else -rse(y, found)
 
     def __repr__(self) -> str:
-        return f"Scorer({self.metric!r})"
+        loss = "" if self.loss is None else f", {getattr(self.loss, '__name__', self.loss)}"
+        return f"Scorer({self.metric!r}{loss})"
+
+
+def _sites_of(estimator: Any) -> list[Any]:
+    """Return the sites that a fitted estimator knows; it may be in a pipeline, a search or another estimator."""
+    if hasattr(estimator, "sites_"):
+        return list(estimator.sites_)
+    if hasattr(estimator, "steps"):
+        return _sites_of(estimator.steps[-1][1])
+    for inner in ("best_estimator_", "regressor_", "estimator_"):
+        if hasattr(estimator, inner):
+            return _sites_of(getattr(estimator, inner))
+    raise SettingsError(
+        f"a scorer by sites cannot find an estimator of dekrr in {type(estimator).__name__}: score DeKRRRegressor, "
+        "DeKRRClassifier, or a pipeline that ends in one"
+    )
 
 
 OWN, UNION = Scorer("own"), Scorer("union")

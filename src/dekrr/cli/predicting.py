@@ -12,7 +12,8 @@ from rich.table import Table
 
 from ..class_model import SiteClassifier
 from ..errors import DataError, SettingsError
-from ..estimators.intervals import intervals_of
+from ..estimators.intervals import intervals_of, too_few
+from ..intervals import too_few_text
 from ..labels import factorise, listed, names_of
 from ..model import SiteModel
 from ..model_file import load
@@ -60,6 +61,9 @@ def predict(
     first = next(iter(by_site.values()))
     if interval is not None:
         _require_intervals(by_site)
+        without = too_few(by_site, interval)  # type: ignore[arg-type]
+        if without:
+            typer.echo(f"note: {too_few_text(without, interval, 'the ends of these intervals are infinite')}", err=True)
     if site is None and len(by_site) > 1:
         note = f"each row is predicted by the mean of {len(by_site)} models; --site COLUMN uses each site's own model"
         typer.echo(f"note: {note}", err=True)

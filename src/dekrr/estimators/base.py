@@ -30,7 +30,7 @@ from ..rows.spread import is_spread, predicted
 from ..settings import EstimatorSettings, FeatureSettings, GuardSettings
 from ..types import Array, Block
 from . import arrays, frames, parameters, streams
-from .intervals import intervals_of
+from .intervals import intervals_of, tell_of_too_few
 from .network import seed_of
 from .parameters import estimator, setting
 from .ranks import Here, only_here
@@ -300,7 +300,8 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         The promise is about new rows from the same distribution as the site's own rows. For a row of no known site
         (`sites` is None, or ``unknown_sites="mean"``) the interval reaches from the lowest lower end of all sites'
-        intervals to the highest upper end: it holds for rows like those of any one site.
+        intervals to the highest upper end: it holds for rows like those of any one site. If a site held
+        out too few rows for the coverage, the ends are infinite, and one warning names all such sites.
 
         Parameters
         ----------
@@ -315,12 +316,13 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             The lower and the upper end.
         """
         check_is_fitted(self)
-        if is_frame(X) and isinstance(sites, str):
-            X, _, sites, _ = frames.named(X, None, sites, names_of(self._reading))
+        X, sites = frames.picked(X, sites, names_of(self._reading))
         X = self._checked(X)
         if sites is not None:
             _refuse_unknown(self, factorise(sites, len(X))[0])
-        return intervals_of(self.models_, X, sites, coverage)
+        ends = intervals_of(self.models_, X, sites, coverage)
+        tell_of_too_few(self.models_, sites, coverage)
+        return ends
 
     def fit_summary(self) -> FitSummary:
         """Return what came of the fit, as a table: print it, or have a notebook show it."""
@@ -369,9 +371,8 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return self._streamed_rse(X, y, sites, metric)
         if metric == "own":
             return rse(y, self.predict(X, sites), sample_weight)
-        if is_frame(X) and isinstance(sites, str):
-            X = frames.named(X, None, sites, names_of(self._reading)).X
-        X = self._checked(X)
+        check_is_fitted(self)
+        X = self._checked(frames.picked(X, sites, names_of(self._reading))[0])
         different = {id(model): rse(y, model.predict_encoded(X), sample_weight) for model in _different(self.models_)}
         return float(np.mean([different[id(model)] for model in self.models_.values()]))
 

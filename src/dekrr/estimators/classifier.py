@@ -1,6 +1,7 @@
 """Classification by least squares on class codes, with probabilities that are calibrated on held-out rows."""
 
 from dataclasses import field, fields
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -11,9 +12,10 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from ..class_model import SiteClassifier, margins, uncalibrated
 from ..classes import codes, scores
-from ..errors import DataError, SettingsError
+from ..errors import DataError, SettingsError, warn
 from ..frames import is_frame
-from ..labels import factorise, places_of
+from ..intervals import too_few_text
+from ..labels import factorise
 from ..protocols.calibration import keep_classes
 from ..types import Array
 from . import arrays, frames, streams
@@ -99,6 +101,13 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     >>> classifier.predict_proba(X, sites=sites).shape
     (240, 2)
     """
+
+    # scikit-learn's metadata routing passes sites on without a request
+    __metadata_request__fit = MappingProxyType({"sites": True, "columns": False})
+    __metadata_request__predict = MappingProxyType({"sites": True})
+    __metadata_request__predict_proba = MappingProxyType({"sites": True})
+    __metadata_request__decision_function = MappingProxyType({"sites": True})
+    __metadata_request__score = MappingProxyType({"sites": True, "metric": False, "loss": False})
 
     def fit(self, X: Any, y: Any = None, sites: Any = None, columns: Any = None, sample_weight: Any = None) -> Self:
         """Train a model for every site.
@@ -235,23 +244,33 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         probabilities = self._found(X, sites)[0]
         return np.asarray(self.classes_[np.argmax(probabilities, axis=1)])
 
-    def predict_set(self, X: Any, sites: Any, coverage: float = 0.9) -> np.ndarray:
+    def predict_set(self, X: Any, sites: Any = None, coverage: float = 0.9) -> np.ndarray:
         """Return which classes are in each row's prediction set, a mask of shape (n_rows, n_classes).
 
-        The set of a row that is drawn as its site's rows were has its class with a chance of at least `coverage`.
+        The set of a row that is drawn as its site's rows were has its class with a chance of at least `coverage`. Where
+        a site held out too few rows for the coverage, its sets have all classes, and one warning names all such sites.
+        Nothing is promised for a row of no known site (`sites` is None, or ``unknown_sites="mean"``): its set is the
+        largest by what any site learnt.
 
         Parameters
         ----------
-        X : array-like of shape (n_rows, n_columns)
-        sites : array-like of shape (n_rows,)
+        X : frame, or array-like of shape (n_rows, n_columns)
+        sites : array-like of shape (n_rows,), or str, optional
+            The site of every row, or the name of the column that has it.
         coverage : float, default=0.9
         """
+        X, _, sites, _ = self._named(X, None, sites, None)
         probabilities = self.predict_proba(X, sites)
-        labels, index = factorise(sites, len(probabilities))
-        inside = np.empty(probabilities.shape, dtype=bool)
-        for label, own in zip(labels, places_of(index, len(labels)), strict=True):
-            inside[own] = probabilities[own] >= self.models_[label].class_calibration.least_probability(coverage)
-        return inside
+        least = {label: model.class_calibration.least_probability(coverage) for label, model in self.models_.items()}
+        labels, index = (
+            ([None], np.zeros(len(probabilities), dtype=int)) if sites is None else factorise(sites, len(probabilities))
+        )
+        limits = np.array([least.get(label, min(least.values())) for label in labels])
+        everyone = not set(labels) <= set(least)
+        without = [label for label, limit in least.items() if not limit and (everyone or label in labels)]
+        if without:
+            warn(too_few_text(without, coverage, "these prediction sets have all classes"))
+        return np.asarray(probabilities >= limits[index][:, None])
 
     def score(
         self, X: Any, y: Any, sites: Any = None, metric: str = "own", loss: str = "accuracy", sample_weight: Any = None
@@ -261,23 +280,38 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : frame, or array-like of shape (n_rows, n_columns)
-        y : array-like of shape (n_rows,)
+        y : array-like of shape (n_rows,), or str
+            The class of every row, or the name of the column that has it.
         sites : array-like of shape (n_rows,), or str, optional
+            The site of every row, or the name of the column that has it.
         metric : {"own", "union"}, default="own"
             "own" predicts each row by its own site's model. "union" has every site's model predict all rows and takes
             the mean over sites.
         loss : {"accuracy", "log_loss"}, default="accuracy"
-        sample_weight : array-like of shape (n_rows,), optional
+        sample_weight : array-like of shape (n_rows,), or str, optional
         """
         if metric not in ("own", "union") or loss not in ("accuracy", "log_loss"):
             raise SettingsError(
                 f'metric is "own" or "union" and loss "accuracy" or "log_loss"; got {metric!r}, {loss!r}'
             )
         check_is_fitted(self)
+        X, y, sites, sample_weight = self._named(X, y, sites, sample_weight)
         if metric == "own":
             return self._measured(y, self._found(X, sites)[1], loss, sample_weight)
         found = [model.predict_proba(X) for model in self.models_.values()]
         return float(np.mean([self._measured(y, each, loss, sample_weight) for each in found]))
+
+    def _named(self, X: Any, y: Any, sites: Any, weight: Any) -> frames.Named:
+        """Return rows, and as arrays what was given by the names of a frame's columns."""
+        check_is_fitted(self)
+        if is_frame(X) and any(isinstance(given, str) for given in (y, sites, weight)):
+            known = [str(name) for name in self.feature_names_in_] if hasattr(self, "feature_names_in_") else None
+            return frames.named(X, y, sites, known, weight)
+        if isinstance(y, str):
+            raise DataError(
+                f"y={y!r} is the name of a column, but the rows are not a frame: give the class of every row"
+            )
+        return frames.Named(X, y, sites, weight)
 
     def _measured(self, y: Any, probabilities: Array, loss: str, weight: Any) -> float:
         if loss == "log_loss":

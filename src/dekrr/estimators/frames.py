@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import topology as topologies
 from ..errors import DataError, SettingsError
-from ..frames import Columns, Facts, RawTable, is_plain, read_raw
+from ..frames import Columns, Facts, RawTable, is_frame, is_plain, read_raw
 from ..frames.kinds_of_columns import is_missing
 from ..frames.tables import array_of, column_names, require_columns, select
 from ..labels import factorise, places_of
@@ -75,6 +75,20 @@ def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None, weight: Any
     require_columns(X, columns)
     unchanged = list(columns) == column_names(X)
     return Named(X if unchanged else select(X, columns), y, sites, weight)
+
+
+def picked(X: Any, sites: Any, known: Sequence[str] | None) -> tuple[Any, Any]:
+    """Return the columns of a frame that models know, and the sites of its rows; the frame may have further columns.
+
+    Parameters
+    ----------
+    X : frame, or anything else, which is returned as it is
+    sites : array-like, name of a column, or None
+    known : sequence of str or None
+    """
+    if is_frame(X) and (isinstance(sites, str) or known is not None):
+        X, _, sites, _ = named(X, None, sites, known)
+    return X, sites
 
 
 def _labels(X: Any, name: str) -> np.ndarray:

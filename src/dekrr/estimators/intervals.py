@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import SettingsError
+from ..errors import SettingsError, warn
+from ..intervals import too_few_text
 from ..labels import factorise, places_of
 from ..types import Array
 
@@ -39,6 +40,28 @@ def intervals_of(models: Mapping[Hashable, Any], X: Array, sites: Any, coverage:
         ends = np.empty((len(X), *part.shape[1:])) if ends is None else ends
         ends[own] = part
     return np.empty((0, 2)) if ends is None else ends
+
+
+def tell_of_too_few(models: Mapping[Hashable, Any], sites: Any, coverage: float) -> None:
+    """Warn once about all sites of rows that held out too few rows for a coverage.
+
+    Parameters
+    ----------
+    models, sites, coverage
+        As in `intervals_of`.
+    """
+    without = too_few(models, coverage)
+    if sites is not None:
+        asked = set(factorise(sites, len(sites))[0])
+        without = [label for label in without if label in asked or not asked <= set(models)]
+    if without:
+        warn(too_few_text(without, coverage, "the ends of these intervals are infinite"))
+
+
+def too_few(models: Mapping[Hashable, Any], coverage: float) -> list[Hashable]:
+    """Return the sites that held out too few rows for a coverage."""
+    known = {label: model.calibration for label, model in models.items()}
+    return [label for label, found in known.items() if found is not None and not found.reaches(coverage)]
 
 
 def _hull(models: Sequence[Any], X: Array, coverage: float) -> Array:

@@ -16,6 +16,7 @@ from anyio import CapacityLimiter, to_thread
 
 from ..class_model import SiteClassifier
 from ..errors import DataError, SettingsError
+from ..model import as_rows
 from ..types import Array
 from .bodies import Answer, Refusal, Rows, media_type_of, n_rows_of, written
 from .current import CurrentModel, Version
@@ -172,7 +173,8 @@ def _values(version: Version, rows: Rows) -> Array:
 def _interval(version: Version, rows: Any, coverage: float) -> Any:
     if not has_intervals(version):
         raise Refusal(422, "this model has no intervals; ask without coverage")
-    return version.model.predict_interval(rows, coverage=coverage)
+    model = version.model
+    return model.interval_encoded(as_rows(rows, model.header), coverage)
 
 
 def problem(refusal: Refusal) -> tuple[bytes, dict[str, str]]:
