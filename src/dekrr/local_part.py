@@ -5,7 +5,8 @@ and the site's name. A ridge regression of the residuals gives their coefficient
 ridge and the weight of the part, both from the sums of each fold. Where the folds find nothing, there is no local part.
 
 A site with many rows has more features than sums of their products are affordable for. Conjugate gradients then solve
-the regression from the features themselves, in single precision, and one fold of the rows finds the weight.
+the regression from the features themselves, in single precision, and one fold of the rows finds the weight. Such a site
+learns column scales of its own for these features (`local_scales`).
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import numpy as np
 
 from .features import FeatureMap
 from .kernels import Laplacian
+from .local_scales import learn_kernel
 from .ridge import fold_errors, solve
 from .statistics import OwnSums, weighted_features, weighted_responses
 from .types import Array, Block
@@ -25,8 +27,9 @@ _ROWS_PER_FEATURE = 3
 _MOST_SUMMED = 1500  # features whose products are summed
 _MOST_FEATURES = 5000
 _NARROWER = 0.5  # of the bandwidths, where features are more than that
-_STEPS = 30  # of conjugate gradients
+_STEPS = 50  # of conjugate gradients
 _RIDGE = 1.0
+_LEAST_RIDGE = 0.1  # where the noise was learnt, as features do not have the kernel exactly
 _FEWEST_ROWS = 20
 _LEAST_GAIN = 0.002  # of the squared residual, below which the part is left out
 
@@ -58,7 +61,31 @@ def draw_local(n_features: int, sigma: float, scales: Sequence[float], rng: np.r
     return FeatureMap.unweighted(frequencies, rng.uniform(0, 2 * np.pi, n_features))
 
 
-def fit_local(block: Block, feature_map: FeatureMap, rng: np.random.Generator, share: float = 1.0) -> Array | None:
+def draw_for(
+    block: Block, n_features: int, sigma: float, scales: Sequence[float], rng: np.random.Generator
+) -> tuple[FeatureMap, float]:
+    """Return features for a site's rows, and a ridge: in scales of its own where rows are many and these are better.
+
+    Parameters
+    ----------
+    block : Block
+        The site's rows, with the residuals of the other parts as responses.
+    n_features, sigma, scales, rng
+        As `draw_local` has them.
+    """
+    if n_features > _MOST_SUMMED:
+        agreed = np.asarray(scales) / (_NARROWER * sigma * np.sqrt(len(scales)))
+        own = learn_kernel(block.X, block.y, agreed, rng)
+        if own is not None:
+            frequencies = Laplacian(1.0).draw_frequencies(len(scales), n_features, rng) * own.scales[:, None]
+            phases = rng.uniform(0, 2 * np.pi, n_features)
+            return FeatureMap.unweighted(frequencies, phases), max(own.noise, _LEAST_RIDGE)
+    return draw_local(n_features, sigma, scales, rng), _RIDGE
+
+
+def fit_local(
+    block: Block, feature_map: FeatureMap, rng: np.random.Generator, share: float = 1.0, ridge: float = _RIDGE
+) -> Array | None:
     """Return the coefficients of the local part, shape (n_features, ...) as `block.y` has it; None if it does not help.
 
     Parameters
@@ -70,14 +97,18 @@ def fit_local(block: Block, feature_map: FeatureMap, rng: np.random.Generator, s
         Of the folds.
     share : float, default=1.0
         The weight that the folds find is multiplied by it: a correction for the site's own rows is none for others'.
+    ridge : float, default=1.0
+        Where features are too many for folds to choose one.
     """
     if share <= 0 or block.n_rows < max(_FEWEST_ROWS, 2 * _FOLDS):
         return None
     if block.weight is not None:  # a common factor of all weights changes nothing
         block = block._replace(weight=block.weight / max(float(block.weight.mean()), np.finfo(float).tiny))
     fold_of = rng.permutation(block.n_rows) % _FOLDS
-    fit = _by_sums if feature_map.n_features <= _MOST_SUMMED else _by_steps
-    found = fit(block, feature_map, fold_of)
+    if feature_map.n_features <= _MOST_SUMMED:
+        found = _by_sums(block, feature_map, fold_of)
+    else:
+        found = _by_steps(block, feature_map, fold_of, ridge)
     return None if found is None else np.asarray(share * found)
 
 
@@ -94,19 +125,19 @@ def _by_sums(block: Block, feature_map: FeatureMap, fold_of: np.ndarray) -> Arra
     return np.asarray(weights[best] * solve(gram, moment, _RIDGES[best]))
 
 
-def _by_steps(block: Block, feature_map: FeatureMap, fold_of: np.ndarray) -> Array | None:
+def _by_steps(block: Block, feature_map: FeatureMap, fold_of: np.ndarray, ridge: float) -> Array | None:
     """Return the weighted coefficients after some steps of conjugate gradients; one fold is held out for the weight."""
     order = np.argsort(fold_of, kind="stable")  # the held-out rows first, so that the others are a view
     block, n_held = block.take(order), int(np.sum(fold_of == 0))
     room: np.ndarray = np.empty((block.n_rows, feature_map.n_features), dtype=np.float32)
     features = weighted_features(feature_map, block, out=room)
     y: np.ndarray = np.asarray(weighted_responses(block), dtype=np.float32)
-    held = features[:n_held] @ descend(features[n_held:], y[n_held:], _RIDGE, _STEPS)
+    held = features[:n_held] @ descend(features[n_held:], y[n_held:], ridge, _STEPS)
     product, square = float(np.vdot(held, y[:n_held])), float(np.vdot(held, held))
     weight, gain = _weights_and_gains(np.array(product), np.array(square))
     if not gain > _LEAST_GAIN * float(np.vdot(y[:n_held], y[:n_held])):
         return None
-    return np.asarray(weight * descend(features, y, _RIDGE, _STEPS), dtype=np.float64)
+    return np.asarray(weight * descend(features, y, ridge, _STEPS), dtype=np.float64)
 
 
 def _weights_and_gains(products: Array, squares: Array) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import msgspec
 
-from ..local_part import draw_local, fit_local, local_size
+from ..local_part import draw_for, fit_local, local_size
 from ..scaling import AnyScaling
 from ..selection import Chooser, Greedy, Mixed
 from ..settings import DeKRRSettings
@@ -132,8 +132,8 @@ def local_part(
     block = block._replace(y=block.y - outcome.agreed_prediction(block.X, prediction))
     scales = sets[-1] if sets else (1.0,) * rows.n_columns
     sigma = outcome.sigma or bandwidth_of(spreads)
-    feature_map = draw_local(n_features, sigma, scales, site.rng("local part"))
-    coefficients = fit_local(block, feature_map, site.rng("local folds"), share)
+    feature_map, ridge = draw_for(block, n_features, sigma, scales, site.rng("local part"))
+    coefficients = fit_local(block, feature_map, site.rng("local folds"), share, ridge)
     return Part(feature_map, coefficients) if coefficients is not None else None
 
 
