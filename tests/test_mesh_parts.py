@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from contextlib import nullcontext
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from dekrr.deploy.files import read_site
 from dekrr.deploy.node import MODEL
 from dekrr.errors import DataError, SettingsError
 from dekrr.estimators.network import seed_of
+from dekrr.privacy.admission import kept
 from meshes import Mesh, free_ports, wait_until
 
 COLUMNS = ["u", "v", "w"]
@@ -214,6 +216,51 @@ def test_a_prototype_tells_that_the_second_training_would_be_refused():
     X, y, sites = make_sites(n_sites=3, rows_per_site=120, random_state=0)
     settings = {"n_features": 12, "random_state": 0, "deployment": True}
     assert DeKRRRegressor(**settings).fit(X, y, sites=sites).deployment_
-    words = "refuse 3 of 3 sites.*in the second training, for intervals or classes, where sums of its 12 features"
+    words = "refuse 3 of 3 sites.*second training, for intervals or classes, leaves.*sums of its 12 features"
     with pytest.raises(DataError, match=words):
         DeKRRRegressor(**settings, intervals=True).fit(X, y, sites=sites)
+
+
+def test_too_few_rows_for_a_second_training_are_refused_before_anything_is_sent(tmp_path, monkeypatch):
+    mesh = mesh_of(tmp_path, n_sites=3, settings={"intervals": True})
+    before = (mesh.home("s01") / "site.toml").read_text()
+    monkeypatch.setattr("dekrr.networks.mesh.MeshNetwork.run", lambda *_: pytest.fail("the node speaks to others"))
+    with pytest.raises(DataError) as refusal:
+        mesh.node("s01").run()
+    n_rows, text = len(mesh.rows["s01"][1]), str(refusal.value)
+    n_alone = n_rows - int(kept(next(mesh.home("s01").glob("admission-*")), None, 3)(mesh.rows["s01"][0]).sum())
+    n_out = -(-n_rows // 5)
+    n_left = n_rows - n_out - n_alone
+    alone = f", and {n_alone} stand alone" if n_alone else ""
+    for words in (
+        f"site 's01' has {n_rows} rows. The second training, for intervals or classes, leaves {n_out} of",
+        f"{n_out} of them out{alone}.",
+        f"The other {n_left} are too few for sums of its 12 features and the 12 of a neighbour, which need 144",
+        "6 rows per feature, 4 times rows_per_feature=1.5",
+        f"n_features={n_left // 12} would do",
+    ):
+        assert words in text
+    fits = n_left // 12
+    for n_features, refused in ((fits, False), (fits + 1, True)):  # what it advises is the most that is not refused
+        (mesh.home("s01") / "site.toml").write_text(before.replace("n_features = 12", f"n_features = {n_features}"))
+        with pytest.raises(DataError, match="The second") if refused else nullcontext():
+            mesh.node("s01").close()
+
+
+def test_a_prototype_withholds_the_rows_that_a_node_withholds(tmp_path):
+    """Also where columns are not in the order of their names: the rule depends on the order."""
+    rng = np.random.default_rng(3)
+    X = rng.standard_t(2, size=(360, 3)) * (1, 1, 5)
+    y, sites = X[:, 0] + np.sin(X[:, 2]), np.repeat(["s00", "s01", "s02"], 120)
+    frame = pd.DataFrame(X, columns=["z", "m", "a"])
+    mesh = Mesh(tmp_path, 3, settings={**SIZES, "n_features": 8}, defaults=True, data={"columns": ["z", "m", "a"]})
+    fitted = DeKRRRegressor(n_features=8, random_state=0, deployment=True).fit(frame, y, sites=sites)
+    n_withheld = {}
+    for name in mesh.names:
+        own = sites == name
+        frame[own].assign(y=y[own]).to_parquet(mesh.folder / f"{name}.parquet")
+        node = mesh.node(name)
+        node.close()
+        n_withheld[name] = 120 - sum(len(block.y) for block in node._own._admitted_in_order())
+    assert {name: verdict.n_withheld for name, verdict in fitted.deployment_.items()} == n_withheld
+    assert min(n_withheld.values()) > 0

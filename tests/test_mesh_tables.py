@@ -57,11 +57,10 @@ def estimated(mesh, **changes):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_nodes_train_on_raw_tables_what_the_estimator_trains(tmp_path, suffix, monkeypatch):
+def test_nodes_train_on_raw_tables_what_the_estimator_trains(tmp_path, suffix):
     mesh = mesh_of(tmp_path, suffix=suffix)
     _, errors = mesh.run_in_threads()
     assert set(errors.values()) == {None}, errors
-    monkeypatch.setattr("dekrr.protocols.site.Site.withholding", lambda site, max_leverage: site)
     reference = estimated(mesh)
     new = raw_table(99).drop(columns="y")
     new.loc[:4, "wind"] = "W"  # not seen in training

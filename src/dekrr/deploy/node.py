@@ -118,6 +118,8 @@ class Node:
         self.is_over = there and not fresh and _has_ended(config, folder / CHECKPOINT)
         if there and not force and not self.is_over:
             raise DataError(f"{folder / MODEL} is already there; --force replaces it")
+        if not self.is_over:
+            self._own.refuse_beforehand(Site(config.site, tuple(sorted(config.neighbors)), self._own.rows))
         self._ledger = Ledger()
         self._nonce = folder / f"{config.run}.nonce"  # neighbours cannot compare the rows of two runs
         if fresh:

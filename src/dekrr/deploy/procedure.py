@@ -83,6 +83,13 @@ def procedure_of(
     )
 
 
+def refuse_beforehand(config: SiteFile, site: Site) -> None:
+    """Refuse a run that the site would refuse later on, before it speaks to anybody."""
+    settings = config.method_settings()
+    if config.method == "dekrr" and _second(config, settings) is not None:
+        training.check_second(site, config.chooser(), settings)
+
+
 def _second(config: SiteFile, settings: DeKRRSettings) -> training.SecondTraining | None:
     """Return the second training that classes or intervals take."""
     if config.data.classes:

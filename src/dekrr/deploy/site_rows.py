@@ -32,6 +32,7 @@ from ..rows.sources import Source, open_source
 from ..rows.spread import SpreadRows, SpreadSource, spread_files
 from ..settings import DeKRRSettings
 from ..types import Array, Block
+from .procedure import refuse_beforehand
 from .tables import SiteFile
 
 _ROWS_AT_A_TIME = 1 << 14
@@ -219,6 +220,16 @@ class SiteRows:
     def facts(self) -> Facts | None:
         """What the site knows of its raw columns; None where columns are numbers."""
         return self._facts
+
+    def refuse_beforehand(self, site: Site) -> None:
+        """Refuse a run for which the site has too few rows, before it speaks to anybody.
+
+        Which raw rows stand alone is known only when sites have agreed on columns, and is checked then.
+        """
+        config = self._config
+        if self._facts is not None:
+            config = msgspec.structs.replace(config, settings={**config.settings, "max_leverage": 1.0})
+        refuse_beforehand(config, replace(site, rows=self.rows, admission=self._admission))
 
     def judge(self, *, repeats: bool) -> Callable[[], None]:
         """Refuse a run that would tell rows, or spend too much, together with earlier ones; return what notes it.

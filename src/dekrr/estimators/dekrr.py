@@ -33,7 +33,7 @@ from ..types import Array
 from . import parameters
 from .base import unchanged_by_failure
 from .choosing import Choosing
-from .deployment import Verdict, deployed, judge, refusal
+from .deployment import Verdict, deployed, judge, refusal, ruled, with_rules
 from .features import NetworkRegressor
 from .network import Run, are_weighted, sites_of
 from .parameters import estimator, setting, settings_of
@@ -226,7 +226,7 @@ class DeKRRRegressor(NetworkRegressor):
         graph = self._graph(rows, seed)
         if self.deployment:
             folds = self.folds if tuning is not None else 0
-            sites = sites_of(rows, graph, seed=seed)
+            sites = ruled(self, sites_of(rows, graph, seed=seed), settings)
             twice = self._finds_intervals(tuned=bool(tuned))
             self.deployment_: dict[Hashable, Verdict] = judge(
                 sites, choosing.choosers(list(rows)), settings, folds, trains_twice=twice
@@ -243,6 +243,8 @@ class DeKRRRegressor(NetworkRegressor):
             objective=self.objective,
             keep_sums=self.store_sums,
         )
+        if self.deployment:
+            training = with_rules(training, sites)
         try:
             run = self._train(rows, graph, seed, training, choosing, self.network, trainings)
         except DataError as error:

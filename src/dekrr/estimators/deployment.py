@@ -1,24 +1,28 @@
 """A prototype under a deployment's guards: which sites a deployment would refuse, and why, before it is set up."""
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from ..deploy.checks import DEPLOYED
 from ..deploy.tables import NAME
 from ..errors import DataError, SettingsError, warn
+from ..frames import Columns
 from ..labels import listed
+from ..privacy.admission import learn
 from ..privacy.rows_per_feature import lone_rows
-from ..protocols.calibration import PARTS
+from ..protocols.calibration import refusal_of_second
 from ..protocols.choosing import choose_alone
 from ..protocols.shared_part import bandwidth_of
 from ..protocols.site import Site
-from ..rows import ChainedRows
+from ..rows import ArrayRows, ChainedRows
 from ..selection import Chooser
 from ..settings import DeKRRSettings, entries
-from .procedures import scaling_of
+from .procedures import Training, scaling_of
 
 
 class Verdict(NamedTuple):
@@ -111,6 +115,42 @@ def judge(
     return verdicts
 
 
+def ruled(fitted: Any, sites: Mapping[Hashable, Site], settings: DeKRRSettings) -> dict[Hashable, Site]:
+    """Return sites with the rules that their nodes would make: which rows may be in sums that leave the site.
+
+    A node makes its rule once, for all trainings, with the columns in the order of their names.
+
+    Parameters
+    ----------
+    fitted : estimator
+        It knows the names of columns, and what raw columns became.
+    sites : mapping of label to Site
+    settings : DeKRRSettings
+    """
+    if settings.max_leverage >= 1 or settings.privacy is not None:
+        return dict(sites)
+    names: Sequence[str] = getattr(fitted, "feature_names_in_", ())
+    columns: Columns | None = getattr(fitted, "columns_", None)
+    made = {}
+    for label, site in sites.items():
+        rows = site.rows.sample
+        order = np.argsort(list(names)) if len(names) else np.arange(rows.n_columns)
+        if columns is not None:
+            ends = np.cumsum([len(column.names_out) for column in columns.columns])
+            places = np.split(np.arange(rows.n_columns), ends[:-1])
+            order = np.concatenate([places[i] for i in np.argsort(columns.names)])
+        ordered = ArrayRows(rows.X[:, order], rows.y, expansion=rows.expansion)
+        rule = replace(learn(ordered, settings.max_leverage), order=order)
+        made[label] = replace(site, admission=rule) if site.n_rows else site
+    return made
+
+
+def with_rules(training: Training, sites: Mapping[Hashable, Site]) -> Training:
+    """Return a training in which each site has the rule of its namesake among `sites`."""
+    rules = {site.name: site.admission for site in sites.values()}
+    return lambda site, chooser: training(replace(site, admission=rules[site.name]), chooser)
+
+
 def _standing_alone(
     sites: Mapping[Hashable, Site], choosers: Mapping[Hashable, Chooser], settings: DeKRRSettings
 ) -> dict[Hashable, str]:
@@ -161,8 +201,6 @@ def _verdict(
     n_least = kept.n_effective * (folds - 1) // folds if folds else kept.n_effective
     most = max((sizes[name] for name in site.neighbors), default=0)
     needed = math.ceil(settings.rows_per_feature * (sizes[site.name] + most)) if site.neighbors else 0
-    n_second = kept.n_effective * (PARTS - 1) // PARTS
-    second_needs = needed * (PARTS - 1) if trains_twice and n_second >= settings.min_rows else 0
     reason = ""
     if site.neighbors and kept.n_rows < settings.min_rows:
         reason = f"{rows}, fewer than min_rows={settings.min_rows}"
@@ -172,11 +210,6 @@ def _verdict(
             f"{rows}{fold} where sums of its {sizes[site.name]} features and a neighbour's {most} need {needed} "
             f"(rows_per_feature={settings.rows_per_feature:g})"
         )
-    elif (
-        settings.privacy is None and trains_twice and n_second < needed * (PARTS - 1) and n_second >= settings.min_rows
-    ):
-        reason = (
-            f"{rows}, {n_second} of them in the second training, for intervals or classes, where sums of its "
-            f"{sizes[site.name]} features and a neighbour's {most} need {second_needs}"
-        )
+    elif trains_twice:
+        reason = refusal_of_second(site, sizes[site.name], most, settings)
     return Verdict(site.n_rows, n_withheld, reason)

@@ -7,6 +7,7 @@ sites go over the spanning tree. A site with so few rows that it must not send s
 out, and has no intervals.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from ..classes import histogram as histogram_of_classes
 from ..classes import scores as scores_of_classes
 from ..intervals import N_BINS, Calibration, Scale, histogram, scores_of
 from ..rows import ArrayRows
+from ..settings import DeKRRSettings
 from ..types import Array
 from .leverages import left_by_shared
 from .masking import Agreement, Masks
@@ -100,6 +102,42 @@ class Second:
 
 Keep = Callable[[Second], Procedure[None]]
 """Puts into the first outcome what is to be kept of the second training."""
+
+
+def refusal_of_second(site: Site, n_own: int, n_other: int, settings: DeKRRSettings) -> str:
+    """Return why a site would refuse the sums of a second training, or an empty text; nothing is sent for it.
+
+    All rows that are withheld are taken off four fifths of the rows, so that it does not depend on which are held out.
+
+    Parameters
+    ----------
+    site : Site
+        With all its rows.
+    n_own, n_other : int
+        The features of the site and of a neighbour.
+    settings : DeKRRSettings
+        Of the first training.
+    """
+    if not site.neighbors or settings.privacy is not None or not settings.rows_per_feature:
+        return ""
+    rows = site.rows.sample
+    admitted = replace(site, rows=rows).withholding(settings.max_leverage).rows
+    n_rows, n_alone = rows.n_rows, rows.n_rows - admitted.n_rows
+    n_held_out = -(-n_rows // PARTS)
+    n_left = math.floor(admitted.n_effective * (1 - n_held_out / max(admitted.n_rows, 1)))
+    times = settings.rows_per_feature * (PARTS - 1)
+    needed = math.ceil(times * (n_own + n_other))
+    if n_held_out < _FEWEST or n_left < settings.min_rows or n_left >= needed:
+        return ""
+    alone = f", and {n_alone} stand alone" if n_alone else ""
+    weights = ", by their weights," if rows.weighted else ""
+    return (
+        f"has {n_rows} rows. The second training, for intervals or classes, leaves {n_held_out} of them out{alone}. "
+        f"The other {n_left} are{weights} too few for sums of its {n_own} features and the {n_other} of a neighbour, "
+        f"which need {needed}: {times:g} rows per feature, {PARTS - 1} times rows_per_feature="
+        f"{settings.rows_per_feature:g}, because the sums of both trainings differ by the rows that are left out. "
+        f"n_features={int(n_left / (2 * times))} would do"
+    )
 
 
 def calibrate(

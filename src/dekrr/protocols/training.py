@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from ..errors import DataError
 from ..selection import Chooser
 from ..settings import DeKRRSettings
 from ..types import Array
 from . import parts
-from .calibration import PARTS, Keep, calibrate
+from .calibration import PARTS, Keep, calibrate, refusal_of_second
 from .outcome import Outcome
 from .site import Procedure, Site
 from .tuning import Tuning
@@ -58,6 +59,8 @@ def train(
     keep_sums : bool, default=True
         Keep the sums in the outcome, so that training can go on from them.
     """
+    if second is not None:
+        check_second(site, chooser, settings)
     outcome = yield from parts.train(
         site, chooser, settings, tuning, prediction=prediction, objective=objective, keep_sums=keep_sums
     )
@@ -68,7 +71,15 @@ def train(
         fixed = msgspec.structs.replace(fixed, shared=None)  # `calibrate` takes it off the responses
 
     def again(other: Site) -> Procedure[Outcome]:
-        return parts.train(other, found, fixed, prediction=prediction, objective=objective, keep_sums=False)
+        try:
+            return (
+                yield from parts.train(other, found, fixed, prediction=prediction, objective=objective, keep_sums=False)
+            )
+        except DataError as error:
+            raise DataError(
+                f"in the second training, for intervals or classes, which leaves a fifth of the rows out and needs "
+                f"{PARTS - 1} times as many rows per feature: {error}"
+            ) from error
 
     def predict(outcome: Outcome, X: Array) -> Array:
         return outcome.whole_prediction(X, prediction)
@@ -86,6 +97,21 @@ def train(
         lone_neighbor=settings.lone_neighbor,
     )
     return _without_gram(outcome)
+
+
+def check_second(site: Site, chooser: Chooser, settings: DeKRRSettings) -> None:
+    """Refuse a run whose second training the site would refuse, before anything is sent; see `refusal_of_second`.
+
+    Where sites have different numbers of features, a neighbour's number is not known yet and does not count.
+    """
+    if settings.allocation != "equal":
+        return
+    n_features = int(chooser.n_features)
+    n_own = chooser.most_features(n_features, site.n_rows)
+    n_other = min(n_features, settings.max_features)  # 0 where it is not the same at all sites
+    reason = refusal_of_second(site, n_own, n_other, settings)
+    if reason:
+        raise DataError(f"site {site.name!r} {reason}; or join the site to another, or do without intervals")
 
 
 def _without_gram(outcome: Outcome) -> Outcome:
