@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from dekrr import DeKRRClassifier, DeKRRRegressor
 from dekrr.cli.app import app
+from dekrr.data import make_sites
 from dekrr.errors import ModelFileError
 from dekrr.features import FeatureMap
 from dekrr.model import Header, Member, SiteModel
@@ -93,6 +95,30 @@ def test_the_command(tmp_path):
     assert ".onnx" in str(runner.invoke(app, [*arguments[:2], str(tmp_path / "m.pmml")]).exception)
     meta = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"]).get_modelmeta()
     assert msgspec.json.decode(meta.custom_metadata_map["columns"]) == ["c0", "c1", "c2"]
+
+
+def test_a_model_with_names_is_exported(tmp_path):
+    X, y, sites = make_sites(n_sites=3, random_state=0)
+    table = pd.DataFrame(X, columns=["a", "b", "c"]).assign(pm25=y, station=sites)
+    settings = {"n_features": 10, "sigma": 0.4, "alpha": 1e-4, "consensus": 1.0, "intervals": True, "random_state": 0}
+    regressor = DeKRRRegressor(**settings).fit(table, "pm25", sites="station")
+    model = next(iter(regressor.models_.values()))
+    assert model.header.targets == ["pm25"]
+    model.save(tmp_path / "m.safetensors")
+    said = CliRunner().invoke(app, ["export", str(tmp_path / "m.safetensors"), str(tmp_path / "m.onnx")])
+    assert said.exit_code == 0, said.exception
+    np.testing.assert_allclose(run(tmp_path / "m.onnx", X), model.predict(table), rtol=1e-6)
+    meta = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"]).get_modelmeta()
+    assert msgspec.json.decode(meta.custom_metadata_map["targets"]) == ["pm25"]
+    two = DeKRRRegressor(**settings).fit(table.assign(no2=y**2), ["pm25", "no2"], sites="station").models_[sites[0]]
+    np.testing.assert_allclose(run(onnx_graph(two).SerializeToString(), X), two.predict(table), rtol=1e-6, atol=1e-9)
+    classes = DeKRRClassifier(**{name: value for name, value in settings.items() if name != "intervals"})
+    classes.fit(table.assign(pm25=y > 0), "pm25", sites="station")
+    with pytest.raises(ModelFileError, match="probabilities of classes, classes, which cannot be exported"):
+        onnx_graph(classes.models_[sites[0]])
+    raw = DeKRRRegressor(**settings).fit(table.assign(wind=np.where(y > 0, "N", "S")), "pm25", sites="station")
+    with pytest.raises(ModelFileError, match="the model has columns of words, dates or missing values"):
+        onnx_graph(raw.models_[sites[0]])
 
 
 def test_what_the_graph_does_not_have_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import datetime
 import pickle
+import warnings
 
 import networkx as nx
 import numpy as np
@@ -15,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dekrr
-from dekrr import CentralizedKRR, DataError, DeKRRRegressor, DifferentialPrivacy, LocalRegressor
+from dekrr import CentralizedKRR, DataError, DeKRRClassifier, DeKRRRegressor, DifferentialPrivacy, LocalRegressor
 from dekrr.errors import SettingsError
 from dekrr.frames import Column, Columns, Facts, is_frame, read_raw
 from dekrr.frames.dates import places, years
@@ -392,7 +393,7 @@ def test_column_transformers_keep_working():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"x": [[1]] * 600}, "column 'x' row 0 is of type list; make numbers or words of it, or drop the column"),
+        ({"x": [[1]] * 600}, "column 'x' row 0 is of type list; turn it into a number or a word, or drop the column"),
         ({"x": [f"id {j}" for j in range(600)]}, "column 'x' has words, none of them in at least min_rows=10 rows"),
         ({"x": [1, "n/a"] * 300}, "column 'x' has words and numbers: row 1 is 'n/a'"),
         ({"x": [*map(str, range(599)), "n/k"]}, "column 'x' has numbers, but row 599 is 'n/k': leave such cells empty"),
@@ -405,6 +406,56 @@ def test_column_transformers_keep_working():
 def test_columns_that_cannot_be_used(change, reason):
     with pytest.raises(DataError, match=reason):
         regressor().fit(FRAME.assign(**change), "pm", sites="station")
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["%d.%m.%Y %H:%M", "%m/%d/%Y", "%m/%d/%y %I:%M %p", "%Y/%m/%d", "%d-%m-%Y", "%d %b %Y", "%B %d, %Y", "%d.%m.%Y"],
+)
+def test_dates_of_other_forms_are_refused_with_the_form_that_is_read(form):
+    written = FRAME.assign(when=FRAME["when"].dt.strftime(form))
+    reason = (
+        rf"column 'when' looks like dates, but row 0 is '{written.when[0]}': write dates as 2023-10-31.*to_datetime"
+    )
+    with pytest.raises(DataError, match=reason):
+        regressor().fit(written, "pm", sites="station")
+
+
+@pytest.mark.parametrize("words", [["1.2.3", "1.2.4"], ["10/12", "3/4"], ["A-1-2023", "B"], ["31.10.2023", "no date"]])
+def test_words_that_are_no_dates_stay_words(words):
+    assert raw_of(np.array(words * 3)).kind == "category"
+
+
+LEAKS = [
+    (lambda X: (X.drop(columns="station"), X.pm, X.station), "column 'pm' equals the response, and is predicted from"),
+    (lambda X: (X.drop(columns="pm"), X.pm, X.station), "column 'station' has the site of every row.*sites='station'"),
+    (lambda X: (X.assign(copy=X.pm), "pm", "station"), "column 'copy' equals the response"),
+    (lambda X: (X.assign(row=np.arange(len(X)) + 7), "pm", "station"), "column 'row' looks like a number of each row"),
+    (lambda X: (X.sample(frac=1, random_state=0).reset_index(names="id"), "pm", "station"), "column 'id' looks like"),
+]
+
+
+@pytest.mark.parametrize(("given", "reason"), LEAKS)
+@pytest.mark.parametrize("convert", [lambda frame: frame, pl.from_pandas])
+def test_columns_left_in_by_mistake_are_told(given, reason, convert):
+    X, y, sites = given(FRAME)
+    with pytest.warns(UserWarning, match=reason):
+        regressor(max_rounds=3, tol=1.0).fit(convert(X), y, sites=sites)
+
+
+def test_classes_left_in_by_mistake_are_told():
+    kinds = np.where(FRAME["pm"] > 1, "bad", "good")
+    with pytest.warns(UserWarning, match="column 'quality' equals the response"):
+        DeKRRClassifier(**SMALL).fit(FRAME.assign(quality=kinds), kinds, sites="station")
+
+
+def test_innocent_columns_are_not_told_of():
+    codes = np.random.default_rng(0).permutation(len(FRAME))  # different whole numbers, but not called a number of rows
+    table = FRAME.assign(visitors=codes, twice=2 * FRAME["pm"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        regressor(max_rounds=200, tol=1e-2).fit(table, "pm", sites="station")
+        regressor(max_rounds=200, tol=1e-2).fit(table.drop(columns=["pm", "station"]), table["pm"], sites=table.station)
 
 
 def test_all_columns_that_cannot_be_used_are_named():

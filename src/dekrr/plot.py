@@ -129,7 +129,10 @@ def predicted(regressor: Any, X: Any, y: Any, sites: Any, *, ax: Any = None) -> 
 
 
 def scales(regressor: Any, *, ax: Any = None) -> Any:
-    """Draw which columns matter: the scales that all sites agreed on.
+    """Draw the column scales that all sites agreed on: how fast the response changes along each column.
+
+    They are not importances. A column of words becomes several columns of 0 and 1, and the largest of their scales is
+    drawn. For importances, see `sklearn.inspection.permutation_importance`, which takes any site's model.
 
     Parameters
     ----------
@@ -147,7 +150,7 @@ def scales(regressor: Any, *, ax: Any = None) -> Any:
     axes = _axes(ax)
     order = np.argsort(values)
     axes.barh([str(names[j]) for j in order], np.asarray(values)[order])
-    axes.set(xlabel="scale", title="What matters")
+    axes.set(xlabel="scale", title="How fast the response changes along a column")
     return axes
 
 

@@ -16,12 +16,11 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 
-from ..errors import DataError, SettingsError, warn
+from ..errors import SettingsError, warn
 from ..frames import Columns, is_frame
-from ..kernel_model import KernelModel
 from ..labels import factorise, listed, places_of
 from ..metrics import relative, rse
-from ..model import Header, SiteModel
+from ..model import Header
 from ..networks.traffic import Traffic
 from ..rows import Rows
 from ..rows.batches import AnyColumns, NotNumbersError, count_of, counted, names_of
@@ -31,6 +30,8 @@ from ..settings import EstimatorSettings, FeatureSettings, GuardSettings
 from ..types import Array, Block
 from . import arrays, frames, parameters, streams
 from .intervals import intervals_of, tell_of_too_few
+from .leaks import tell_of_leaks
+from .many_models import different, mean_of, refuse_unknown
 from .network import seed_of
 from .parameters import estimator, setting
 from .ranks import Here, only_here
@@ -131,6 +132,8 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             given, (X, y, sites, sample_weight) = X, frames.named(X, y, sites, columns, sample_weight)
             if X is not given:  # columns have been picked by their names, which may be numbers
                 X = frames.with_words_as_names(X)
+            if first:
+                tell_of_leaks(X, y, sites)
             if hasattr(self, "columns_") or (first and frames.needs_encoding(X)):
                 sites = deal(len(X)) if sites is None else sites
                 return only_here(self._read_frame(X, y, sites, seed, sample_weight, first=first), here)
@@ -279,15 +282,15 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _predict(self, X: Array, sites: Any) -> Array:
         if sites is None:
-            if len(_different(self.models_)) > 1:
+            if len(different(self.models_)) > 1:
                 warn(
                     f"sites was left out, so each row is predicted by the mean of {len(self.models_)} sites' models; "
                     "give the site of every row, or use models_[site].predict(X)"
                 )
-            return _mean_of(_different(self.models_), X)
+            return mean_of(different(self.models_), X)
         labels, index = factorise(sites, len(X))
-        _refuse_unknown(self, labels)
-        everyone, prediction = partial(_mean_of, _different(self.models_)), None
+        refuse_unknown(self, labels)
+        everyone, prediction = partial(mean_of, different(self.models_)), None
         for label, own in zip(labels, places_of(index, len(labels)), strict=True):
             known = label in self.models_
             part = self.models_[label].predict_encoded(X[own]) if known else everyone(X[own])
@@ -319,7 +322,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X, sites = frames.picked(X, sites, names_of(self._reading))
         X = self._checked(X)
         if sites is not None:
-            _refuse_unknown(self, factorise(sites, len(X))[0])
+            refuse_unknown(self, factorise(sites, len(X))[0])
         ends = intervals_of(self.models_, X, sites, coverage)
         tell_of_too_few(self.models_, sites, coverage)
         return ends
@@ -373,8 +376,8 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return rse(y, self.predict(X, sites), sample_weight)
         check_is_fitted(self)
         X = self._checked(frames.picked(X, sites, names_of(self._reading))[0])
-        different = {id(model): rse(y, model.predict_encoded(X), sample_weight) for model in _different(self.models_)}
-        return float(np.mean([different[id(model)] for model in self.models_.values()]))
+        errors = {id(model): rse(y, model.predict_encoded(X), sample_weight) for model in different(self.models_)}
+        return float(np.mean([errors[id(model)] for model in self.models_.values()]))
 
     def _streamed_rse(self, X: Any, y: Any, sites: Any, metric: str) -> float:
         check_is_fitted(self)
@@ -385,7 +388,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             assert truth is not None
             responses.append(truth)
             if models:
-                known = {id(model): model.predict_encoded(rows) for model in _different(self.models_)}
+                known = {id(model): model.predict_encoded(rows) for model in different(self.models_)}
                 predictions = [known[id(model)] for model in models]
             else:
                 predictions = [self._predict(rows, labels)]
@@ -396,11 +399,6 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-def _mean_of(models: Sequence[SiteModel | KernelModel], X: Array) -> Array:
-    """Return the mean of models' predictions of rows whose columns are numbers."""
-    return np.asarray(np.mean([model.predict_encoded(X) for model in models], axis=0))
 
 
 def _set_columns(regressor: Any, columns: streams.Columns) -> None:
@@ -434,19 +432,3 @@ def unchanged_by_failure(regressor: Any) -> Iterator[None]:
 def _dealt(regressor: SiteRegressor, n_rows: int) -> np.ndarray:
     """Return a site for each of rows that come without."""
     return np.arange(n_rows) % min(regressor.n_sites, max(1, n_rows // regressor.min_rows))
-
-
-def _refuse_unknown(regressor: SiteRegressor, labels: Sequence[Hashable]) -> None:
-    unknown = [label for label in labels if label not in regressor.models_]
-    if unknown and regressor.unknown_sites == "error":
-        raise DataError(
-            f"unknown sites {unknown}: no rows of theirs were in fit; the sites are {listed(regressor.sites_)}. "
-            "In cross-validation, dekrr.model_selection.SiteKFold keeps every site in every fold. "
-            'unknown_sites="mean" predicts their rows by the mean of all models, and models_[site].predict(X) '
-            "applies any site's model to any rows"
-        )
-
-
-def _different(models: Mapping[Hashable, Any]) -> list[SiteModel | KernelModel]:
-    """Return the models, each once: some methods end with one model for all sites."""
-    return list({id(model): model for model in models.values()}.values())

@@ -21,6 +21,7 @@ from ..types import Array
 from . import arrays, frames, streams
 from .base import unchanged_by_failure
 from .dekrr import DeKRRRegressor
+from .leaks import tell_of_leaks
 from .network import Run
 from .parameters import estimator
 from .summary import FitSummary, summary_of
@@ -130,6 +131,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if is_frame(X):
             X, y, sites, sample_weight = frames.named(X, y, sites, columns, sample_weight)
             X = frames.with_words_as_names(X)
+            tell_of_leaks(X, y, None)
         elif streams.trains_from_sources(X, y):
             raise DataError("a classifier takes arrays and frames; load the rows of sources first")
         y = column_or_1d(y, warn=True)

@@ -90,8 +90,9 @@ class DeKRRRegressor(NetworkRegressor):
     history_ : dict of str to ndarray
         "round" and "objective", before the first round and after each.
     column_scales_ : ndarray of shape (n_columns,)
-        How much the response depends on each column, as all sites agreed; the largest is 1. All are 1 where none were
-        learnt or given.
+        How fast the response changes along each column, as all sites agreed; the largest is 1, and all are 1 where none
+        were learnt or given. Features are drawn in these scales. They are not importances: they may be squares, and of
+        a column of words it is the largest scale of any of its categories.
     traffic_ : Traffic
         Bytes and messages over every directed edge.
     deployment_ : dict of site to Verdict

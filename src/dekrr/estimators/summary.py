@@ -90,7 +90,8 @@ def summary_of(regressor: Any) -> FitSummary:
     scales = getattr(regressor, "column_scales_", None)
     if scales is not None and len(scales) == len(columns):
         order = np.argsort(scales)[::-1][:12]
-        facts["what matters"] = ", ".join(f"{columns[j]} {scales[j]:.2g}" for j in order)
+        shown = ", ".join(f"{columns[j]} {scales[j]:.2g}" for j in order)
+        facts["column scales"] = f"{shown} (how fast the response changes along a column; not its importance)"
     return FitSummary(facts, {site: _site(regressor, site) for site in regressor.sites_})
 
 

@@ -21,6 +21,11 @@ WORDS: dict[str, str] = {
     "empty": "no value",
 }
 _ISO = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?")
+_OTHER_DATES = re.compile(
+    r"(\d{1,2}\.\d{1,2}\.\d{4}|\d{1,2}/\d{1,2}/(\d{4}|\d\d)|\d{1,2}-\d{1,2}-\d{4}|\d{4}[/.]\d{1,2}[/.]\d{1,2}"
+    r"|\d{1,2}[ -][a-z]{3,9}\.?[ -]\d{4}|[a-z]{3,9}\.? \d{1,2}, \d{4})([ T,]+\d{1,2}:\d\d(:\d\d(\.\d+)?)?( ?[ap]m)?)?",
+    re.IGNORECASE,
+)
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 _MOST_TO_LOOK_AT = 1000
 _MOST_CODES = 64  # different words that may be codes, some of digits alone
@@ -147,6 +152,13 @@ def _words(values: np.ndarray, known: list[tuple[int, Any]], start: int) -> Raw:
         dates = _dates(len(values), known)
         if dates is not None:
             return Raw("datetime", dates)
+    if all(_OTHER_DATES.fullmatch(word) for _, word in known[:_MOST_TO_LOOK_AT]):
+        row, word = known[0]
+        raise UnusableError(
+            f"looks like dates, but row {start + row} is {word!r}: write dates as 2023-10-31 or 2023-10-31 12:00. In "
+            "pandas, table[name] = pd.to_datetime(table[name], dayfirst=True) reads 31.10.2023, and dayfirst=False "
+            "10/31/2023"
+        )
     longest = max(len(word) for _, word in known)
     if longest > _LONGEST:
         raise UnusableError(

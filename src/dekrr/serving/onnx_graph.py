@@ -27,9 +27,10 @@ _TOLERANCE = 1e-9
 _ROWS_TO_CHECK = 64
 _PARTS = {"header", "members", "scaling", "calibration"}  # intervals are not in the graph, predictions are
 _HEADER_WITHOUT_EFFECT = {"site", "method", "kernel", "sigma", "columns", "n_columns", "n_members", "scaled"}
-_HEADER_WITHOUT_EFFECT |= {"privacy", "format", "version", "parts", "column_scales"}
+_HEADER_WITHOUT_EFFECT |= {"privacy", "format", "version", "parts", "column_scales", "targets"}
 _BOUNDS = {"lower", "upper", "lowest", "highest"}
 _IN_WORDS = {"encoding": "columns of words, dates or missing values (encoding)"}
+_IN_WORDS |= {"class_calibration": "probabilities of classes"}
 
 
 def write_onnx(model: SiteModel, path: Path) -> None:
@@ -87,6 +88,8 @@ def onnx_graph(model: SiteModel) -> Any:
         producer_name="dekrr",
     )
     about = {"site": header.site, "method": header.method, "columns": msgspec.json.encode(header.columns).decode()}
+    if header.targets is not None:
+        about["targets"] = msgspec.json.encode(header.targets).decode()
     helper.set_model_props(made, about)
     onnx.checker.check_model(made, full_check=True)
     _compare(model, made)
