@@ -15,6 +15,7 @@ from dekrr.features import FeatureMap
 from dekrr.messages import (
     Coefficients,
     Features,
+    Magnitudes,
     Masked,
     MaskedRound,
     MaskKey,
@@ -43,6 +44,7 @@ from dekrr.protocols.calibration import keep_intervals
 from dekrr.protocols.masking import Agreement
 from dekrr.protocols.online import go_on
 from dekrr.protocols.roll_call import RollCall
+from dekrr.protocols.scoring import n_products
 from dekrr.protocols.site import Site
 from dekrr.protocols.spanning_tree import tree_sum
 from dekrr.protocols.training import SecondTraining, train
@@ -647,3 +649,53 @@ def test_a_centre_that_names_fewer_neighbors_than_it_has_is_refused(groups, grap
     else:
         assert error is None
         np.testing.assert_allclose(got, true, atol=1e-9)
+
+
+# What a curious centre can solve for
+
+MANY = Tuning(sigmas=(0.5,), alphas=(1e-6, 1e-4, 1e-3, 1e-2), consensuses=(0.25, 1.0, 4.0), folds=2)
+
+
+def test_many_tuned_values_let_a_curious_centre_solve_for_each_neighbor():
+    """sum_p C_jp theta_p of all rounds and alphas, and all theta_p, are linear equations for every C_jp."""
+    sites, record = sites_of(GRAPHS["ring"], tell=lambda text: None), Record()
+    chosen = msgspec.structs.replace(with_masks(SETTINGS), scale=None)
+    run_all(sites, lambda site: dekrr.train(site, Plain(5, sigma=0.5), chosen, MANY), [record])
+    around, n_alphas = sites["s0"].neighbors, len(MANY.alphas)
+    n_rounds = n_products(MANY) // n_alphas
+    rounds = {p: record.between(p, "s0", MaskedRound)[:n_rounds] for p in around}
+    exponents = np.max([m.exponents for p in around for m in record.between(p, "s0", Magnitudes)], axis=0)
+    point = FixedPoint(int(exponents.sum()) + 9, len(around))
+    known, sums = [], []
+    for each in zip(*rounds.values(), strict=True):
+        known.append(np.hstack([message.coefficients.values[:n_alphas] for message in each]))  # of the first fold
+        total = revealed(np.add.reduce([message.words for message in each]), point)
+        sums.append(total.reshape(MANY.folds, n_alphas, 5)[0])
+    solved = np.linalg.lstsq(np.vstack(known), np.vstack(sums), rcond=1e-13)[0].T
+    maps = {p: record.between(p, "s0" if p != "s0" else "s1", Features)[0] for p in ("s0", *around)}
+    for place, p in enumerate(around):
+        site, own, theirs = sites[p], maps["s0"], maps[p]
+        inside = site.rows.take(site.rng("folds").permutation(site.n_rows) % MANY.folds != 0)
+        left = FeatureMap(own.frequencies, own.phases, np.ones(5))(inside.X)
+        right = FeatureMap(theirs.frequencies, theirs.phases, theirs.amplitudes)(inside.X)
+        found = solved[:, 5 * place : 5 * place + 5] * len(site.neighbors)
+        np.testing.assert_allclose(found, left.T @ right, atol=1e-6)  # of p alone
+
+
+def test_a_site_is_told_that_tuning_shows_its_sums_or_refuses():
+    told = []
+    few = msgspec.structs.replace(MANY, alphas=(1e-3,), consensuses=(1.0,))
+    assert n_products(few) < 15 < n_products(MANY)
+    for tuning in (few, MANY):
+        sites = sites_of(GRAPHS["ring"], tell=told.append)
+        told.clear()
+        run_all(sites, lambda site, t=tuning: dekrr.train(site, Plain(5), with_masks(SETTINGS), t))
+        assert len(told) == (7 if tuning is MANY else 0)
+    expected = (
+        f"site 's0' sends {n_products(MANY)} masked products with the same sums over its rows. From these 's1' and"
+    )
+    assert any(text.startswith(expected) for text in told)
+    refusing = msgspec.structs.replace(with_masks(SETTINGS), lone_neighbor="refuse")
+    with pytest.raises(SettingsError, match=r"masks do not hide them.*Give fewer values of alpha and consensus"):
+        run_all(sites_of(GRAPHS["ring"]), lambda site: dekrr.train(site, Plain(5), refusing, MANY))
+    run_all(sites_of(GRAPHS["ring"]), lambda site: dekrr.train(site, Plain(5), refusing, few))

@@ -6,8 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dekrr.attacks.audit import _upper, audit, canaries, everything_sent, gaussian_epsilon, released
+from dekrr.attacks.audit import (
+    _upper,
+    audit,
+    canaries,
+    everything_sent,
+    gaussian_epsilon,
+    released,
+    released_to_colluders,
+)
 from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, clip_responses, pack
+from dekrr.privacy.shared_noise import SharedNoise
 from dekrr.protocols import exchange
 from dekrr.protocols.exchange import shared_features
 from dekrr.protocols.site import Site
@@ -138,3 +147,29 @@ def test_the_audit_of_every_canary_stays_below_the_promise(name):
     feature_map = shared_features(Plain(N_FEATURES, sigma=0.1), 1, 0)
     found = audit(released(PRIVACY, feature_map, 201), *canaries(feature_map)[name], runs=4000, delta=PRIVACY.delta)
     assert max(found.lower_bound, found.gaussian_bound) <= PRIVACY.epsilon
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ordinary", "beyond the bounds", "fill values of x"])
+def test_what_colluders_see_of_shared_noise_stays_below_the_promise(name):
+    feature_map = shared_features(Plain(N_FEATURES, sigma=0.1), 1, 0)
+    privacy = DifferentialPrivacy(1.0, 1e-3, colluders=2)
+    release = released_to_colluders(privacy, feature_map, 201, n_partners=4)
+    found = audit(release, *canaries(feature_map)[name], runs=2000, delta=1e-3)
+    assert max(found.lower_bound, found.gaussian_bound) <= 1.0
+
+
+@pytest.mark.slow
+def test_shares_for_more_honest_sites_than_there_are_would_be_caught(monkeypatch):
+    """Shares as if nobody colluded, 9 of them, where 8 of the 9 sites pool what they know."""
+    feature_map = shared_features(Plain(N_FEATURES, sigma=0.1), 1, 0)
+    privacy = DifferentialPrivacy(1.0, 1e-3, colluders=8)
+    real = SharedNoise.__init__
+
+    def forgetful(self, *given):
+        real(self, *given)
+        self.share = self.scale / 3
+
+    monkeypatch.setattr(SharedNoise, "__init__", forgetful)
+    release = released_to_colluders(privacy, feature_map, 201, n_partners=8)
+    assert audit(release, *canaries(feature_map)["ordinary"], runs=2000, delta=1e-3).gaussian_bound > 1.0

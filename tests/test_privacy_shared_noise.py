@@ -1,5 +1,6 @@
 """Distributed noise: its variance, the accountant, what colluders see, and what is refused."""
 
+import pickle
 from dataclasses import replace
 
 import msgspec
@@ -11,7 +12,7 @@ from dekrr import DeKRRRegressor, DifferentialPrivacy
 from dekrr.attacks.audit import gaussian_epsilon
 from dekrr.attacks.overhearing import Record
 from dekrr.errors import SettingsError
-from dekrr.messages import Masked, Sums, Total
+from dekrr.messages import Masked, Sums, Total, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import shared_noise
 from dekrr.privacy.masks import Identity, derived_secret
@@ -134,6 +135,95 @@ def test_colluders_around_a_site_are_refused():
         run(ring(), msgspec.structs.replace(SETTINGS, privacy=DifferentialPrivacy(2.0, colluders=5)))
     with pytest.raises(SettingsError, match=r"delta=0\.1 promises nothing"):
         run(ring(), msgspec.structs.replace(SETTINGS, privacy=DifferentialPrivacy(2.0, 0.1, colluders=1)))
+
+
+def test_colluders_see_the_noise_of_the_honest_sites_alone(monkeypatch):
+    """Of five sites that all share masks two pool what they know: what is left is the sum over the other three."""
+    drawn, real = [], SharedNoise.perturb
+
+    def perturb(self, sums):
+        drawn.append((sums, real(self, sums)))
+        return drawn[-1][1]
+
+    monkeypatch.setattr(SharedNoise, "perturb", perturb)
+    names = [f"s{i}" for i in range(5)]
+    sites = {n: replace(s, neighbors=tuple(sorted({*names} - {n}))) for n, s in ring(5).items()}
+    record = Record()
+    run(sites, msgspec.structs.replace(SETTINGS, max_rounds=1, tol=0.0), [record])
+    total = next(e.message.values for e in record.heard if isinstance(e.message, Total))
+    honest = [
+        noisy for sums, noisy in drawn if not any(np.array_equal(sums.moment, drawn[k][0].moment) for k in (0, 1))
+    ]
+    assert len(honest) == 3
+    np.testing.assert_array_equal(total - drawn[0][1] - drawn[1][1], np.sum(honest, axis=0))
+    noise = SharedNoise(SETTINGS.privacy, 50, 4, 5, (D,))
+    assert noise.share**2 * len(honest) == pytest.approx(noise.scale**2)
+
+
+def constant_release(monkeypatch):
+    """Replace what sites release by a constant, which no row has a part in."""
+
+    def sums_of(like):
+        rng = np.random.default_rng(7)
+        Z = rng.normal(size=(50, len(like.moment))) / 3
+        return Z.T @ Z, Z.T @ rng.uniform(-1, 1, size=(50, *like.moment.shape[1:]))
+
+    def on_the_grid(self, sums):
+        return np.rint(pack(*sums_of(sums)) / self.grid) * self.grid
+
+    monkeypatch.setattr(SharedNoise, "perturb", on_the_grid)
+    monkeypatch.setattr(GaussianSums, "perturb", lambda self, sums: OwnSums(*sums_of(sums), 0.0))
+
+
+@pytest.mark.parametrize("colluders", [None, 1])
+@pytest.mark.parametrize("outputs", [(), (2,)], ids=["one", "two"])
+@pytest.mark.parametrize("changes", [{}, {"scale": None}, {"max_leverage": 0.5, "rows_per_feature": 20.0}], ids=str)
+def test_nothing_but_the_release_depends_on_rows(monkeypatch, colluders, outputs, changes):
+    """With a constant in its place, all messages are the same to the last bit, whatever rows the sites have."""
+    constant_release(monkeypatch)
+    bounds = (0.0, 0.0, *[-1.0] * (len(outputs) + 1)), (1.0,) * (3 + len(outputs))
+    settings = DeKRRSettings(
+        alpha=1e-3,
+        bounds=bounds,
+        shared=None,
+        local=None,
+        column_scales=None,
+        privacy=DifferentialPrivacy(2.0, colluders=colluders),
+        **changes,
+    )
+    heard = []
+    for seed, size in ((1, 1.0), (2, 1e30)):
+        rng = np.random.default_rng(seed)
+        sites = {}
+        for name, site in ring(5).items():
+            rows = ArrayRows(size * rng.normal(size=(50, 2)), size * rng.normal(size=(50, *outputs)))
+            sites[name] = replace(site, rows=rows, identity=Identity("run", derived_secret(b"secret", name)))
+        record = Record()
+        run(sites, settings, [record])
+        heard.append([(e.sender, e.receiver, encode(e.message)) for e in record.heard])
+    assert len(heard[0]) > 50
+    assert heard[0] == heard[1]
+
+
+@pytest.mark.parametrize("colluders", [None, 1])
+def test_nothing_in_a_private_estimator_depends_on_rows_but_the_release(monkeypatch, colluders):
+    constant_release(monkeypatch)
+    states = []
+    for seed in (1, 2):
+        rng = np.random.default_rng(seed)
+        X = rng.uniform(size=(300, 2))
+        model = DeKRRRegressor(
+            features="plain",
+            n_features=8,
+            sigma=0.5,
+            alpha=1e-3,
+            consensus=1.0,
+            random_state=0,
+            bounds=((0.0, 0.0, -1.0), (1.0, 1.0, 1.0)),
+            privacy=DifferentialPrivacy(1.0, colluders=colluders),
+        )
+        states.append(model.fit(X, rng.uniform(-1, 1, 300), sites=np.repeat(np.arange(5), 60)).__getstate__())
+    assert {k: pickle.dumps(v) for k, v in states[0].items()} == {k: pickle.dumps(v) for k, v in states[1].items()}
 
 
 def test_a_site_sends_once_for_one_roster(tmp_path):

@@ -25,6 +25,7 @@ from ..features import FeatureMap
 from ..messages import Coefficients, Sums
 from ..networks.local import LocalNetwork
 from ..privacy.mechanism import GaussianSums, pack
+from ..privacy.shared_noise import SharedNoise
 from ..protocols import dekrr
 from ..protocols.exchange import sum_and_digest
 from ..protocols.preparation import public_scaling
@@ -32,7 +33,7 @@ from ..protocols.site import Site
 from ..rows import ArrayRows
 from ..selection import Plain
 from ..settings import DeKRRSettings, DifferentialPrivacy
-from ..statistics import pack_symmetric, unpack_symmetric
+from ..statistics import OwnSums, pack_symmetric, unpack_symmetric
 from ..system import penalty
 from ..types import Array
 from .overhearing import Record
@@ -249,5 +250,34 @@ def released(privacy: DifferentialPrivacy, feature_map: FeatureMap, n_rows: int)
         exact, _ = sum_and_digest(ArrayRows(*rows).scaled(scaling), feature_map, {})
         noisy = mechanism.perturb(exact)
         return pack(noisy.gram, noisy.moment)
+
+    return release
+
+
+def released_to_colluders(
+    privacy: DifferentialPrivacy, feature_map: FeatureMap, n_rows: int, n_partners: int
+) -> Callable[[Rows], Array]:
+    """Return a function that maps rows (X, y) of a site to the most that colluding sites see of them by shared noise.
+
+    That is the sum over the fewest honest sites that share masks. The other honest sites have no rows here: what rows
+    they have moves the sum by as much, whatever the site's rows are.
+
+    Parameters
+    ----------
+    privacy : DifferentialPrivacy
+        With `colluders`.
+    feature_map : FeatureMap
+    n_rows : int
+    n_partners : int
+        The least number of sites that a site shares masks with.
+    """
+    n_columns, size = feature_map.n_columns, feature_map.n_features
+    noise = SharedNoise(privacy, n_rows, n_partners, n_partners + 1, (size,))
+    scaling = public_scaling(((0.0,) * n_columns + (-1.0,), (1.0,) * (n_columns + 1)), n_columns)
+    nothing = OwnSums(np.zeros((size, size)), np.zeros(size), 0.0)
+
+    def release(rows: Rows) -> Array:
+        exact, _ = sum_and_digest(ArrayRows(*rows).scaled(scaling), feature_map, {})
+        return np.asarray(sum((noise.perturb(nothing) for _ in range(noise.n_honest - 1)), noise.perturb(exact)))
 
     return release

@@ -22,7 +22,7 @@ from .exchange import ExactSums
 from .offers import exchange_maps
 from .roster import Roster
 from .run import Run
-from .scoring import HeldOut, score_grid
+from .scoring import HeldOut, n_products, score_grid
 from .site import Procedure
 from .spanning_tree import tree_sum
 from .stages import SetUp, Start
@@ -58,6 +58,8 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
     settings = msgspec.structs.replace(settings, rows_per_feature=settings.rows_per_feature * (tuning.folds - 1))
     run = replace(run, settings=settings, exchange=run.exchange if isinstance(run.exchange, ExactSums) else ExactSums())
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
+    if masks is not None:
+        masks.tell_solvable(n_products(tuning) * rows.n_outputs, run.chooser.n_features, settings.lone_neighbor)
     fewest_rows = min((n - -(-n // tuning.folds) for n in (sampled(roster.rows[p]) for p in site.neighbors)), default=0)
     fold_of = site.rng("folds").permutation(rows.n_rows) % tuning.folds
     errors: list[Array] = []

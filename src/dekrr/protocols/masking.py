@@ -91,6 +91,31 @@ class Masks:
         for centre, digest in digests.items():
             self._pads[centre].bind(digest)
 
+    def tell_solvable(self, n_products: int, n_features: int, lone_neighbor: str) -> None:
+        """Tell the site, or refuse, that a neighbour could solve the sums of so many products for this site's sums.
+
+        A combination of the sums is free of all other sites' products once there are more than these have features.
+
+        Parameters
+        ----------
+        n_products : int
+            How many products with the same sums over rows the site will send each neighbour.
+        n_features : int
+            Of a site.
+        lone_neighbor : {"warn", "refuse"}
+        """
+        solvable = sorted(p for p, size in self._sizes.items() if size > 1 and n_products > (size - 1) * n_features)
+        if not solvable:
+            return
+        text = (
+            f"site {self._site.name!r} sends {n_products} masked products with the same sums over its rows. From these "
+            f"{' and '.join(map(repr, solvable))} can solve for the sums of this site alone: masks do not hide them. "
+            "Give fewer values of alpha and consensus to choose from, more features, or one number each"
+        )
+        if lone_neighbor == "refuse":
+            raise SettingsError(f'{text}, or set lone_neighbor="warn"')
+        self._site.tell(f'{text}, or refuse such runs with lone_neighbor="refuse"')
+
     def hide(self, values: Mapping[str, Array], exponent: int) -> dict[str, np.ndarray]:
         """Return one masked vector for each neighbour, of numbers of at most 2^exponent.
 

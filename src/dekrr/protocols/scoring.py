@@ -178,6 +178,11 @@ def rounds_of(consensus: float) -> int:
     return ChebyshevState.at(np.empty(0), np.empty(0), consensus).rounds_to(_ACCURACY)
 
 
+def n_products(tuning: Tuning) -> int:
+    """Return how many products with the sums of one fold a site sends a neighbour under masks, for one bandwidth."""
+    return len(tuning.alphas) * sum(rounds_of(consensus) + 1 for consensus in tuning.consensuses)
+
+
 def _solve(
     speaker: OpenRounds | MaskedRounds, stack: _Stack, sizes: Mapping[str, int], theta: Array, consensus: float
 ) -> Procedure[tuple[Array, dict[str, Array]]]:

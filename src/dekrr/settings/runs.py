@@ -184,7 +184,7 @@ _MASKS = Setting(
     in_process=False,
 )
 _LONE = Setting(
-    "What a site does under masks if it is the only neighbour of another site, which then gets its sums as they are.",
+    "What a site does if masks do not hide its sums: it is a site's only neighbour, or tuning tries too many values.",
     one_of("warn", "refuse"),
     agreed=False,
 )
