@@ -98,8 +98,23 @@ def load_nothing_from_elsewhere(app: Any, page: str, template: str, context: dic
     context["body"] = re.sub(r'<link rel="stylesheet"\s+href="https://[^>]*>', "", context.get("body") or "")
 
 
+def link_files(app: Any, page: str, source: list[str]) -> None:
+    """Make links of names of files of the source archive, such as `benchmarks/mesh.py`; the site brings them along."""
+
+    def link(found: re.Match[str]) -> str:
+        path = found[1]
+        is_file = (HERE.parent / path).is_file()
+        return f"{{download}}`{path} </../{path}>`" if is_file else found[0]
+
+    parts = re.split(r"(^ *```.*?^ *```$)", source[0], flags=re.M | re.S)
+    for place in range(0, len(parts), 2):  # those between blocks of code
+        parts[place] = re.sub(r"(?<![`}])`((?:benchmarks|examples|packaging|tests)/[\w./@-]+)`", link, parts[place])
+    source[0] = "".join(parts)
+
+
 def setup(app: Any) -> None:
     """Add to Sphinx what the pages need."""
+    app.connect("source-read", link_files)
     app.connect("html-page-context", load_nothing_from_elsewhere)
     app.connect("autodoc-process-docstring", complete, priority=400)  # before numpydoc reads it
     app.connect("autodoc-process-docstring", escape)

@@ -15,7 +15,7 @@ def write_pages(folder: Path) -> None:
     for name, text in {
         "reference/commands.md": commands_page(),
         "reference/messages.md": messages_page(),
-        "reference/exit-codes.md": exit_codes_page(),
+        "reference/errors.md": errors_page(),
         "reference/api.md": names_page(),
     }.items():
         path = folder / name
@@ -85,21 +85,32 @@ def _as_markdown(docstring: str) -> str:
     return re.sub(r"^    (?=\S)", "  ", text, flags=re.M)
 
 
-def exit_codes_page() -> str:
-    """Return the page of the exit codes of `dekrr`."""
+_OTHER_CODES = {
+    0: "The command did what it was asked to do.",
+    2: "The command line itself was wrong: an unknown command or option, or a missing one.",
+    130: "A single run was stopped by Ctrl-C. The same command resumes from its checkpoint.",
+    143: "A single run was stopped by SIGTERM. The same command resumes from its checkpoint.",
+}
+
+
+def errors_page() -> str:
+    """Return the page of the errors, and of the exit codes of `dekrr`."""
     from dekrr import errors
 
-    parts = [
-        NOTE + "# Exit codes\n\nA command that worked ends with 0. An error prints one line to standard error, and ends"
-        " with the code of its kind.\n\n| code | error | when |\n|---|---|---|\n| 0 | | The command did what it was"
-        " asked to do. |\n"
-    ]
-    kinds = [k for k in vars(errors).values() if inspect.isclass(k) and issubclass(k, errors.DekrrError)]
-    for kind in sorted(kinds, key=lambda kind: (getattr(kind, "exit_code", 1), kind.__name__)):
+    rows = [(code, "", text) for code, text in _OTHER_CODES.items()]
+    for kind in (k for k in vars(errors).values() if inspect.isclass(k) and issubclass(k, errors.DekrrError)):
         first = re.sub(r"\s+", " ", (inspect.getdoc(kind) or "").split("\n\n")[0])
-        parts.append(f"| {getattr(kind, 'exit_code', 1)} | `{kind.__name__}` | {first} |\n")
-    parts.append("| 2 | | The command line itself was wrong: an unknown command or option. |\n")
-    return "".join(parts)
+        home = "dekrr" if kind.__name__ in import_module("dekrr").__all__ else "dekrr.errors"
+        name = f"{{py:class}}`~{home}.{kind.__name__}`"
+        rows.append((getattr(kind, "exit_code", 1), f"{name} (`{kind.__bases__[0].__name__}`)", first))
+    table = "".join(f"| {code} | {name} | {text} |\n" for code, name, text in sorted(rows))
+    return (
+        NOTE
+        + "# Errors and exit codes\n\nAll errors of dekrr are `DekrrError`. In Python they are raised. A command prints"
+        " an error as one line to standard error, and ends with the code of its kind."
+        " [What an exit code means](../exit-codes.md) says what to do about it.\n\n"
+        f"| code | error | when |\n|--:|---|---|\n{table}"
+    )
 
 
 _KINDS = {

@@ -349,6 +349,11 @@ def test_docs_lists_pages_and_shows_one():
     assert listed.exit_code == 0
     assert "privacy" in listed.output
     assert "Ten minutes with one table" in listed.output
+    lines = [line.split("│")[1:3] for line in listed.output.splitlines() if "│" in line]
+    kinds = {name.strip(): kind.strip() for name, kind in lines}
+    assert kinds["three-sites"] == "tutorial"
+    assert kinds["serving"] == kinds["command-line"] == "how-to guide"
+    assert kinds["privacy"] == "explanation"
     shown = run("docs", "privacy")
     assert shown.exit_code == 0
     assert len(shown.output) > 5000

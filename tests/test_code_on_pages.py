@@ -30,7 +30,7 @@ sys.path.insert(0, str(DOCS))
 
 from pages import PUBLIC_MODULES  # noqa: E402  (it is in docs/)
 
-MADE = {"api.md", "commands.md", "messages.md", "exit-codes.md"}  # in docs/reference, from the code itself
+MADE = {"api.md", "commands.md", "messages.md", "errors.md"}  # in docs/reference, from the code itself
 PAGES = [ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if "_build" not in page.parts)]
 PAGES = [page for page in PAGES if not (page.parent.name == "reference" and page.name in MADE)]
 BLOCK = re.compile(r"^( *)```(?:python|\{code-cell\} python3)\n(.*?)^\1```$", flags=re.M | re.S)
@@ -242,3 +242,49 @@ def test_a_wrong_command_is_found(line):
 def test_extras_are_known(page):
     named = re.findall(r"(?:dekrr|'\.)\[([a-z,]+)\]", page.read_text())
     assert {extra for group in named for extra in group.split(",")} <= set(EXTRAS)
+
+
+def test_the_table_of_extras_is_that_of_the_package():
+    """Every extra is listed with the packages that it adds itself, and with the extras that it includes."""
+    text = (DOCS / "install.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text.split("<!-- extras -->")[1], flags=re.M))
+    assert set(rows) == set(EXTRAS)
+    for extra, needs in EXTRAS.items():
+        about, _, packages = rows[extra].partition(" | ")
+        if extra in ("all", "docs", "dev"):
+            continue
+        assert set(packages.split(" | ")[0].split(", ")) == {re.match(r"[\w-]+", need)[0] for need in needs} - {"dekrr"}
+        groups = [group for need in needs for group in re.findall(r"dekrr\[(.*)\]", need)]
+        included = {name for group in groups for name in group.split(",")}
+        assert set(re.findall(r"`(\w+)`", about.partition("includes")[2])) == included, extra
+    above = list(rows)[: list(rows).index("all")]
+    assert EXTRAS["all"] == [f"dekrr[{','.join(sorted(above))}]"]
+
+
+def test_the_commands_of_the_how_to_on_the_command_line_run(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from dekrr.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(["stations.csv", "new.csv"]):
+        X, y, _ = make_sites(n_sites=3, rows_per_site=80, random_state=seed)
+        table = pd.DataFrame(X, columns=["sun", "wind", "rain"])
+        table.assign(station=np.repeat(["north", "south", "west"], 80), pm25=y).to_csv(name, index=False)
+    blocks = re.findall(r"^```sh\n(.*?)^```$", (DOCS / "how-to" / "command-line.md").read_text(), flags=re.M | re.S)
+    assert len(blocks) == 5
+    for block in blocks:
+        done = CliRunner().invoke(app, shlex.split(block)[1:])
+        assert done.exit_code == 0, done.output
+    predicted = pd.read_csv("predicted.csv")
+    assert {"prediction", "prediction_lower", "prediction_upper"} <= set(predicted.columns)
+    assert len(pd.read_csv("north.csv")) == len(predicted) == 240
+
+
+def test_the_citation_is_that_of_the_citation_file():
+    page, file = (DOCS / "about" / "citation.md").read_text(), (ROOT / "CITATION.cff").read_text()
+    preferred = file.split("preferred-citation:")[1]
+    facts = re.findall(r'(?:title|journal): "([^"]+)"|year: (\d+)|family-names: (\w+)', preferred)
+    words = ["".join(fact) for fact in facts]
+    assert len(words) == 8
+    assert not [word for word in words if word not in page]

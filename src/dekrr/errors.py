@@ -17,6 +17,7 @@ __all__ = [
     "NetworkError",
     "SettingsError",
     "TopologyError",
+    "UnusableError",
 ]
 
 _PACKAGE = str(Path(__file__).parent)
@@ -29,6 +30,10 @@ class DekrrError(Exception):
 
 class DataError(DekrrError, ValueError):
     """The rows, responses or site labels cannot be used as they are."""
+
+
+class UnusableError(DataError):
+    """A column of a table cannot be used; the text names the column and the reason, and says what to do."""
 
 
 class SettingsError(DekrrError, ValueError):

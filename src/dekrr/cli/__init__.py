@@ -8,7 +8,5 @@ def main() -> None:
     try:
         from .app import run
     except ImportError as error:
-        sys.exit(
-            f"the command line needs a package that is not installed ({error.name}): pip install 'dekrr[cli,plot]'"
-        )
+        sys.exit(f"the command line needs a package that is not installed ({error.name}): pip install 'dekrr[cli]'")
     run()

@@ -1,5 +1,6 @@
 """`dekrr docs`: the pages of the documentation in a terminal, without a network."""
 
+import re
 from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.table import Table
 from ..errors import DataError
 
 _CHECKOUT = Path(__file__).parents[3] / "docs"
-_DOORS = ("tutorials", "how-to", "explanation", "")
+_DOORS = {"tutorials": "tutorial", "how-to": "how-to guide", "explanation": "explanation", "reference": "reference"}
 
 
 def docs(
@@ -25,9 +26,10 @@ def docs(
     pages = pages_in(_folder())
     console = Console()
     if page is None:
-        table = Table("page", "about")
-        for name, path in pages.items():
-            table.add_row(name, title_of(path))
+        kinds = kinds_in(_folder())
+        table = Table("page", "kind", "about")
+        for name, path in sorted(pages.items(), key=lambda page: list(kinds).index(page[0])):
+            table.add_row(name, kinds[name], title_of(path))
         console.print(table)
         console.print("dekrr docs PAGE shows a page. In a clone of the repository, make docs builds the whole site.")
         return
@@ -38,9 +40,19 @@ def docs(
 
 
 def pages_in(folder: Path) -> dict[str, Path]:
-    """Return the pages in a folder by their names, those of the tutorials first."""
-    found = [path for door in _DOORS for path in sorted((folder / door).glob("*.md")) if path.stem != "index"]
+    """Return the pages in a folder by their names; those that the site's build makes are for browsers alone."""
+    doors = ("tutorials", "how-to", "explanation", "")
+    found = [path for door in doors for path in sorted((folder / door).glob("*.md")) if path.stem != "index"]
     return {path.stem: path for path in found}
+
+
+def kinds_in(folder: Path) -> dict[str, str]:
+    """Return the kind of each page by its name, in the order in which the indexes of tutorials and guides list them."""
+    kinds: dict[str, str] = {}
+    for door, kind in _DOORS.items():
+        listed = re.search(r"```{toctree}\n(.*?)```", (folder / door / "index.md").read_text(encoding="utf-8"), re.S)
+        kinds |= {line.split("/")[-1]: kind for line in (listed[1] if listed else "").splitlines()}
+    return kinds | {name: "" for name in pages_in(folder) if name not in kinds}
 
 
 def title_of(path: Path) -> str:

@@ -246,6 +246,7 @@ def _facts(model: SiteModel) -> dict[str, Any]:
         "features": model.feature_map.n_features,
         "models in the prediction": header.n_members,
         "weights": [round(member.weight, 4) for member in model.members],
+        "intervals": model.calibration is not None,
         "scaled": header.scaled,
         "privacy": None if header.privacy is None else msgspec.to_builtins(header.privacy),
         "target": ", ".join(header.targets or []),

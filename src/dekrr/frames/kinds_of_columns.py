@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import UnusableError
 from ..rules import is_number
 
 Kind = Literal["number", "boolean", "category", "datetime", "empty"]
@@ -30,10 +30,6 @@ _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 _MOST_TO_LOOK_AT = 1000
 _MOST_CODES = 64  # different words that may be codes, some of digits alone
 _LONGEST = 200  # characters of a category
-
-
-class UnusableError(DataError):
-    """A column cannot be used as it is."""
 
 
 class Raw(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
-from .kinds_of_columns import Raw, UnusableError, raw_of
+from ..errors import DataError, UnusableError
+from .kinds_of_columns import Raw, raw_of
 
 RawTable = dict[str, Raw]
 """The columns of a table by name."""
