@@ -220,7 +220,7 @@ def test_going_on():
 def test_what_cannot_be_classified():
     with pytest.raises(DataError, match="there is one class, 'low'"):
         DeKRRClassifier(**FIXED).fit(X, np.full(len(X), "low"), sites=SITES)
-    with pytest.raises(DataError, match="load the rows of sources first"):
+    with pytest.raises(DataError, match="not files or mappings"):
         DeKRRClassifier(**FIXED).fit("rows.csv", "kind", sites="site")
     with pytest.raises(SettingsError, match="'alpha' parameter of DeKRRClassifier"):
         DeKRRClassifier(alpha=-1).fit(X, y, sites=SITES)

@@ -13,7 +13,7 @@ from dekrr import DataError, DeKRRClassifier, DeKRRRegressor, rse
 from dekrr.cli import app as cli_app
 from dekrr.cli.app import app
 from dekrr.data import make_sites
-from dekrr.errors import SettingsError
+from dekrr.errors import ModelFileError, SettingsError
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
 COLUMNS = ["place", "north", "east"]
@@ -162,6 +162,30 @@ def test_what_is_refused_before_any_work(table):
         run("fit", data, "--target", "y", "--site", "station", "--out", table / "more", "--columns", "gust")
     with pytest.raises(DataError, match="nothing does not exist: give the folder of"):
         run("predict", table / "nothing", data)
+    frame = pd.read_csv(data)
+    for name, table_of, reason in [
+        ("none.csv", frame[:0], "none.csv has no rows"),
+        (
+            "words.csv",
+            frame.assign(y="high"),
+            "row 0, column 'y' is 'high', not a number; a regressor predicts numbers; D",
+        ),
+        ("gap.csv", frame.assign(y=frame["y"].where(frame.index != 5)), "row 5, column 'y' is nan; fill or drop NaN"),
+        ("lost.csv", frame.assign(station=None), "column 'station'.* row 0 has no site label .nan.; drop such rows"),
+        ("many.csv", frame.assign(station=frame.index), "site '0' has 1 row, fewer than min_rows=10: .*join it"),
+    ]:
+        table_of.to_csv(table / name, index=False)
+        with pytest.raises(DataError, match=reason):
+            run("fit", table / name, "--target", "y", "--site", "station", "--out", table / "more", *SMALL, "--quiet")
+    frame.to_csv(table / "semi.csv", sep=";", index=False)
+    with pytest.raises(DataError, match=r"has no column 'y'; it has .*;y.* are not separated by commas: save it with"):
+        run("fit", table / "semi.csv", "--target", "y", "--site", "station", "--out", table / "more")
+    with pytest.raises(ModelFileError, match=r"data.csv is damaged, or not a model file: .* and by dekrr fit and"):
+        run("predict", data, data)
+    with pytest.raises(
+        DataError, match=r"no model for sites \['0.*--unknown-sites mean predicts their rows by the mean"
+    ):
+        run("predict", models, table / "many.csv", "--site", "station")
     with pytest.raises(SettingsError, match="--interval is 90; a coverage is between 0 and 1"):
         run("predict", models, data, "--interval", 90)
 

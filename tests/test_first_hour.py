@@ -4,14 +4,19 @@ Those of raw columns are in test_frames.py, those of the command line in test_cl
 test_model_selection.py.
 """
 
+import os
+import pickle
+
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from safetensors.numpy import save_file
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from dekrr import DataError, DeKRRRegressor, load
-from dekrr.errors import SettingsError
+from dekrr import DataError, DeKRRClassifier, DeKRRRegressor, load
+from dekrr.errors import ModelFileError, SettingsError
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame(RNG.random((90, 2)), columns=["sun", "wind"])
@@ -229,3 +234,239 @@ def test_a_deployment_has_its_own_defaults():
     assert given.rows_per_feature == 2.0
     with pytest.warns(UserWarning, match=r"in a network, sites need other names than 'a b'"):
         regressor(deployment=True).fit(*table, sites=np.where(labels == "north", "a b", labels))
+
+
+def spoilt(column, row, value):
+    """Return the frame with another value in a cell, whose column then has any objects."""
+    return FRAME.assign(**{column: [value if k == row else old for k, old in enumerate(FRAME[column])]})
+
+
+TABLES = {site: part[["sun", "wind", "power"]] for site, part in FRAME.groupby("station")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (
+            (spoilt("power", 7, np.nan), "power", "station"),
+            "Input y contains NaN or infinity: row 7 is nan .1 in all.; drop",
+        ),
+        (
+            (spoilt("power", 7, np.inf), "power", "station"),
+            "Input y contains NaN or infinity: row 7 is inf .1 in all.; drop",
+        ),
+        (
+            (FRAME.assign(power=pd.date_range("2024-01-01", periods=90)), "power", "station"),
+            "the responses are of type datetime64.*: a regressor predicts numbers; make them so, as in hours since",
+        ),
+        (
+            (FRAME.assign(power=FRAME["power"] * 1e200), "power", "station"),
+            "the response of row 0 is too large to compute with: give it in another unit",
+        ),
+        ((pd.concat([FRAME, FRAME[["sun"]]], axis=1), "power", "station"), "two columns of the name 'sun'; rename one"),
+        ((pd.concat([FRAME, FRAME[["power"]]], axis=1), "power", "station"), "two columns of the name 'power'; rename"),
+        (
+            (spoilt("station", 7, "lone"), "power", "station"),
+            "site 'lone' has 1 row, fewer than min_rows=10: .*join it to another site, or lower min_rows",
+        ),
+        (
+            (spoilt("sun", 5, "n/a"), "power", "station"),
+            "column 'sun' has words and numbers: row 5 is 'n/a'. Replace the words by None where numbers are",
+        ),
+        (
+            (FRAME.assign(sky=[pd.Timestamp("2024-01-01")] * 89 + ["soon"]), "power", "station"),
+            "column 'sky' has dates and other values: row 89 is 'soon'. Make these None where a date is not known",
+        ),
+        (
+            (FRAME.assign(sky=[[1]] * 90), "power", "station"),
+            "column 'sky' row 0 is of type list; turn it into a number or a word, or drop",
+        ),
+        (
+            (FRAME.assign(sky=[f"row {k}" for k in range(90)]), "power", "station"),
+            "column 'sky' has words, none of them in at least min_rows=10 rows of a site.*: drop it, or turn it into",
+        ),
+        (
+            (FRAME.assign(sun=FRAME["sun"] * 1e300), "power", "station"),
+            "column 'sun' row 0 is .*, too large to compute with; give the column in another unit, or its logarithm",
+        ),
+        ((FRAME.assign(sun=[10**400] * 90), "power", "station"), "column 'sun' row 0 is inf; replace infinite values"),
+        (
+            (X * 1e200, y, SITES),
+            "row 0 of site 'north', column 0 is .*, too large to compute with: give the column in another unit",
+        ),
+        (
+            (X, y, np.where(np.arange(90) == 5, np.nan, 1.0)),
+            "row 5 has no site label .nan.; drop such rows, or fill it",
+        ),
+        (
+            (FRAME[["power", "station"]], "power", "station"),
+            "no column to predict from beside the response, the site and the weight: give it some, or name them",
+        ),
+        (
+            (TABLES | {"south": TABLES["south"].drop(columns="wind")}, "power"),
+            "the table of site 'south' has no column 'wind'; it has sun, power",
+        ),
+        (
+            (TABLES | {"south": TABLES["south"].assign(wind="much")}, "power"),
+            "column 'wind' has numbers in .*'north'.* and words in .*'south'.*: make it the same everywhere, or",
+        ),
+        (
+            ({"north": X[:30]}, y[:30]),
+            "y is the name of the response's column; got ndarray. .* a mapping of site to the pair .X, y., and no y",
+        ),
+    ],
+)
+def test_more_mistakes_in_fit(arguments, reason):
+    with pytest.raises(DataError, match=reason):
+        regressor().fit(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("weight", "reason"),
+    [
+        (
+            np.where(np.arange(90) == 4, -1, 1),
+            "sample_weight: row 4 has the weight -1; a weight is a finite number of at",
+        ),
+        (
+            np.where(np.arange(90) == 4, np.nan, 1),
+            "sample_weight: row 4 has the weight nan; a weight is a finite number",
+        ),
+        (np.zeros(90), "all rows have the weight zero: give at least one row a positive sample_weight"),
+        ((SITES != "west").astype(float), "all rows of site 'west' have weight zero: leave the site out, or give it"),
+        (np.ones(5), r"sample_weight has the shape \(5,\) for 90 rows; give one weight per row"),
+        ("count", "the frame has no column 'count'; it has"),
+        ("sky", "sample_weight: row 0 has '[a-z]+', which is not a number; give how often each row counts"),
+    ],
+)
+def test_mistakes_in_weights(weight, reason):
+    with pytest.raises(DataError, match=reason):
+        regressor().fit(FRAME, "power", sites="station", sample_weight=weight)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        (["sun", "rain"], "the frame has no column 'rain'; it has"),
+        ("sun", "columns are the names of the columns to predict from, without the response and the site; got 'sun'"),
+        (["sun", "power"], r"columns are the names of the columns to predict from, .*; got \['sun', 'power'\]"),
+        ([], "no column to predict from"),
+    ],
+)
+def test_mistakes_in_columns(columns, reason):
+    with pytest.raises((DataError, SettingsError), match=reason):
+        regressor().fit(FRAME, "power", sites="station", columns=columns)
+
+
+def test_tables_that_people_have_are_taken_as_they_are():
+    """Zones of dates, booleans with gaps, categories without rows, large identifiers, Polars, and other orders."""
+    import polars as pl
+
+    frame = FRAME.assign(
+        when=pd.date_range("2024-01-01", periods=90, freq="h", tz="Europe/Berlin"),
+        wet=pd.array([True, False, None] * 30, dtype="boolean"),
+        sky=pd.Categorical(FRAME["sky"], categories=["clear", "cloudy", "rain"]),
+        code=np.arange(90) + 2**62,
+    )
+    fitted = regressor().fit(frame, "power", sites="station")
+    names = list(fitted.get_feature_names_out())
+    assert "sky=rain" not in names
+    assert "wet missing" in names
+    assert "when hour sin" in names
+    expected = fitted.predict(frame, sites="station")
+    assert np.isfinite(expected).all()
+    for other in (frame[frame.columns[::-1]], frame.assign(more=1), pl.from_pandas(frame)):
+        np.testing.assert_allclose(fitted.predict(other, sites="station"), expected, atol=1e-9)
+    one = frame[fitted.feature_names_in_].iloc[0].tolist()
+    np.testing.assert_allclose(fitted.predict([one], sites=["north"]), expected[:1], atol=1e-9)
+    pair = regressor().fit(
+        pl.from_pandas(FRAME[["sun", "wind"]]), pl.Series(y.tolist()), sites=pl.Series(SITES.tolist())
+    )
+    np.testing.assert_allclose(pair.predict(X, sites=SITES), regressor().fit(X, y, sites=SITES).predict(X, sites=SITES))
+    assert regressor().fit(FRAME.assign(power=y > 1), "power", sites="station").score(FRAME, y > 1, sites="station") > 0
+
+
+def test_mistakes_with_model_files(fitted, tmp_path):
+    model = fitted.models_["north"]
+    with pytest.raises(IsADirectoryError, match=r"is a folder: give a file in it, such as .*model.safetensors"):
+        model.save(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"the folder .*nowhere of m.safetensors does not exist: make it first"):
+        model.save(tmp_path / "nowhere" / "m.safetensors")
+    with pytest.raises(ModelFileError, match=r"is a folder: give one of its model files, which end in .safetensors"):
+        load(tmp_path)
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps(fitted))
+    FRAME.to_csv(tmp_path / "table.csv")
+    (tmp_path / "empty.safetensors").write_bytes(b"")
+    for name in ("model.pkl", "table.csv", "empty.safetensors"):
+        with pytest.raises(ModelFileError, match=rf"{name} is damaged, or not a model file: .* by models_.site..save"):
+            load(tmp_path / name)
+    save_file({"a": np.zeros(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(ModelFileError, match=r"^\S+other.safetensors is a safetensors file, but not a dekrr model"):
+        load(tmp_path / "other.safetensors")
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(fitted, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match=r"the folder .* of m.safetensors cannot be written to: give another one"):
+        fitted.models_["north"].save(tmp_path / "m.safetensors")
+
+
+def test_pickles_and_clones_of_estimators(fitted):
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict(FRAME, sites="station"), fitted.predict(FRAME, sites="station"))
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        clone(fitted).fit_summary()
+
+
+KINDS = FRAME.assign(kind=np.where(FRAME["power"] > FRAME["power"].median(), "high", "low"))
+OF_KINDS = ["sun", "wind", "sky"]
+
+
+def classifier():
+    return DeKRRClassifier(n_features=6, sigma=0.5, alpha=1e-4, consensus=1.0, random_state=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (
+            (KINDS.assign(kind="a"), "kind", "station"),
+            "there is one class, 'a': a classifier needs rows of at least two",
+        ),
+        (
+            (KINDS.assign(kind=KINDS["kind"].where(KINDS.index != 4)), "kind", "station"),
+            'row 4 has no class .1 in all.; drop such rows, or give them a class of their own, such as "unknown"',
+        ),
+        ((X, [None, *KINDS["kind"][1:]], SITES), "row 0 has no class .1 in all.; drop such rows"),
+        (
+            (KINDS, "power", "station"),
+            "Unknown label type: continuous. .* such as .*: DeKRRRegressor predicts numbers, and a classifier takes",
+        ),
+        ((KINDS, "sort", "station"), "the frame has no column 'sort'; it has"),
+        ((KINDS, None, "station"), "DeKRRClassifier requires y to be passed"),
+        (
+            ("table.csv", "kind", "station"),
+            "a classifier takes arrays and frames, not files or mappings: read them into",
+        ),
+    ],
+)
+def test_mistakes_with_classes(arguments, reason):
+    with pytest.raises(DataError, match=reason):
+        classifier().fit(*arguments)
+
+
+def test_mistakes_with_predictions_of_classes():
+    fitted = classifier().fit(KINDS, "kind", sites="station", columns=OF_KINDS)
+    with pytest.raises(
+        DataError, match="y='kind' is the name of a column, but the rows are not a frame: give the class of"
+    ):
+        classifier().fit(X, KINDS["kind"], sites=SITES).score(X, "kind", sites=SITES)
+    by_name = fitted.predict_set(KINDS, sites="station")
+    np.testing.assert_array_equal(by_name, fitted.predict_set(KINDS[OF_KINDS], sites=SITES))
+    assert fitted.score(KINDS, "kind", sites="station") == fitted.score(KINDS[OF_KINDS], KINDS["kind"], sites=SITES)
+    union = {"metric": "union", "loss": "log_loss"}
+    assert fitted.score(KINDS, "kind", "station", **union) == fitted.score(
+        KINDS[OF_KINDS], KINDS["kind"], SITES, **union
+    )
+    alone = classifier().fit(X, KINDS["kind"], sites=["here"] * 90)
+    np.testing.assert_array_equal(alone.predict_set(X), alone.models_["here"].predict_set(X))

@@ -258,7 +258,7 @@ def test_scores_with_weights():
         (np.ones(3), "sample_weight has the shape \\(3,\\) for 320 rows; give one weight per row"),
         (np.zeros(len(y)), "all rows have the weight zero"),
         (np.where(SITES[0] == SITES, 0.0, 1.0), f"all rows of site '{SITES[0]}' have weight zero"),
-        (np.full(len(y), "often"), "not numbers"),
+        (np.full(len(y), "often"), "which is not a number; give how often"),
         (
             np.where(np.arange(len(y)) == 7, 1e6, 1.0),
             "so unequal that sums .* close to sums over 1 rows, fewer than min_rows",

@@ -63,7 +63,7 @@ def _factorise_objects(values: Sequence[Any]) -> tuple[list[Hashable], np.ndarra
     for row, value in enumerate(values):
         label = value.item() if isinstance(value, np.generic) else value
         if _is_missing(label):
-            raise DataError(f"row {row} has no site label ({label!r})")
+            raise DataError(f"row {row} has no site label ({label!r}); drop such rows, or fill it in")
         try:
             index[row] = position.setdefault(label, len(position))
         except TypeError:

@@ -347,6 +347,7 @@ class SiteModel:
             The name of the file, which should end in .safetensors.
         """
         tensors, metadata = self._contents()
+        _require_place(Path(path))
         with replacing(Path(path)) as temporary:
             try:
                 save_file(tensors, temporary, metadata=metadata)
@@ -374,3 +375,13 @@ class SiteModel:
             header = msgspec.structs.replace(header, version=max(header.version, 2))
         tensors = {name: np.ascontiguousarray(tensor, dtype=np.float64) for name, tensor in tensors.items()}
         return tensors, {FORMAT: msgspec.json.encode(header).decode()}
+
+
+def _require_place(path: Path) -> None:
+    """Refuse a path that no file can be written to, in words about the path itself."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give a file in it, such as {path / 'model.safetensors'}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder {path.parent} of {path.name} does not exist: make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"the folder {path.parent} of {path.name} cannot be written to: give another one")

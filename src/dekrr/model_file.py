@@ -53,14 +53,19 @@ def load(path: str | os.PathLike[str]) -> SiteModel:
     ModelFileError
         When the file is damaged, is not a model, or has a newer format.
     """
+    if os.path.isdir(path):
+        raise ModelFileError(f"{path} is a folder: give one of its model files, which end in .safetensors")
     try:
         with safe_open(path, framework="numpy") as file:
             header = _read_header(path, file.metadata())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
+    except (FileNotFoundError, ModelFileError):
         raise
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise ModelFileError(f"{path} is damaged, or not a model file: {error}") from None
+        raise ModelFileError(
+            f"{path} is damaged, or not a model file: {error}. Model files are written by models_[site].save(path), "
+            "and by dekrr fit and dekrr node"
+        ) from None
     except MemoryError:
         raise ModelFileError(f"{path} claims tensors larger than the memory") from None
     return _from_tensors(path, header, tensors)

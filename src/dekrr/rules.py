@@ -13,6 +13,8 @@ from .errors import SettingsError
 # The graphs that `dekrr.topology` builds. They are named here because a node checks names and does without networkx.
 TOPOLOGIES = ("ring", "complete", "grid", "star", "random_regular", "watts_strogatz", "erdos_renyi")
 
+LARGEST = 1e100  # of a row's numbers: squares of larger ones, and sums of them, can overflow
+
 
 @dataclass(frozen=True)
 class Rule:

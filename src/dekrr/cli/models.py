@@ -104,7 +104,12 @@ def fit(
         }
         errors = None
         if holdout:
-            errors, tuned = _held_out(data, targets, site, wanted, weight, holdout, settings, tells=tells)
+            try:
+                errors, tuned = _held_out(data, targets, site, wanted, weight, holdout, settings, tells=tells)
+            except DataError:  # a fit to the file itself tells its name, and rows as they are counted there
+                whole = DeKRRRegressor(**settings, intervals=False)
+                whole.fit(data, targets, sites=site, columns=wanted, sample_weight=weight)
+                raise
             settings |= tuned
         regressor = DeKRRRegressor(**settings, intervals=intervals)
         regressor.fit(data, targets, sites=site, columns=wanted, sample_weight=weight)
@@ -180,7 +185,10 @@ def file_name(site: str) -> str:
 def require_column(column: str, there: Sequence[str], data: Path) -> None:
     """Refuse the name of a column that a table does not have."""
     if column not in there:
-        raise DataError(f"{data} has no column {column!r}; it has {', '.join(there)}")
+        hint = ""
+        if len(there) == 1 and any(mark in there[0] for mark in ";\t|"):
+            hint = ". Its columns are not separated by commas: save it with commas, or as .tsv with tabs"
+        raise DataError(f"{data} has no column {column!r}; it has {', '.join(there)}{hint}")
 
 
 def _summary(regressor: DeKRRRegressor, out: Path, site: str, errors: Errors | None) -> None:

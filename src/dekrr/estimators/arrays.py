@@ -10,7 +10,7 @@ from ..errors import DataError
 from ..labels import places_of
 from ..rows import ArrayRows, Rows
 from ..rows.batches import counted, require_weights
-from ..rules import is_number
+from ..rules import LARGEST, is_number
 from ..types import Array, Block
 
 
@@ -25,12 +25,23 @@ def weights_of(sample_weight: Any, n_rows: int) -> Array | None:
         try:
             weights = weights.astype(np.float64)
         except (TypeError, ValueError):
-            raise DataError(f"sample_weight holds {weights.dtype}, not numbers") from None
+            row = next((row for row, value in enumerate(weights.tolist()) if not _is_weight(value)), 0)
+            raise DataError(
+                f"sample_weight: row {row} has {weights[row]!r}, which is not a number; give how often each row counts"
+            ) from None
     weights = weights.astype(np.float64)
     require_weights(weights, "sample_weight: ")
     if not weights.any():
         raise DataError("all rows have the weight zero: give at least one row a positive sample_weight")
     return None if (weights == 1).all() else weights
+
+
+def _is_weight(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def merged(block: Block) -> Block:
@@ -88,7 +99,7 @@ def _in_one_piece(places: np.ndarray) -> np.ndarray | slice:
 def refuse_bad_rows(
     X: Array, columns: Sequence[str] | int, labels: Sequence[Any] = (), index: np.ndarray | None = None
 ) -> None:
-    """Refuse rows with NaN or infinite values, and say where the first one is.
+    """Refuse rows with NaN, infinite or far too large values, and say where the first one is.
 
     Parameters
     ----------
@@ -98,11 +109,18 @@ def refuse_bad_rows(
     labels, index
         The sites and the place of each row's site among them, where rows have one.
     """
-    if np.isfinite(X).all():
+    fits = np.abs(X) <= LARGEST
+    if fits.all():
         return
-    row, column = np.argwhere(~np.isfinite(X))[0]
+    is_large = bool(np.isfinite(X).all())
+    row, column = np.argwhere(~fits if is_large else ~np.isfinite(X))[0]
     name = column if isinstance(columns, int) else repr(columns[column])
     where = f" of site {labels[index[row]]!r}" if index is not None else ""
+    if is_large:
+        raise DataError(
+            f"row {row}{where}, column {name} is {X[row, column]:g}, too large to compute with: give the column in "
+            "another unit, or its logarithm"
+        )
     count = int((~np.isfinite(X)).sum())
     raise DataError(
         f"Input X contains NaN or infinity: row {row}{where}, column {name} is {X[row, column]} "
@@ -122,14 +140,19 @@ def telling_of_words(X: Any) -> Iterator[None]:
         places = ((row, column) for row, own in enumerate(values.tolist()) for column, _ in enumerate(own))
         row, column = next(place for place in places if isinstance(values[place], str) and not is_number(values[place]))
         raise DataError(
-            f"row {row}, column {column} of the array is {values[row, column]!r}, not a number: give the rows as a "
-            "pandas or Polars frame, whose words become categories, or encode the column"
+            f"row {row}, column {column} of the array is {str(values[row, column])!r}, not a number: give the rows as "
+            "a pandas or Polars frame, whose words become categories, or encode the column"
         ) from None
 
 
 def refuse_missing_responses(y: Any) -> None:
     """Refuse responses that are None, NaN or infinite, and say where the first one is."""
     values = np.asarray(y)
+    if values.dtype.kind in "mM":
+        raise DataError(
+            f"the responses are of type {values.dtype}: a regressor predicts numbers; make them so, as in hours since "
+            "a date"
+        )
     if values.dtype == object and values.ndim == 1:
         missing = [row for row, value in enumerate(values) if value is None]
         if missing:
@@ -141,8 +164,11 @@ def refuse_missing_responses(y: Any) -> None:
                 f"the response of row {words[0]} is {values[words[0]]!r}: a regressor predicts numbers; "
                 "DeKRRClassifier predicts classes"
             )
-    if values.dtype.kind != "f" or values.ndim not in (1, 2) or np.isfinite(values).all():
+    if values.dtype.kind != "f" or values.ndim not in (1, 2) or (np.abs(values) <= LARGEST).all():
         return
+    if np.isfinite(values).all():
+        row = int(np.argwhere(np.abs(values) > LARGEST)[0][0])
+        raise DataError(f"the response of row {row} is too large to compute with: give it in another unit")
     row, *column = np.argwhere(~np.isfinite(values))[0]
     output = f", output {column[0]}" if column else ""
     count = int((~np.isfinite(values)).sum())

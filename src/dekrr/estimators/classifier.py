@@ -14,6 +14,7 @@ from ..class_model import SiteClassifier, margins, uncalibrated
 from ..classes import codes, scores
 from ..errors import DataError, SettingsError, warn
 from ..frames import is_frame
+from ..frames.kinds_of_columns import is_missing
 from ..intervals import too_few_text
 from ..labels import factorise
 from ..protocols.calibration import keep_classes
@@ -133,9 +134,12 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             X = frames.with_words_as_names(X)
             tell_of_leaks(X, y, None)
         elif streams.trains_from_sources(X, y):
-            raise DataError("a classifier takes arrays and frames; load the rows of sources first")
+            raise DataError(
+                "a classifier takes arrays and frames, not files or mappings: read them into one frame first, as in "
+                'fit(pandas.read_csv(path), "kind", sites="station")'
+            )
         y = column_or_1d(y, warn=True)
-        check_classification_targets(y)
+        _refuse_bad_classes(y)
         weights = arrays.weights_of(sample_weight, len(y))
         counted = y if weights is None else y[weights > 0]
         with unchanged_by_failure(self):
@@ -319,3 +323,22 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if loss == "log_loss":
             return float(log_loss(y, probabilities, labels=self.classes_, sample_weight=weight))
         return float(accuracy_score(y, self.classes_[np.argmax(probabilities, axis=1)], sample_weight=weight))
+
+
+def _refuse_bad_classes(y: np.ndarray) -> None:
+    """Refuse rows without a class, and numbers that are no classes."""
+    missing = [row for row, value in enumerate(y.tolist()) if is_missing(value)]
+    if missing and y.dtype.kind == "O":
+        raise DataError(
+            f"Input y contains NaN: row {missing[0]} has no class ({len(missing)} in all); drop such rows, or give "
+            'them a class of their own, such as "unknown"'
+        )
+    try:
+        check_classification_targets(y)
+    except ValueError as error:
+        if "continuous" not in str(error):
+            raise
+        raise DataError(
+            f"Unknown label type: continuous. The column has numbers with fractions, such as {y[0]:g}: DeKRRRegressor "
+            "predicts numbers, and a classifier takes words or whole numbers"
+        ) from None

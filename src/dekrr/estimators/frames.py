@@ -71,7 +71,10 @@ def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None, weight: Any
     if columns is None:
         columns = [name for name in column_names(X) if name not in others]
     if not len(columns):
-        raise DataError("the frame has no column to predict from")
+        raise DataError(
+            "the frame has no column to predict from beside the response, the site and the weight: give it some, or "
+            "name them in columns"
+        )
     require_columns(X, columns)
     unchanged = list(columns) == column_names(X)
     return Named(X if unchanged else select(X, columns), y, sites, weight)

@@ -9,7 +9,7 @@ from ..errors import DataError, SettingsError
 from ..labels import factorise
 from ..rows import Rows, StreamedRows, split_by_site
 from ..rows.batches import AnyColumns, block_of, column_names, inputs_of, labels_of
-from ..rows.sources import Source, is_mapping, is_source, open_source
+from ..rows.sources import TABLE, Source, is_mapping, is_source, open_source
 from ..rows.spread import SpreadRows, SpreadSource
 from ..types import Array
 from .ranks import Here
@@ -67,7 +67,10 @@ def open_sources(X: Any, y: Any, sites: Any) -> dict[Hashable, Source]:
         The column that has the site.
     """
     if y is not None and not isinstance(y, str) and not is_names(y):
-        raise DataError(f"for sources, y is the name of the response's column; got {type(y).__name__}")
+        raise DataError(
+            f"for sources, y is the name of the response's column; got {type(y).__name__}. Where a site's rows are "
+            "arrays, give a mapping of site to the pair (X, y), and no y"
+        )
     if is_mapping(X) and sites is not None:
         raise DataError("a mapping of site to source already says which site has which rows: leave sites out")
     if isinstance(X, list | tuple) and any(column_names(part) is not None for part in X):
@@ -83,6 +86,9 @@ def open_sources(X: Any, y: Any, sites: Any) -> dict[Hashable, Source]:
         )
     given = X if is_mapping(X) else {sites: X}
     sources = {label: open_source(source) for label, source in given.items()}
+    for label, source in sources.items():
+        if is_mapping(X) and source.name == TABLE:
+            source.name = f"{TABLE} of site {label!r}"
     if not sources:
         raise DataError("there are no sites: the mapping of site to source is empty")
     return sources

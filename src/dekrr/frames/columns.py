@@ -172,7 +172,7 @@ class Columns(msgspec.Struct, frozen=True):
         ndarray of shape (n_rows, n_out)
         """
         if not (is_frame(table) or isinstance(table, dict)):
-            table = self._named(np.asarray(table))
+            table = self._named(np.array(table, dtype=object) if isinstance(table, list) else np.asarray(table))
         lacking = [name for name in self.names if name not in column_names(table)]
         if lacking:
             raise DataError(f"{where} lacks columns {lacking}; the model was trained on {self.names}")

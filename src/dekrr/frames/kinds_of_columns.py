@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ..errors import UnusableError
-from ..rules import is_number
+from ..rules import LARGEST, is_number
 
 Kind = Literal["number", "boolean", "category", "datetime", "empty"]
 WORDS: dict[str, str] = {
@@ -100,6 +100,12 @@ def _numbers(values: np.ndarray, start: int) -> Raw:
         raise UnusableError(
             f"row {start + row} is {numbers[row]}; replace infinite values, by None where they are not known"
         )
+    if (np.abs(numbers) > LARGEST).any():
+        row = int(np.flatnonzero(np.abs(numbers) > LARGEST)[0])
+        raise UnusableError(
+            f"row {start + row} is {numbers[row]:g}, too large to compute with; give the column in another unit, or "
+            "its logarithm"
+        )
     return Raw("number", numbers)
 
 
@@ -111,7 +117,7 @@ def _objects(values: np.ndarray, start: int) -> Raw:
     kinds = {_kind_of(value) for _, value in known}
     if kinds <= {"boolean", "number"}:
         numbers = np.full(len(values), np.nan)
-        numbers[[row for row, _ in known]] = [float(value) for _, value in known]
+        numbers[[row for row, _ in known]] = [_as_float(value) for _, value in known]
         return Raw("boolean", numbers) if kinds == {"boolean"} else _numbers(numbers, start)
     if kinds == {"category"}:
         return _words(values, known, start)
@@ -125,10 +131,23 @@ def _objects(values: np.ndarray, start: int) -> Raw:
             f"has words and numbers: row {start + row} is {value!r}. Replace the words by None where numbers are "
             "missing, or make all values words to get categories"
         )
-    row, value = next((row, value) for row, value in known if _kind_of(value) not in WORDS)
+    others = [(row, value) for row, value in known if _kind_of(value) not in WORDS]
+    if not others:
+        row, value = next((row, value) for row, value in known if _kind_of(value) != "datetime")
+        raise UnusableError(
+            f"has dates and other values: row {start + row} is {value!r}. Make these None where a date is not known"
+        )
+    row, value = others[0]
     raise UnusableError(
         f"row {start + row} is of type {type(value).__name__}; turn it into a number or a word, or drop the column"
     )
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return np.inf
 
 
 def _kind_of(value: Any) -> str:

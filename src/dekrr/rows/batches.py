@@ -31,6 +31,7 @@ def count_of(columns: AnyColumns) -> int:
     return columns.n_out if isinstance(columns, Columns) else len(columns)
 
 
+_OF_RESPONSE = "a regressor predicts numbers; DeKRRClassifier predicts classes"
 _PLAIN = {"double": "f8", "float": "f4", "int64": "i8", "int32": "i4", "int16": "i2", "int8": "i1"}  # Arrow's names
 
 
@@ -100,7 +101,7 @@ def block_of(
     if is_pair(batch.table):
         responses = np.asarray(batch.table[1])
         columns_of_y = responses.T if responses.ndim == 2 else [responses]
-        outputs = [_numbers(batch, column, "the response") for column in columns_of_y]
+        outputs = [_numbers(batch, column, "the response", _OF_RESPONSE) for column in columns_of_y]
         y = np.column_stack(outputs) if responses.ndim == 2 else outputs[0]
         X = inputs_of(batch, columns)
         if len(X) != len(y):
@@ -114,9 +115,9 @@ def block_of(
         raise DataError(f"{batch.where} has named columns: say which is the response, as in fit(..., y='power')")
     X = inputs_of(batch, columns)
     if isinstance(response, str):
-        y = _numbers(batch, _column(batch, response), repr(response))
+        y = _numbers(batch, _column(batch, response), repr(response), _OF_RESPONSE)
     else:
-        y = np.column_stack([_numbers(batch, _column(batch, name), repr(name)) for name in response])
+        y = np.column_stack([_numbers(batch, _column(batch, name), repr(name), _OF_RESPONSE) for name in response])
     if weight is None:
         return Block(X, y)
     weights = _numbers(batch, _column(batch, weight), repr(weight))
@@ -191,17 +192,18 @@ def _column(batch: Batch, name: str) -> np.ndarray:
     return np.asarray(column)
 
 
-def _numbers(batch: Batch, values: np.ndarray, name: str, *, finite: bool = True) -> Array:
+def _numbers(
+    batch: Batch, values: np.ndarray, name: str, remedy: str = "drop or encode the column", *, finite: bool = True
+) -> Array:
     if values.dtype.kind in "OUST":
         row = _first_word(values)
         if row is not None:
             raise NotNumbersError(
-                f"{batch.where}: row {batch.start + row}, column {name} is {values[row]!r}, not a number; drop or "
-                "encode the column"
+                f"{batch.where}: row {batch.start + row}, column {name} is {values[row]!r}, not a number; {remedy}"
             )
         values = values.astype(np.float64)
     if values.dtype.kind not in "fiub":
-        raise NotNumbersError(f"{batch.where}: column {name} holds {values.dtype}, not numbers; drop or encode it")
+        raise NotNumbersError(f"{batch.where}: column {name} holds {values.dtype}, not numbers; {remedy}")
     numbers = np.asarray(values, dtype=np.float64)
     if finite:
         _require_finite(batch, numbers[:, None], [name])

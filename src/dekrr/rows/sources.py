@@ -28,6 +28,7 @@ from .batches import AnyColumns, Batch, column_names, is_pair, n_rows_of, names_
 
 BATCH_ROWS = 1 << 16
 PARQUET = (".parquet", ".pq")
+TABLE = "the table"  # what messages call one in memory
 
 
 class Source(ABC):
@@ -237,7 +238,7 @@ def open_source(given: Any, *, once: bool = False) -> Source:
 
         return SpreadSource(given)
     if column_names(given) is not None:
-        return _Batches("the table", _Again([given]))
+        return _Batches(TABLE, _Again([given]))
     if isinstance(given, tuple) and len(given) == 2 and is_pair(given) and np.ndim(given[1]) == 1:
         return _Batches("the pair of arrays", _Again([_plain_pair(given)]))
     if callable(given):
