@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 from cryptography import x509
 from hypothesis import example, given, settings
@@ -48,6 +50,61 @@ def test_three_commands_from_nothing_to_models(trial):
     models = [load(path) for path in sorted(trial.glob("sites/*/model.safetensors"))]
     assert [model.header.site for model in models] == ["station-00", "station-01", "station-02"]
     assert np.isfinite(models[0].predict(np.full((2, 3), 0.5))).all()
+
+
+def test_a_trial_tells_how_good_its_models_are(trial):
+    path = trial / "network.toml"
+    path.write_text(path.read_text().replace("n_features = 30", "n_features = 10\nintervals = true"))
+    run("network", "init", path)
+    command = [sys.executable, "-c", "from dekrr.cli import main; main()", "up", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, "COLUMNS": "150"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "held-out RSE" in done.stdout
+    assert re.search(r"\d\d:\d\d:\d\d station-01: running, round \d+", done.stdout)  # also without a terminal
+    frames = {file.stem: pd.read_csv(file) for file in sorted(trial.glob("station-*.csv"))}
+    frame = pd.concat([table.assign(station=name) for name, table in frames.items()])
+    edges = [("station-00", "station-01"), ("station-00", "station-02"), ("station-01", "station-02")]
+    numbers = {"n_features": 10, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, "topology": edges}
+    seed = read_site(trial / "sites/station-00/site.toml").features().seed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dekrr.estimators.base.seed_of", lambda _: seed)
+        fitted = DeKRRRegressor(**numbers, intervals=True, deployment=True).fit(frame, "y", sites="station")
+    errors = fitted.validation_["RSE"]
+    for name in frames:
+        lines = (trial / "sites" / name / "run.jsonl").read_text().splitlines()
+        finished = next(json.loads(line) for line in lines if '"event":"finished"' in line)
+        assert finished["held-out rows"] == errors.n_rows[name]
+        assert finished["held-out RSE"] == pytest.approx(errors.own[name], rel=1e-6)
+        assert f"{errors.own[name]:.4f}" in done.stdout
+        assert not any("held-out RSE" in line for line in lines if '"event":"finished"' not in line)
+    page = run("report", trial).split("page:")[1].strip().replace("\n", "")
+    assert "held-out RSE" in Path(page).read_text()
+    frame.to_csv(trial / "all.csv", index=False)
+    told = [["--target", "y", "--site", "station"], ["--target", "y"]]
+    own = {run("score", folder, trial / "all.csv", *told[0]).split("\n")[-2] for folder in (trial, trial / "sites")}
+    files = sorted(trial.glob("sites/*/model.safetensors"))
+    assert own == {run("score", *files, trial / "all.csv", *told[0]).split("\n")[-2]}
+    alone = run("score", trial / "sites" / "station-00", trial / "station-00.csv", *told[1])
+    assert alone == run("score", files[0], trial / "station-00.csv", *told[1])
+    with pytest.raises(DataError, match="are both models of site 'station-00'"):
+        run("score", files[0], trial / "sites", trial / "all.csv", *told[1])
+    with pytest.raises(DataError, match="no folder of sites"):
+        run("score", trial.parent, trial / "all.csv", *told[1])
+
+
+def test_up_does_not_wait_for_a_site_that_cannot_take_part(trial):
+    path = trial / "network.toml"
+    path.write_text(path.read_text().replace("patience = 30.0", "patience = 30.0\nstart_patience = 3000.0"))
+    run("network", "init", path)
+    rows = trial / "station-01.csv"
+    rows.write_text("\n".join(rows.read_text().split("\n")[:3]).replace("y", "why", 1))
+    command = [sys.executable, "-c", "from dekrr.cli import main; main()", "up", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    told = (done.stdout + done.stderr).replace("\n", " ")
+    assert done.returncode != 0
+    assert "1 of 3 sites cannot take part: station-01 (exit 1)" in told
+    assert "has no columns y" in told
+    assert "start_patience = 3000 seconds, and were stopped" in told
 
 
 def test_up_ends_its_sites_when_it_is_asked_to_stop(trial):

@@ -44,7 +44,7 @@ COMMANDS = {
         "node:node",
         "Take part in a run as one site, and write model.safetensors; or keep running, and train the approved studies.",
     ),
-    "up": ("node:up", "Run every site of a network as a process on this machine, and watch them in a table."),
+    "up": ("up:up", "Run every site of a network as a process on this machine, and watch them in a table."),
     "status": (
         "node:status",
         "Ask running sites for their state; this needs their keys, so each organisation can ask its own sites.",

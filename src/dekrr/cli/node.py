@@ -1,13 +1,10 @@
-"""`dekrr node`, `dekrr up`, `dekrr status`: sites as processes."""
+"""`dekrr node` and `dekrr status`: a site as a process."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-import webbrowser
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,15 +14,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
-from ..deploy.files import differences, is_site_file, read_network, read_site, site_file
-from ..deploy.tables import NetworkFile
-from ..errors import DataError, NetworkError, SettingsError
-from .network import SITE_FILE, SITES, site_tables
+from ..deploy.files import is_site_file, read_network, read_site
+from ..errors import NetworkError
+from .network import SITE_FILE, SITES
 
 INTERRUPTED, TERMINATED = 130, 143
 _PROGRESS_EVERY = 0.5
@@ -33,7 +27,7 @@ _ASKED_AT_ONCE = 16
 _STALE = 15.0  # seconds
 
 
-class _Stopped(BaseException):
+class Stopped(BaseException):
     """The process received a signal to stop."""
 
 
@@ -126,7 +120,7 @@ def _take_part(
             serve_metrics(metrics, started.status)
         except OSError as error:
             raise NetworkError(f"--metrics: port {metrics} of 127.0.0.1 cannot be served: {error}") from None
-    _stop_on(signal.SIGTERM)
+    stop_on(signal.SIGTERM)
     try:
         with (
             _progress(lambda: msgspec.to_builtins(started.status()), as_json=log_json),
@@ -135,13 +129,15 @@ def _take_part(
             started.run()
     except KeyboardInterrupt:
         _stop(site, INTERRUPTED)
-    except _Stopped:
+    except Stopped:
         _stop(site, TERMINATED)
 
 
-def _stop_on(number: signal.Signals) -> None:
+def stop_on(number: signal.Signals) -> None:
+    """Raise `Stopped` in the main thread when a signal comes."""
+
     def stop(*_: object) -> None:
-        raise _Stopped(f"asked to by {number.name}")
+        raise Stopped(f"asked to by {number.name}")
 
     signal.signal(number, stop)
 
@@ -179,177 +175,20 @@ def _progress(status: Any, *, as_json: bool) -> Iterator[None]:
 
 
 def _line(status: Mapping[str, Any]) -> str:
-    waits = _waited_for(status)
+    waits = waited_for(status)
     residual = "" if status["residual"] is None else f", residual {status['residual']:.2e}"
     waiting = f", waiting for {waits}" if waits else ""
-    return f"{status['phase']}: round {status['round']}{residual}, {_kilobytes(status)} kB sent{waiting}"
+    return f"{status['phase']}: round {status['round']}{residual}, {kilobytes(status)} kB sent{waiting}"
 
 
-def _waited_for(status: Mapping[str, Any]) -> str:
+def waited_for(status: Mapping[str, Any]) -> str:
+    """Return the neighbours that a site waits for."""
     return ", ".join(name for name, about in status["neighbors"].items() if about["waited for"])
 
 
-def _kilobytes(status: Mapping[str, Any]) -> str:
+def kilobytes(status: Mapping[str, Any]) -> str:
+    """Return the size of the messages that a site has sent."""
     return f"{status['message bytes sent'] / 1e3:.0f}"
-
-
-def up(
-    network: Annotated[Path, typer.Argument(help="The network file.", exists=True, dir_okay=False)],
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="The folder that dekrr network init made; by default `sites` beside the network file."),
-    ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; on loopback only.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace models that are already there.")] = False,
-    page: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port of 127.0.0.1 for the status page; 0 picks a free one.")
-    ] = 0,
-    browser: Annotated[bool, typer.Option("--browser", help="Open the page in the browser.")] = False,
-) -> None:
-    """Run every site of a network as a process on this machine, and watch them in a table.
-
-    A status page shows the same; its address is printed first.
-    """
-    from ..deploy.page import Page
-
-    folder = folder or network.parent / SITES
-    described = read_network(network)
-    names = [entry.name for entry in described.site]
-    missing = [name for name in names if not (folder / name / SITE_FILE).exists()]
-    if missing:
-        again = " --update" if len(missing) < len(names) else ""
-        raise DataError(f"{folder} lacks {', '.join(missing)}; first run: dekrr network init{again} {network}")
-    _refuse_changed(described, network, folder)
-    options = ["--log-json", *(["--insecure"] if insecure else []), *(["--force"] if force else [])]
-    console = Console()
-    fleet: list[_Process] = []
-    served = Page(page, f"network {described.run}", lambda: [process.state() for process in fleet])
-    console.print(f"The page of the network: {served.url}", highlight=False, soft_wrap=True)
-    if browser:
-        webbrowser.open(served.url)
-    _stop_on(signal.SIGTERM)
-    try:
-        fleet += [_Process(name, folder / name / SITE_FILE, options) for name in names]
-        with Live(_table(fleet), console=console, refresh_per_second=4, transient=False) as live:
-            while any(process.running for process in fleet):
-                time.sleep(0.25)
-                live.update(_table(fleet))
-            live.update(_table(fleet))
-        if not console.is_terminal:
-            console.print()  # ends the line of the table
-    except (KeyboardInterrupt, _Stopped) as stop:
-        for process in fleet:
-            process.terminate()
-        for process in fleet:
-            process.wait()
-        for process in fleet:
-            if process.reason and process.code not in (-signal.SIGTERM, TERMINATED, INTERRUPTED):
-                console.print(process.ending, markup=False)
-        raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
-    failed = [process for process in fleet if process.code]
-    if failed:
-        listed = "; ".join(process.ending for process in failed)
-        raise NetworkError(f"{len(failed)} of {len(fleet)} sites failed: {listed}")
-    console.print(f"{len(fleet)} models in {folder}/*/model.safetensors")
-
-
-def _refuse_changed(described: NetworkFile, network: Path, folder: Path) -> None:
-    """Refuse a network file that has changed since the sites' files were made of it: what is in those would be run."""
-    changed: dict[str, list[str]] = {}
-    for name, table in site_tables(described, network.parent.resolve()).items():
-        for change in differences(read_site(folder / name / SITE_FILE), site_file(table)):
-            changed.setdefault(change, []).append(name)
-    if changed:
-        listed = "; ".join(f"{change} (at {', '.join(sites)})" for change, sites in changed.items())
-        raise SettingsError(
-            f"{network} has changed since dekrr network init made the sites' files. In these files {listed}. Run dekrr "
-            f"network init --update {network} first: it writes the files again, and keeps keys and models"
-        )
-
-
-class _Process:
-    """One site's process, its last status, and the last line of its log that is not JSON."""
-
-    def __init__(self, name: str, site: Path, options: list[str]) -> None:
-        from ..deploy.page import SiteView
-
-        self.name = name
-        self._view = SiteView(read_site(site), site.parent)
-        self.status: dict[str, Any] = {}
-        self.reason = ""
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from dekrr.cli import main; main()", "node", str(site), *options],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None or self._reader.is_alive()
-
-    @property
-    def code(self) -> int:
-        return self._process.returncode or 0
-
-    @property
-    def ending(self) -> str:
-        """The exit code, and the reason."""
-        return f"{self.name} (exit {self.code}): {self.reason}"
-
-    def state(self) -> dict[str, Any]:
-        """Return what the page shows of the site."""
-        if not self.running:
-            self._view.end(self.code, self.reason if self.code else "")
-        return self._view.state()
-
-    def terminate(self) -> None:
-        """Ask the process to stop."""
-        self._process.terminate()
-
-    def wait(self) -> None:
-        """Wait until a process that was asked to stop has written its checkpoint and ended."""
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                self.reason = line.strip() or self.reason
-                continue
-            if not isinstance(event, dict):
-                continue
-            self._view.note(event)
-            if "phase" in event:
-                self.status = event
-
-
-def _table(fleet: list[_Process]) -> Table:
-    table = Table()
-    for heading in ("site", "phase", "round", "residual", "kB sent", "gone", "waiting for"):
-        table.add_column(heading, justify="right" if heading in ("round", "residual", "kB sent") else "left")
-    for process in fleet:
-        status = process.status
-        if not status:
-            phase = "starting" if process.running else f"exit {process.code}"
-            table.add_row(process.name, phase, "", "", "", "", "" if process.running else escape(process.reason))
-            continue
-        phase = status["phase"] if process.running or not process.code else f"exit {process.code}"
-        residual = "" if status["residual"] is None else f"{status['residual']:.2e}"
-        waits = _waited_for(status) if process.running and status["phase"] != "finished" else ""
-        if not process.running and process.code:
-            waits = escape(process.reason)
-        gone = ", ".join(status["gone"])
-        table.add_row(process.name, phase, str(status["round"]), residual, _kilobytes(status), gone, waits)
-    return table
 
 
 def status(
@@ -392,7 +231,7 @@ def status(
         residual = "" if answer["residual"] is None else f"{answer['residual']:.2e}"
         states = [about["state"] for about in answer["neighbors"].values()]
         away = ", ".join(name for name, about in answer["neighbors"].items() if about["state"] == "away")
-        row = [answer["site"], answer["phase"], str(answer["round"]), residual, _kilobytes(answer)]
+        row = [answer["site"], answer["phase"], str(answer["round"]), residual, kilobytes(answer)]
         table.add_row(*row, ", ".join(answer["gone"]), f"{states.count('up')} of {len(states)}", away)
     Console().print(table)
 

@@ -25,7 +25,13 @@ from .models import SUFFIX, require_column
 from .outputs import require_output, table_writer
 from .scoring import errors_on, frame_of
 
-Models = Annotated[Path, typer.Argument(help="A folder that `dekrr fit` wrote, or one model file.")]
+Models = Annotated[
+    Path, typer.Argument(help="A folder that `dekrr fit` wrote, the folder of a mesh's sites, or one model file.")
+]
+SeveralModels = Annotated[
+    list[Path],
+    typer.Argument(help="Model files, folders that `dekrr fit` wrote, or the folder of a mesh's sites; one or more."),
+]
 SiteColumn = Annotated[str | None, typer.Option("--site", "--sites", help="The column that has the site of each row.")]
 
 
@@ -155,19 +161,40 @@ def _require_intervals(by_site: dict[str, SiteModel]) -> None:
         )
 
 
-def load_all(models: Path) -> dict[str, SiteModel]:
-    """Return the models in a folder, or the one in a file, by the names of their sites."""
-    if not models.exists():
-        raise DataError(f"{models} does not exist: give the folder of `dekrr fit --out`, or a model file")
-    paths = sorted(models.glob(f"*{SUFFIX}")) if models.is_dir() else [models]
-    if not paths:
-        raise DataError(f"{models} has no model: no file there ends in {SUFFIX}")
-    loaded = [load(path) for path in paths]
-    return {model.header.site: model for model in loaded}
+def load_all(*models: Path) -> dict[str, SiteModel]:
+    """Return the models in folders and files, by the names of their sites.
+
+    A folder is that of `dekrr fit`, of one site of a mesh, of all its sites, or the one that the last is in.
+    """
+    by_site: dict[str, SiteModel] = {}
+    read: dict[str, Path] = {}
+    for path in (path for given in models for path in _model_files(given)):
+        model = load(path)
+        site = model.header.site
+        if site in by_site:
+            raise DataError(f"{read[site]} and {path} are both models of site {site!r}: give one of them")
+        by_site[site], read[site] = model, path
+    return by_site
+
+
+def _model_files(given: Path) -> list[Path]:
+    """Return the model files that a path stands for."""
+    if not given.exists():
+        raise DataError(f"{given} does not exist: give the folder of `dekrr fit --out`, or a model file")
+    if given.is_file():
+        return [given]
+    name = f"model{SUFFIX}"
+    patterns = [name] if (given / "site.toml").exists() else [f"*{SUFFIX}", f"*/{name}", f"sites/*/{name}"]
+    found = next((paths for pattern in patterns if (paths := sorted(given.glob(pattern)))), [])
+    if not found:
+        raise DataError(
+            f"{given} has no model: no file there ends in {SUFFIX}, and it is no folder of sites that have {name}"
+        )
+    return found
 
 
 def score(
-    models: Models,
+    models: SeveralModels,
     data: Annotated[Path, typer.Argument(help="A CSV or Parquet file of rows with their responses.")],
     target: Annotated[list[str], typer.Option(help="The column that was predicted; repeat the option for several.")],
     site: SiteColumn = None,
@@ -176,7 +203,7 @@ def score(
 
     For models of classes, accuracy and log loss. Without --site, every model is scored on all rows (union).
     """
-    by_site = load_all(models)
+    by_site = load_all(*models)
     classifiers = {name: model for name, model in by_site.items() if isinstance(model, SiteClassifier)}
     if classifiers:
         if len(classifiers) < len(by_site) or len(target) > 1:
@@ -212,11 +239,11 @@ def _score_classes(models: dict[str, SiteClassifier], data: Path, target: str, s
 
 
 def inspect(
-    models: Models,
+    models: SeveralModels,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show what is in model files: the site, the method, the settings and the columns."""
-    by_site = load_all(models)
+    by_site = load_all(*models)
     if as_json:
         typer.echo(json.dumps([_facts(model) for model in by_site.values()], indent=1))
         return

@@ -7,8 +7,11 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from ..networks.session.events import Event
+from ..protocols.held_out import errors_at_site
 from ..protocols.outcome import Outcome
 from .status import Status
+
+HELD_OUT = ("held-out RSE", "held-out accuracy", "held-out log loss")  # fields of `Finished`
 
 
 class Started(Event, frozen=True, tag="started"):
@@ -35,7 +38,11 @@ class Exposed(Event, frozen=True, tag="exposed"):
 
 
 class Finished(Status, Event, frozen=True, tag="finished"):
-    """The result is final and the model is written: the status, and a summary of the outcome."""
+    """The result is final and the model is written: the status, and a summary of the outcome.
+
+    `held_out_error` is the mean squared error of tuning by cross-validation, over all sites, in agreed units. The other
+    errors are of the site's own model on its own held-out rows, by a second training without them. They stay here.
+    """
 
     rounds: int
     settled: bool
@@ -48,6 +55,10 @@ class Finished(Status, Event, frozen=True, tag="finished"):
     consensus: float | UnsetType = UNSET
     own_weight: float | UnsetType = msgspec.field(name="own weight", default=UNSET)
     held_out_error: float | UnsetType = msgspec.field(name="held-out error", default=UNSET)
+    held_out_rows: int | UnsetType = msgspec.field(name="held-out rows", default=UNSET)
+    held_out_rse: float | UnsetType = msgspec.field(name="held-out RSE", default=UNSET)
+    held_out_accuracy: float | UnsetType = msgspec.field(name="held-out accuracy", default=UNSET)
+    held_out_log_loss: float | UnsetType = msgspec.field(name="held-out log loss", default=UNSET)
 
 
 class Stopped(Status, Event, frozen=True, tag="stopped"):
@@ -62,7 +73,12 @@ class Ended(Status, Event, frozen=True, tag="ended"):
 
 def finished(status: Status, outcome: Outcome) -> Finished:
     """Return the event that an outcome is final."""
-    tuned = outcome.tuned
+    tuned, held = outcome.tuned, outcome.held_out
+    errors: dict[str, Any] = {
+        f"held_out_{name.lower().replace(' ', '_')}": value for name, value in errors_at_site(outcome).items()
+    }
+    if held is not None and errors:
+        errors["held_out_rows"] = held.rows.n_rows
     chosen: dict[str, Any] = (
         {}
         if tuned is None
@@ -83,4 +99,5 @@ def finished(status: Status, outcome: Outcome) -> Finished:
         sites=outcome.roster.n_sites,
         rows_of_all_sites=outcome.roster.n_rows,
         **chosen,
+        **errors,
     )

@@ -262,6 +262,7 @@ class Node:
             self._journal.append(EndedRecord())
             self._journal.flush()
         self._tell(finished(self.status(), outcome))
+        outcome.held_out = None  # its rows are not needed any more
 
     def refuse_stranger(self, reason: str) -> None:
         """Report once, from the node's own thread, that a peer without a name was refused."""

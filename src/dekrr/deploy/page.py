@@ -23,6 +23,7 @@ import msgspec
 
 from ..errors import KeysError, NetworkError
 from ..networks.session.events import Event
+from .events import HELD_OUT
 from .status import Status
 from .tables import SiteFile
 
@@ -140,8 +141,24 @@ def _text(event: Mapping[str, Any]) -> str:
 
 
 def _run(event: Mapping[str, Any], when: float) -> dict[str, Any]:
-    kept = ("run", "rounds", "settled", "sites", "rows of all sites", "held-out error")
-    return {"time": when, **{name: event[name] for name in kept if name in event}}
+    kept = ("run", "rounds", "settled", "sites", "rows of all sites", "held-out error", "held-out rows", *HELD_OUT)
+    return {"time": when, **{name: event[name] for name in kept if name in event}, "held-out": held_out_error(event)}
+
+
+def held_out_error(event: Mapping[str, Any]) -> str | float | None:
+    """Return the error of a run at a site: on its held-out rows, in words, or that of tuning, a number, if any.
+
+    Examples
+    --------
+    >>> held_out_error({"held-out RSE": 0.123456, "held-out rows": 120})
+    'RSE 0.1235 on 120 rows'
+    >>> held_out_error({"held-out error": 0.25})
+    0.25
+    """
+    found = [f"{name.removeprefix('held-out ')} {event[name]:.4g}" for name in HELD_OUT if name in event]
+    if found:
+        return f"{', '.join(found)} on {event.get('held-out rows', 0)} rows"
+    return event.get("held-out error")
 
 
 def finished_runs(folder: Path) -> list[dict[str, Any]]:

@@ -86,14 +86,14 @@ class StandingView(logging.Handler):
     def _place(self, study: str, number: int) -> Path:
         return self._studies / study / "versions" / str(number)
 
-    def _validation_error(self, study: str, version: Mapping[str, Any]) -> float | None:
+    def _validation_error(self, study: str, version: Mapping[str, Any]) -> str | float | None:
         if version["state"] != "done":
             return None
         record = self._place(study, version["number"]) / RECORD
         with suppress(OSError):
             changed = record.stat().st_mtime_ns
             if self._validated.get(record, (0, None))[0] != changed:
-                ends = [run.get("held-out error") for run in finished_runs(record.parent)]
+                ends = [run["held-out"] for run in finished_runs(record.parent)]
                 self._validated[record] = changed, ends[-1] if ends else None
             return self._validated[record][1]
         return None

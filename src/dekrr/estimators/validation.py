@@ -6,14 +6,12 @@ own sites on their own rows.
 """
 
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ..classes import scores
-from ..metrics import accuracy, rse
+from ..protocols.held_out import Predicted, measures_of
 from ..protocols.outcome import HeldOut, Outcome
-from ..types import Array
 
 _MOST_PREDICTIONS = 5000  # for the union errors, of all models together
 
@@ -56,22 +54,21 @@ def validate(outcomes: Mapping[Hashable, Outcome], n_sites: int) -> dict[str, He
         How many sites there are in all.
     """
     held = {label: outcome.held_out for label, outcome in outcomes.items() if outcome.held_out is not None}
-    platts = [outcome.classes.platt for outcome in outcomes.values() if outcome.classes is not None]
+    classes = next((outcome.classes for outcome in outcomes.values() if outcome.classes is not None), None)
     for outcome in outcomes.values():
         outcome.held_out = None
     if not held or not any(each.rows.n_rows for each in held.values()):
         return None
-    own = {label: _Predicted.of(each, each) for label, each in held.items() if each.rows.n_rows}
+    own = {label: Predicted.of(each, each) for label, each in held.items() if each.rows.n_rows}
     union = _union(held) if len(held) == n_sites else {}
-    measures = {"RSE": _rse} if not platts else {"accuracy": _accuracy(platts[0]), "log loss": _log_loss(platts[0])}
     n_rows = {label: each.rows.n_rows for label, each in held.items()}
     found = {}
-    for name, measure in measures.items():
+    for name, measure in measures_of(classes).items():
         by_model = {label: measure(each) for label, each in union.items()}
         found[name] = HeldOutErrors(
             n_rows,
             {label: measure(own[label]) if label in own else float("nan") for label in held},
-            measure(_Predicted.joined(list(own.values()))),
+            measure(Predicted.joined(list(own.values()))),
             len(next(iter(union.values())).y) if union else 0,
             by_model,
             float(np.mean(list(by_model.values()))) if by_model else float("nan"),
@@ -79,57 +76,12 @@ def validate(outcomes: Mapping[Hashable, Outcome], n_sites: int) -> dict[str, He
     return found
 
 
-class _Predicted(NamedTuple):
-    """Responses of held-out rows, what a model predicts, and what each row counts for."""
-
-    y: Array
-    prediction: Array
-    weight: Array
-
-    @classmethod
-    def of(cls, rows: HeldOut, model: HeldOut, most: int | None = None) -> "_Predicted":
-        """Return what the model of one site predicts for the held-out rows of another, or for `most` of them."""
-        n_rows = rows.rows.n_rows
-        places = np.arange(n_rows)
-        if most is not None and most < n_rows:
-            places = np.linspace(0, n_rows - 1, most).astype(int)
-        X, y, weight = rows.rows.X[places], rows.rows.y[places], rows.rows.weight
-        shared = y - rows.left.y[places]
-        weights = np.ones(len(places)) if weight is None else weight[places]
-        return cls(y, shared + model.fitted(X), weights * n_rows * rows.rows.expansion / max(len(places), 1))
-
-    @classmethod
-    def joined(cls, parts: list["_Predicted"]) -> "_Predicted":
-        return cls(*(np.concatenate(each) for each in zip(*parts, strict=True)))
-
-
-def _union(held: Mapping[Hashable, HeldOut]) -> dict[Hashable, _Predicted]:
+def _union(held: Mapping[Hashable, HeldOut]) -> dict[Hashable, Predicted]:
     """Return what each site's model predicts for held-out rows of all sites: of each site the same share."""
     there = [each for each in held.values() if each.rows.n_rows]
     share = min(1.0, _MOST_PREDICTIONS / len(held) / sum(each.rows.n_rows for each in there))
     most = {id(each): max(1, round(share * each.rows.n_rows)) for each in there}
     return {
-        label: _Predicted.joined([_Predicted.of(rows, model, most[id(rows)]) for rows in there])
+        label: Predicted.joined([Predicted.of(rows, model, most[id(rows)]) for rows in there])
         for label, model in held.items()
     }
-
-
-def _rse(found: _Predicted) -> float:
-    return rse(found.y, found.prediction, found.weight)
-
-
-def _accuracy(platt: Any) -> Any:
-    def measure(found: _Predicted) -> float:
-        probable = np.argmax(platt.logits(scores(found.prediction)), axis=1)
-        return accuracy(np.argmax(scores(found.y), axis=1), probable, found.weight)
-
-    return measure
-
-
-def _log_loss(platt: Any) -> Any:
-    def measure(found: _Predicted) -> float:
-        probabilities = platt.probabilities(scores(found.prediction))
-        of_class = np.sum(probabilities * scores(found.y), axis=1)
-        return float(-np.average(np.log(of_class), weights=found.weight))
-
-    return measure

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..deploy.events import HELD_OUT
 from ..errors import DataError
 from .pictures import Panel, Picture
 from .report import Section, figure_of, render
@@ -19,6 +20,7 @@ _ABOUT = (
     "What the sites of a mesh wrote down while they trained together. Every site knows only its own part; this page "
     "has the parts of the sites whose records it was made from."
 )
+_HELD_OUT = ("held-out rows", *HELD_OUT)
 _ENDS = ("ended", "finished", "stopped")
 _LISTED = ("gone", "down", "up", "resumed", "refused", "refusing", "unconfirmed", "checkpoint lost", "stopped")
 _POINTS = 200  # the largest number of points of a line
@@ -224,6 +226,7 @@ def _sent_to(record: SiteRecord, place: int) -> float:
 
 def _sites(records: Sequence[SiteRecord]) -> Table:
     rows = []
+    measured = [name for name in _HELD_OUT if any(name in record.result for record in records)]
     for record in records:
         result, end = record.result, record.end
         first = min([record.start["time"], *record.times[:1]])
@@ -236,16 +239,22 @@ def _sites(records: Sequence[SiteRecord]) -> Table:
                 Cell("model" if result else "no model"),
                 Cell(f"{result.get('rounds', max(record.rounds, default=0))}"),
                 Cell(_number(result.get("relative residual"))),
+                *(Cell(_number(result.get(name))) for name in measured),
                 Cell(f"{last - first:.1f}"),
                 Cell(_number(end.get("seconds waiting"))),
                 Cell(f"{np.median(milliseconds):.2f}" if len(milliseconds) else ""),
                 Cell(", ".join(end.get("gone", [])) or "none"),
             ]
         )
-    columns = ["site", "rows", "has", "rounds", "residual", "seconds", "waiting", "ms a round", "gone"]
+    columns = ["site", "rows", "has", "rounds", "residual", *measured, "seconds", "waiting", "ms a round", "gone"]
     note = (
         "Seconds from its last start to its end, of them waiting; the median time of a round; who is not in its model."
     )
+    if measured:
+        note += (
+            " Held-out errors are of each site's model on its own rows that a second training was without: "
+            "RSE is 0 for a perfect model, and 1 for the mean of the responses."
+        )
     return Table("Sites", columns, rows, note)
 
 
