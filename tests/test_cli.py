@@ -53,6 +53,47 @@ def fitted(table, *more):
     return run("fit", data, "--target", "y", "--sites", "station", "--out", table / "models", *SMALL, *more)
 
 
+@pytest.mark.parametrize("as_numbers", [False, True])
+def test_fit_and_predict_of_classes(table, as_numbers):
+    labels = np.array([2, 1, 7]) if as_numbers else np.array(["good", "bad", "fair"])
+    truth = labels[np.searchsorted(np.quantile(y, [1 / 3, 2 / 3]), y)]
+    frame = pd.read_csv(table / "data.csv").drop(columns="y").assign(quality=truth)
+    frame.to_csv(table / "classes.csv", index=False)
+    flags = ("--classes",) if as_numbers else ()
+    arguments = ("--target", "quality", "--site", "station", "--out", table / "models", *SMALL, *flags)
+    result = run("fit", table / "classes.csv", *arguments)
+    assert result.exit_code == 0
+    words = " ".join(result.output.split())
+    figures = r"accuracy ([\d.]+) and log loss ([\d.]+)"
+    found = re.search(f"held out: own {figures}, union {figures} on", words)
+    held = frame.groupby("station").cumcount()
+    held = (np.floor((held + 1) * 0.2) > np.floor(held * 0.2)) & (held >= 20)
+    settings = {"n_features": 12, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
+    trial = DeKRRClassifier(**settings).fit(frame[~held], "quality", sites="station")
+    wanted = [
+        trial.score(frame[held], "quality", sites="station", metric=metric, loss=loss)
+        for metric in ("own", "union")
+        for loss in ("accuracy", "log_loss")
+    ]
+    np.testing.assert_allclose([float(each) for each in found.groups()], wanted, atol=1e-4)
+    run("predict", table / "models", table / "classes.csv", "--site", "station", "--out", table / "out.csv")
+    every = DeKRRClassifier(**settings).fit(frame, "quality", sites="station")
+    assert pd.read_csv(table / "out.csv")["prediction"].tolist() == every.predict(frame, sites="station").tolist()
+    assert "log loss" in run("fit", table / "classes.csv", *arguments, "--force", "--holdout", 0).output
+    with pytest.raises(SettingsError, match="classes, so that there can be one: give --target quality alone"):
+        run("fit", table / "classes.csv", *arguments, "--target", "place", "--force")
+
+
+def test_a_class_that_few_rows_have_is_learnt(table):
+    frame = pd.read_csv(table / "data.csv")
+    frame["y"] = np.where(y > 0, "high", "low")
+    frame.loc[frame.index[frame["station"] == "station 00"][24], "y"] = "once"  # which is held out
+    frame.to_csv(table / "classes.csv", index=False)
+    result = run("fit", table / "classes.csv", "--target", "y", "--site", "station", "--out", table / "models", *SMALL)
+    assert "note: no error is measured on rows of classes that few rows have: once" in result.stderr
+    assert "models of the classes high, low, once" in " ".join(result.output.split())
+
+
 def test_fit_measures_errors_on_rows_that_it_did_not_see(table):
     result = fitted(table)
     words = " ".join(result.output.split())

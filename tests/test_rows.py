@@ -1,8 +1,10 @@
 """Rows from files, datasets, lazy frames and batches against the same rows in memory."""
 
+import gc
 import itertools
 import pickle
 import tracemalloc
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -610,6 +612,23 @@ def test_one_table_is_read_once_whatever_the_number_of_sites(small_sample):
 
 def sites_of_table(batches=table_of_sites):
     return split_by_site(open_source(batches), ["u", "v"], "y", "site", seed=0)
+
+
+@pytest.mark.parametrize("size", [1, 1 << 26])
+def test_the_temporary_file_of_a_table_is_closed(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(survey_module, "SAMPLE_ROWS", 20)
+    monkeypatch.setattr("dekrr.rows.spool._IN_MEMORY", size)
+    TABLE.to_csv(tmp_path / "rows.csv", index=False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        rows = split_by_site(open_source(tmp_path / "rows.csv"), COLUMNS, "power", "station", 0)
+        spool = next(iter(rows.values()))._spool
+        assert "north" in spool
+        file = spool._file
+        del rows, spool
+        gc.collect()
+        assert file.closed
+    assert not [each for each in told if issubclass(each.category, ResourceWarning)]
 
 
 def test_one_table_takes_the_memory_of_samples_and_a_batch(small_sample, monkeypatch):

@@ -1,5 +1,6 @@
 """Tuning without a centre against the same done with all rows in one place."""
 
+import re
 import warnings
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from dekrr.protocols import dekrr
 from dekrr.protocols.outcome import neighborhood_weights
 from dekrr.protocols.tuning import OWN_WEIGHTS, Tuning
 from dekrr.selection import Greedy, Plain
-from dekrr.settings import ALONE, DeKRRSettings
+from dekrr.settings import ALONE, DeKRRSettings, TuningSettings, entries
 
 FOLDS = 2
 
@@ -188,3 +189,15 @@ def test_maps_of_another_size_for_another_fold_are_refused():
     procedures = {name: dekrr.train(sites[name], selectors[name], settings, tuning()) for name in sorted(sites)}
     with pytest.raises(MessageError, match=f"{liar!r} sent maps of different sizes for different folds"):
         LocalNetwork(problem.graph).run(procedures)
+
+
+def test_what_auto_stands_for_is_what_the_settings_say():
+    X, y, sites = make_sites(n_sites=3, random_state=0)
+    fitted = DeKRRRegressor(n_features=8, intervals=False, random_state=0).fit(X, y, sites=sites)
+    assert fitted.tuning_ is None
+    texts = {name: entry.setting.text for name, entry in entries(TuningSettings).items()}
+    assert "derives it from the spread" in texts["sigma"]
+    for name, found in (("alpha", fitted.alpha_), ("consensus", fitted.consensus_)):
+        assert found == float(re.search(r'"auto" is ([\d.e-]*\d)', texts[name])[1])
+    alone = DeKRRRegressor(n_features=8, shared=None, local=None, column_scales=None, folds=2, intervals=False)
+    assert {"sigma", "alpha", "consensus"} < set(alone.fit(X, y, sites=sites).tuning_)

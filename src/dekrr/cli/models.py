@@ -1,7 +1,7 @@
 """`dekrr fit`: models from a table with a site column."""
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +13,10 @@ from rich.table import Table
 from ..errors import DataError, SettingsError
 from ..estimators import DeKRRRegressor
 from ..estimators.parameters import parameters_of
+from ..model import SiteModel
 from ..rows.sources import open_source
 from ..settings import Entry, FeatureSettings, entries
+from .class_fitting import fit_classes, has_words, tell_of_classes
 from .outputs import require_folder
 from .ranks import NetworkOption, network_of
 from .scoring import Errors, errors_on, parts_of
@@ -63,6 +65,10 @@ def fit(
     intervals: Annotated[
         bool, typer.Option(help="Train a second time, without a fifth of the rows, for `dekrr predict --interval`.")
     ] = True,
+    classes: Annotated[
+        bool,
+        typer.Option("--classes", help="The target has classes even if it has numbers. Words are classes anyway."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     network: NetworkOption = "local",
 ) -> None:
@@ -71,6 +77,9 @@ def fit(
     Columns may be numbers, True and False, words and dates, with missing values. The table is read in batches, so it
     may be larger than memory. First, settings are tuned and errors are measured on held-out rows. Then the models are
     trained on all rows, with the same settings.
+
+    A target of words has classes: `dekrr predict` then adds the predicted class and the probability of each. Classes
+    are learnt from a table that fits into memory.
     """
     with network_of(network) as ranks:
         tells = ranks is None or ranks.rank == 0
@@ -103,6 +112,11 @@ def fit(
             "store_sums": False,  # nothing goes on from this fit
         }
         errors = None
+        if classes or has_words(data, target[0]):
+            classifier, figures = fit_classes(data, target, site, wanted, weight, holdout, settings)
+            _write(classifier.models_, out)
+            tell_of_classes(classifier, out, site, figures)
+            return
         if holdout:
             try:
                 errors, tuned = _held_out(data, targets, site, wanted, weight, holdout, settings, tells=tells)
@@ -114,11 +128,16 @@ def fit(
         regressor = DeKRRRegressor(**settings, intervals=intervals)
         regressor.fit(data, targets, sites=site, columns=wanted, sample_weight=weight)
         if tells:
-            for old in out.glob(f"*{SUFFIX}"):
-                old.unlink()
-            for model in regressor.models_.values():
-                model.save(out / file_name(model.header.site))
+            _write(regressor.models_, out)
             _summary(regressor, out, site, errors)
+
+
+def _write(models: Mapping[Hashable, SiteModel], out: Path) -> None:
+    """Write models to a folder, in the place of others."""
+    for old in out.glob(f"*{SUFFIX}"):
+        old.unlink()
+    for model in models.values():
+        model.save(out / file_name(model.header.site))
 
 
 def _held_out(

@@ -78,12 +78,13 @@ class DeKRRRegressor(NetworkRegressor):
     objective_ : float
         The objective above at the end.
     sigma_, alpha_, consensus_ : float
-        The values used: those given, or those tuned.
+        The values used: those given, those tuned, or with a shared part what "auto" stands for.
     own_weight_ : float
         The weight of a site's own model when it predicts with its neighbourhood.
     tuning_ : dict of str to ndarray, or None
         "sigma", "alpha", "consensus", "own_weight" (the weight of the own model in a site's prediction) and "error" of
-        every candidate: the mean squared held-out error over all sites, in scaled units of the response.
+        every candidate: the mean squared held-out error over all sites, in scaled units of the response. None where
+        nothing was tuned, as with the defaults.
     validation_ : dict of str to HeldOutErrors, or None
         Under "RSE", the errors of a second training on the rows that it left out: own and union, of all sites and of
         each. None where there was no second training (see `intervals`), and after `partial_fit`.

@@ -3,6 +3,7 @@
 import math
 import tempfile
 import threading
+import weakref
 from array import array
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
@@ -31,6 +32,7 @@ class Spool:
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
         self._turn = threading.Lock()
         self._end = 0
         self._shapes: list[tuple[int, ...]] = []  # shapes of one row of X, of y and, if there is one, of weight

@@ -147,20 +147,30 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What DeKRR tunes before it trains: a number is not tuned, several are chosen from, "auto" is a grid of ours."""
+    """What DeKRR may tune before it trains; with a shared part, as by default, "auto" tunes nothing."""
 
     sigma: Annotated[
         Any,
         Setting(
             'The kernel\'s bandwidth, in scaled columns. With a shared part, "auto" derives it from the spread of the '
-            "rows. Otherwise, and from several values, it is chosen by cross-validation in which all sites take part, "
-            "without a server.",
+            "rows. Otherwise, and from several values, all sites together choose it by cross-validation.",
             POSITIVE.or_several(),
         ),
     ] = "auto"
-    alpha: Annotated[Any, Setting("Regularisation (the paper's lambda).", POSITIVE.or_several())] = "auto"
+    alpha: Annotated[
+        Any,
+        Setting(
+            'Regularisation (the paper\'s lambda). With a shared part "auto" is 1e-4; otherwise, chosen like sigma.',
+            POSITIVE.or_several(),
+        ),
+    ] = "auto"
     consensus: Annotated[
-        Any, Setting("Weight of the agreement with neighbours (c of the authors' code).", _NOT_NEGATIVE.or_several())
+        Any,
+        Setting(
+            'Weight of the agreement with neighbours (c of the authors\' code). With a shared part, "auto" is 1; '
+            "otherwise it is chosen like sigma.",
+            _NOT_NEGATIVE.or_several(),
+        ),
     ] = "auto"
     folds: Annotated[int, Setting("Folds of each site's own rows, for tuning.", whole_number(2))] = 5
     objective: Annotated[

@@ -1,0 +1,103 @@
+"""`dekrr fit` where the target has classes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from ..errors import SettingsError, UnusableError
+from ..estimators import DeKRRClassifier
+from ..frames.kinds_of_columns import raw_of
+from ..rows.sources import open_source
+from .class_scoring import ClassErrors, class_errors_on
+from .scoring import frame_of, parts_of
+
+_TUNED = ("sigma", "alpha", "consensus")
+
+
+def has_words(data: Path, target: str) -> bool:
+    """Return whether the first rows of a column are words, which are classes then, and not dates or numbers."""
+    for batch in open_source(data).read([target]):
+        values = np.asarray(frame_of(batch)[target])
+        if values.dtype.kind not in "OUST":
+            return False
+        try:
+            kind = raw_of(values).kind
+        except UnusableError:  # numbers with a stray word, for instance, which are refused elsewhere
+            return False
+        if kind != "empty":
+            return kind == "category"
+    return False
+
+
+def fit_classes(
+    data: Path,
+    target: list[str],
+    site: str,
+    columns: list[str] | None,
+    weight: str | None,
+    share: float,
+    settings: dict[str, Any],
+) -> tuple[DeKRRClassifier, ClassErrors | None]:
+    """Return a classifier of all rows of a table, and its figures on held-out rows of a fit without these.
+
+    Parameters
+    ----------
+    data : Path
+    target : list of str
+        One column.
+    site : str
+    columns : list of str, optional
+    weight : str, optional
+    share : float
+        Of the rows of each site that are held out; 0 measures nothing.
+    settings : dict
+        Of the classifier.
+    """
+    if len(target) > 1:
+        raise SettingsError(f"the target has classes, so that there can be one: give --target {target[0]} alone")
+    if settings["network"] is not None:
+        raise SettingsError("classes are fitted in one process: leave --network out")
+    errors = None
+    if share:
+        kept, held = (_joined(parts_of(data, site, share, held_out=part)()) for part in (False, True))
+        trial = _fitted(kept, target[0], site, columns, weight, settings)
+        known = held[target[0]].isin(trial.classes_.tolist())
+        if not known.all():
+            rare = ", ".join(map(str, held[target[0]][~known].unique()[:5]))
+            typer.echo(f"note: no error is measured on rows of classes that few rows have: {rare}", err=True)
+        models = {model.header.site: model for model in trial.models_.values()}
+        errors = class_errors_on(models, open_source(held[known].reset_index(drop=True)).read(None), target[0], site)
+        settings = settings | ({name: getattr(trial, f"{name}_") for name in _TUNED} if trial.tuning_ else {})
+        errors = errors if errors.n_rows else None
+    every = _joined(frame_of(batch) for batch in open_source(data).read(None))
+    return _fitted(every, target[0], site, columns, weight, settings), errors
+
+
+def _joined(frames: Any) -> Any:
+    import pandas as pd
+
+    return pd.concat(list(frames), ignore_index=True)
+
+
+def _fitted(
+    frame: Any, target: str, site: str, columns: list[str] | None, weight: str | None, settings: dict[str, Any]
+) -> DeKRRClassifier:
+    return DeKRRClassifier(**settings).fit(frame, target, sites=site, columns=columns, sample_weight=weight)
+
+
+def tell_of_classes(classifier: DeKRRClassifier, out: Path, site: str, errors: ClassErrors | None) -> None:
+    """Print what came of a fit."""
+    console = Console()
+    title = f"{len(classifier.sites_)} models of the classes {', '.join(map(str, classifier.classes_))} in {out}"
+    if errors is None:
+        console.print(f"{title}\n{classifier.fit_summary()}", highlight=False, markup=False)
+    else:
+        console.print(errors.table(f"{title}: held-out rows"))
+        words = "{} accuracy {:.4f} and log loss {:.4f}"
+        own, union = words.format("own", *errors.own()), words.format("union", *errors.union())
+        console.print(f"held out: {own}, {union} on {errors.n_rows} rows; {classifier.n_rounds_} rounds")
+    console.print("Predict new rows with:")
+    console.print(f"dekrr predict {out} NEW.csv --site {site}", soft_wrap=True)
