@@ -21,7 +21,7 @@ from dekrr.errors import SettingsError
 from dekrr.frames import Column, Columns, Facts, is_frame, read_raw
 from dekrr.frames.dates import places, years
 from dekrr.frames.kinds_of_columns import Raw, raw_of
-from dekrr.messages import RawColumns
+from dekrr.messages import RawColumns, Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.columns import agree_on_columns
 from dekrr.protocols.site import Site
@@ -211,6 +211,29 @@ def test_rare_categories_are_told_to_nobody():
     np.testing.assert_array_equal(wind.encode(raw), np.zeros((9, len(wind.names_out))))
     frame.loc[frame.index[9], ["wind", "station"]] = ["secret", "A"]
     assert "secret" in agreed(frame, graph)["C"].columns[1].categories
+
+
+@pytest.mark.parametrize("n_values", [1, 9])
+def test_numbers_that_few_rows_have_are_told_to_nobody(n_values):
+    """The middle of one value is that value; a single value far from equal others would be their deviation."""
+    told = []
+
+    def watch(delivery):
+        if isinstance(delivery.message, Total):
+            told.append(delivery.message.values)
+
+    sites, facts = {}, {}
+    for name, other in (("a", "b"), ("b", "a")):
+        rare, lone = np.full(60, np.nan), np.zeros(60)
+        if name == "b":
+            rare[:n_values], lone[:n_values] = 4711.0, 4711.0
+        facts[name] = Facts(["rare", "lone"])
+        facts[name].add(read_raw(pd.DataFrame({"rare": rare, "lone": lone}), ["rare", "lone"]))
+        sites[name] = Site(name, (other,), ArrayRows(np.zeros((60, 1)), np.zeros(60)))
+    network = LocalNetwork({"a": ["b"], "b": ["a"]}, observers=[watch])
+    found = network.run({name: agree_on_columns(site, facts[name], 10) for name, site in sites.items()})
+    np.testing.assert_array_equal(told, np.tile([0, 0, 0, 60, 0, 0], (len(told), 1)) * [[1], [2]])
+    assert [(column.fill, column.spread) for column in found["a"].columns] == [(0.0, 1.0), (0.0, 1.0)]
 
 
 def test_the_most_frequent_categories_are_kept():

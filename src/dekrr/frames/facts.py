@@ -75,20 +75,20 @@ class FactsOfColumn:
         if sum(map(len, self._values)) < _MOST_VALUES:
             self._values.append(known[:_MOST_VALUES])
 
-    @property
-    def has_values(self) -> bool:
-        """Whether any row has a value."""
-        return self.n_missing < self.n_rows
+    def middle(self, min_rows: int = 1) -> tuple[float, float]:
+        """Return the middle and the spread of the numbers, both rounded.
 
-    def middle(self) -> tuple[float, float]:
-        """Return the middle and the spread of the numbers, both rounded."""
+        Where most values are the same, the spread is their standard deviation. It would tell the size of a single value
+        that is far from all others. So the `min_rows` - 1 values at each end count as the next one does.
+        """
         if not self._values:
             return 0.0, 0.0
-        values = np.concatenate(self._values)
+        values = np.sort(np.concatenate(self._values))
         if self.kind == "boolean":
             return round(20 * float(values.mean())) / 20, 1.0
         low, median, high = np.percentile(values, [25, 50, 75])
-        spread = float(high - low) or float(values.std())
+        ends = min(min_rows, (len(values) + 1) // 2)
+        spread = float(high - low) or float(values.clip(values[ends - 1], values[-ends]).std())
         if not (spread > 0 and math.isfinite(spread)):
             return _rounded(float(median), abs(float(median)) or 1.0), 0.0
         return _rounded(float(median), spread), _rounded(spread, spread)

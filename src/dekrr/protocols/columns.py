@@ -42,7 +42,7 @@ def agree_on_columns(site: Site, facts: Facts, min_rows: int) -> Procedure[Colum
         for sender in sorted(inbox):
             _check(sender, inbox[sender].columns, told)
             told = {name: _joined(name, told[name], inbox[sender].columns[name]) for name in told}
-    totals = yield from tree_sum(site, roster, _middles(facts))
+    totals = yield from tree_sum(site, roster, _middles(facts, min_rows))
     _refuse_unusable(told, min_rows)
     middles = totals.reshape(-1, 3)
     return Columns(tuple(_column(name, told[name], middle) for name, middle in zip(told, middles, strict=True)))
@@ -62,7 +62,7 @@ def columns_alone(facts: Facts) -> Columns:
     """
     told = {name: _tell("", column, min_rows=1) for name, column in facts.columns.items()}
     told = {name: ToldColumn("number", "", True, {}, []) if t.kind == "empty" else t for name, t in told.items()}
-    middles = _middles(facts).reshape(-1, 3)
+    middles = _middles(facts, min_rows=1).reshape(-1, 3)
     return Columns(tuple(_column(name, told[name], middle) for name, middle in zip(told, middles, strict=True)))
 
 
@@ -71,13 +71,17 @@ def _tell(site: str, facts: FactsOfColumn, min_rows: int) -> ToldColumn:
     return ToldColumn(facts.kind, site, missing, facts.shares(min_rows), facts.dated_parts())
 
 
-def _middles(facts: Facts) -> Array:
-    """Return weight, weighted middle and weighted spread of every column; a site without a value has no weight."""
+def _middles(facts: Facts, min_rows: int) -> Array:
+    """Return weight, weighted middle and weighted spread of every column.
+
+    A site with values in fewer than `min_rows` rows has no weight: the middle of one value is that value.
+    """
     found = []
     for column in facts.columns.values():
-        middle, spread = column.middle()
+        middle, spread = column.middle(min_rows)
         # all rows count, also those without a value: how many these are is not for others to know
-        weight = column.n_rows if column.has_values and column.kind != "category" else 0
+        is_told = column.n_rows - column.n_missing >= max(min_rows, 1) and column.kind != "category"
+        weight = column.n_rows if is_told else 0
         found.append([weight, weight * middle, weight * spread])
     return np.array(found, dtype=np.float64).ravel()
 
