@@ -153,8 +153,8 @@ def test_columns_without_names_and_several_outputs(tmp_path):
     np.testing.assert_allclose(post(service, {"rows": ROWS}).json()["predictions"], wanted, rtol=1e-14)
     lines = "\n".join(",".join(map(str, row)) for row in ROWS).encode()
     table = pd.read_csv(io.BytesIO(post(service, lines, CSV).content))
-    assert list(table.columns) == ["prediction_0", "prediction_1", "prediction_2"]
-    np.testing.assert_allclose(table.to_numpy(), wanted, rtol=1e-14)
+    assert list(table.columns) == ["prediction_0", "prediction_1", "prediction_2", "outside"]
+    np.testing.assert_allclose(table.to_numpy()[:, :3], wanted, rtol=1e-14)
     assert "row 1 has 1 numbers instead of 2" in post(service, {"rows": [[1, 2], [3]]}).json()["detail"]
     assert "lines of 3" in post(service, b"1,2,3\n", CSV).json()["detail"]
     assert ask(service, "GET", "/schema").json()["outputs"] == 3
@@ -299,7 +299,6 @@ def shared_service(tmp_path_factory):
         ({"rows": [], "coverage": 1}, 422, "unknown fields 'coverage'", None, None),
         ({"rows": [[1, 2]]}, 422, "row 0 must be an object", 0, None),
         ({"rows": [NAMED["rows"][0], {"length": 1}]}, 422, "row 1 lacks the column 'wi,dth'; the model", 1, "wi,dth"),
-        ({"rows": [{**NAMED["rows"][0], "hue": 1, "age": 2}]}, 422, "unknown columns 'hue', 'age'", 0, "hue"),
         (
             {"rows": [{"length": 1, "width": 2}]},
             422,
@@ -323,12 +322,87 @@ def test_wrong_json_is_refused_by_row_and_column(shared_service, body, status, w
     assert (about.get("row"), about.get("column")) == (row, column)
 
 
+def test_further_columns_are_ignored_as_predict_does(shared_service):
+    """So a table can be posted as it is, with the response and what else it has."""
+    expected = post(shared_service, NAMED).json()
+    more = {"rows": [{**row, "hue": "red", "age": None} for row in NAMED["rows"]]}
+    assert post(shared_service, more).json() == expected
+    table = TABLE.append_column("hue", pa.array(["red", "", "blue"])).append_column("x", pa.array([1, 2, None]))
+    assert post(shared_service, arrow(table), ARROW, accept=JSON).json() == expected
+    buffer = io.BytesIO()
+    write_csv(table, buffer)
+    assert post(shared_service, buffer.getvalue(), CSV, accept=JSON).json() == expected
+    twice = b'length,"wi,dth",hue,hue\n1.0,2.0,a,b\n'
+    assert post(shared_service, twice, CSV, accept=JSON).json()["predictions"] == expected["predictions"][:1]
+
+
+def test_an_answer_names_values_outside_those_of_training(tmp_path):
+    rng = np.random.default_rng(0)
+    n_rows = 240
+    frame = pd.DataFrame({"speed": rng.gamma(2.0, size=n_rows), "sky": rng.choice(["clear", "rain", "fog"], n_rows)})
+    frame["wet"], frame["when"] = (
+        rng.choice(["no", "yes"], n_rows),
+        pd.Timestamp("2023-01-01") + pd.to_timedelta(np.arange(n_rows), unit="D"),
+    )
+    frame.loc[:30, "speed"] = np.nan
+    y = frame.speed.fillna(2) + (frame.sky == "rain")
+    options = {"n_features": 10, "random_state": 0, "intervals": False}
+    known = {"speed": 1.5, "sky": "fog", "wet": "no", "when": "2023-03-01"}
+    rows = [
+        known,
+        {**known, "speed": 5000.0, "sky": "hail"},
+        {**known, "wet": "perhaps", "when": "2031-01-01"},
+        {**known, "sky": None, "wet": None, "speed": None},
+    ]
+    expected = [[], ["speed", "sky"], ["when", "wet"], []]
+    for scale in ("minmax", "quantiles"):
+        fitted = DeKRRRegressor(**options, scale=scale).fit(frame, y, sites=np.arange(n_rows) % 2)
+        fitted.models_[0].save(tmp_path / f"{scale}.safetensors")
+        service = service_of(tmp_path / f"{scale}.safetensors")
+        answer = post(service, {"rows": rows}).json()
+        assert [sorted(names) for names in answer["outside"]] == [sorted(names) for names in expected]
+        assert [post(service, {"rows": [row]}).json().get("outside") for row in rows] == [
+            [names] if names else None for names in answer["outside"]
+        ]
+        assert "outside" not in post(service, {"rows": [known]}).json()
+        table = pa.csv.read_csv(io.BytesIO(post(service, {"rows": rows}, accept=CSV).content)).to_pydict()
+        assert table["outside"] == ["; ".join(names) for names in answer["outside"]]
+        of_speed = ask(service, "GET", "/schema").json()["columns"][0]
+        assert (of_speed["clipped"] is None) == (scale == "minmax")
+        described = ask(service, "GET", "/openapi.json").json()["components"]["schemas"]["Row"]["properties"]["speed"]
+        assert described["description"].startswith("From" if scale == "minmax" else "Most values of training lie from")
+
+
+def test_values_inside_the_bounds_of_training_are_never_outside(path):
+    service = service_of(path)
+    upper = {"length": 1.0, "wi,dth": 2.0}
+    assert "outside" not in post(service, {"rows": [upper, {"length": -1.0, "wi,dth": -1.0}]}).json()
+    beyond = post(service, {"rows": [upper, {"length": 1.0, "wi,dth": 2.001}]}).json()
+    assert beyond["outside"] == [[], ["wi,dth"]]
+
+
+def test_requests_are_logged_and_docs_is_a_page(path, caplog):
+    service = service_of(path)
+    ask(service, "GET", "/health")
+    assert not caplog.records
+    with caplog.at_level("INFO", logger="dekrr.serving.access"):
+        post(service, NAMED)
+        ask(service, "GET", "/nowhere%0Afaked")
+        page = ask(service, "GET", "/docs")
+    assert page.content == ask(service, "GET", "/").content
+    lines = [record.getMessage() for record in caplog.records]
+    assert '"POST /predict" 200 ' in lines[0]
+    assert lines[0].startswith("127.0.0.1 ")
+    assert '"GET /nowhere faked" 404 ' in lines[1]
+    assert '"GET /docs" 200 ' in lines[2]
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         (b"", "not a CSV table"),
         (b"length\n1\n", "the table lacks the column 'wi,dth'"),
-        (b'length,"wi,dth",hue\n1,2,3\n', "unknown column 'hue'"),
+        (b"length,width,hue\n1,2,3\n", "lacks the column 'wi,dth' and has the unknown columns 'width', 'hue'"),
         (b'length,length,"wi,dth"\n1,2,3\n', "'length' more than once"),
         (b'length,"wi,dth"\n1,2\n3,red\n', "row 1, column 'wi,dth' is 'red'; it must be a number"),
         (b'length,"wi,dth"\n1,2\n3\n', "not a CSV table"),

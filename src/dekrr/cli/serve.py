@@ -38,6 +38,9 @@ def serve(
     watch: Annotated[
         float, typer.Option(min=0.0, help="Seconds between checks for a newer model; 0 checks only on SIGHUP.")
     ] = 1.0,
+    access_log: Annotated[
+        bool, typer.Option("--access-log/--no-access-log", help="Log a line for every request, to standard error.")
+    ] = True,
 ) -> None:
     """Serve predictions over HTTP; a newer model takes over without losing a request.
 
@@ -50,6 +53,7 @@ def serve(
     place = Place(host, port, tokens, certificate, key, authority, behind_proxy)
     limits = Limits(max_bytes=max_bytes, max_rows=max_rows, rate=rate)
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("dekrr.serving.access").setLevel(logging.INFO if access_log else logging.WARNING)
     server = server_of(model, place, limits, watch=watch)
     scheme = "https" if certificate else "http"
     _say(f"{model} on {scheme}://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)")

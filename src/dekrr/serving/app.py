@@ -6,6 +6,7 @@ import hashlib
 import logging
 import re
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -20,15 +21,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..errors import DekrrError
+from ..errors import DekrrError, one_line
 from .bodies import JSON, Refusal
 from .current import CurrentModel
 from .guards import Gate, Limits, Tokens
 from .metrics import MEDIA_TYPE, Metrics
 from .openapi import openapi, schema_of
-from .predicting import Predictions, Receive, Scope, Send, problem
+from .predicting import Message, Predictions, Receive, Scope, Send, problem
 
 logger = logging.getLogger("dekrr.serving")
+access = logging.getLogger("dekrr.serving.access")
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -74,6 +76,7 @@ class Service:
                 Route("/openapi.json", self._guarded(self._openapi, JSON)),
                 Route("/metrics", self._guarded(self.metrics.text, MEDIA_TYPE)),
                 Route("/health", self._health),
+                Route("/docs", self._index),
                 Route("/", self._index),
             ],
             exception_handlers={HTTPException: _http_problem},
@@ -86,7 +89,25 @@ class Service:
             else:
                 await others(scope, receive, send)
 
-        return application
+        async def logged(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or not access.isEnabledFor(logging.INFO):
+                await application(scope, receive, send)
+                return
+            status, began = 0, time.perf_counter()
+
+            async def noting(message: Message) -> None:
+                nonlocal status
+                status = message.get("status", status)
+                await send(message)
+
+            try:
+                await application(scope, receive, noting)
+            finally:
+                client = (scope.get("client") or ("-", 0))[0]
+                what, seconds = one_line(f"{scope['method']} {scope['path']}"), time.perf_counter() - began
+                access.info('%s "%s" %s %.1f ms', client, what, status or "left", 1e3 * seconds)
+
+        return logged
 
     async def refresh(self, *, force: bool = False) -> None:
         """Look for a newer model, and for changed tokens, in a thread."""

@@ -211,7 +211,7 @@ def _body_type(columns: Sequence[Column], *, named: bool) -> Any:
     if named:
         fields = [(f"column_{j}", _json_type(column)) for j, column in enumerate(columns)]
         wire = {f"column_{j}": column.name for j, column in enumerate(columns)}
-        row = msgspec.defstruct("Row", fields, rename=wire, forbid_unknown_fields=True, gc=False)
+        row = msgspec.defstruct("Row", fields, rename=wire, gc=False)  # further columns are ignored
     return msgspec.defstruct("Body", [("rows", list[row])], forbid_unknown_fields=True)
 
 
@@ -257,15 +257,12 @@ def _wrong_list(i: int, row: Any, columns: Sequence[Column]) -> Refusal | None:
 def _wrong_columns(given: Sequence[str], names: Sequence[str], where: str, row: int | None = None) -> Refusal | None:
     missing = [name for name in names if name not in given]
     unknown = [name for name in given if name not in names]
-    parts = []
-    if missing:
-        parts.append(f"lacks the column{'s' * (len(missing) > 1)} {_listed(missing)}")
+    if not missing:  # further columns are ignored, as `SiteModel.predict` does
+        return None
+    parts = [f"lacks the column{'s' * (len(missing) > 1)} {_listed(missing)}"]
     if unknown:
         parts.append(f"has the unknown column{'s' * (len(unknown) > 1)} {_listed(unknown)}")
-    if not parts:
-        return None
-    first = (missing or unknown)[0]
-    return Refusal(422, f"{where} {' and '.join(parts)}; the model takes {_listed(names)}", row=row, column=first)
+    return Refusal(422, f"{where} {' and '.join(parts)}; the model takes {_listed(names)}", row=row, column=missing[0])
 
 
 def _wrong_value(i: int, row: Mapping[str, Any], columns: Sequence[Column]) -> Refusal | None:
@@ -305,7 +302,7 @@ def explain_csv(
 
 
 def _check_names(given: Sequence[str], names: Sequence[str]) -> None:
-    twice = sorted({name for name in given if given.count(name) > 1})
+    twice = sorted({name for name in given if name in names and given.count(name) > 1})
     if twice:
         raise Refusal(422, f"the table has the column {_listed(twice)} more than once", column=twice[0])
     refusal = _wrong_columns(given, names, "the table")
@@ -361,6 +358,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         The names of several outputs; without them they are numbered.
     probabilities : dict of str to ndarray of shape (n_rows,)
         Of each class, where the model predicts classes.
+    outside : list of lists of str, or None
+        For each row, the columns whose values lie outside what the model was trained on; None where there are none.
     """
 
     model: str
@@ -368,6 +367,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     interval: Array | None = None
     targets: list[str] | None = None
     probabilities: dict[str, Array] = {}
+    outside: list[list[str]] | None = None
 
     def of_classes(self, classes: np.ndarray, probabilities: Array) -> "Answer":
         """Return the answer with the most probable class of each row, and the probabilities of all.
@@ -400,17 +400,22 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         for name, part in self.parts().items():
             outputs = self.targets or range(part.shape[-1])
             found |= {name: part} if part.ndim == 1 else {f"{name}_{o}": part[:, k] for k, o in enumerate(outputs)}
-        return found | {f"probability_{name}": share for name, share in self.probabilities.items()}
+        found |= {f"probability_{name}": share for name, share in self.probabilities.items()}
+        if self.outside is not None:
+            found["outside"] = np.array(["; ".join(names) for names in self.outside], dtype=object)
+        return found
 
 
 def written(answer: Answer, media_type: str) -> bytes:
     """Return an answer as a body of this media type."""
     if media_type == JSON:
-        body = {"predictions": answer.values.tolist(), "model": answer.model}
+        body: dict[str, Any] = {"predictions": answer.values.tolist(), "model": answer.model}
         if answer.interval is not None:
             body |= {"lower": answer.interval[:, 0].tolist(), "upper": answer.interval[:, 1].tolist()}
         if answer.probabilities:
             body |= {"probabilities": {name: share.tolist() for name, share in answer.probabilities.items()}}
+        if answer.outside is not None:
+            body["outside"] = answer.outside
         return _encoder.encode(body)
     import pyarrow as pa
 

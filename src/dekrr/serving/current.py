@@ -15,6 +15,7 @@ from ..model import SiteModel
 from ..model_file import load
 from .bodies import RowReader
 from .one_row import OneRow
+from .outside import Outside
 
 MODEL, CURRENT, VERSIONS = "model.safetensors", "current", "versions"
 _SUFFIX = ".safetensors"
@@ -32,6 +33,7 @@ class Version:
     model : SiteModel
     read_rows : RowReader
     one_row : OneRow
+    outside : Outside
     name : str
         The first digits of the SHA-256 of the file.
     path : Path
@@ -42,6 +44,7 @@ class Version:
     model: SiteModel
     read_rows: RowReader
     one_row: OneRow
+    outside: Outside
     name: str
     path: Path
     since: float
@@ -149,7 +152,8 @@ class CurrentModel:
                 name = hashlib.file_digest(file, "sha256").hexdigest()[:12]
             model = load(path)
             if _state_of(path) == before:
-                return Version(model, RowReader(model, self._max_rows), OneRow(model), name, path, time.time())
+                reader = RowReader(model, self._max_rows)
+                return Version(model, reader, OneRow(model), Outside(model), name, path, time.time())
         raise DataError(f"{path} was replaced {_ATTEMPTS} times while it was read")
 
 

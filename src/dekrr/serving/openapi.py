@@ -16,7 +16,7 @@ _REFUSALS = {
     "408": "The body did not arrive in time.",
     "413": "The body is too large, or has too many rows.",
     "415": "The media type is not offered.",
-    "422": "A column is missing, unknown or of the wrong type; the text names it and its row.",
+    "422": "A column is missing or of the wrong type; the text names it and its row.",
     "429": "The caller asks too often.",
 }
 
@@ -37,6 +37,7 @@ def schema_of(current: Version) -> dict[str, Any]:
                 "kind": column.kind,
                 "lower": column.lower,
                 "upper": column.upper,
+                "clipped": column.clipped,
                 "categories": column.categories,
                 "may be missing": column.may_be_missing,
             }
@@ -150,6 +151,12 @@ def _predictions(current: Version) -> dict[str, Any]:
     if classes is not None:
         one = {"enum": classes}
     properties: dict[str, Any] = {"predictions": {"type": "array", "items": one}, "model": {"type": "string"}}
+    properties["outside"] = {
+        "type": "array",
+        "items": {"type": "array", "items": {"type": "string"}},
+        "description": "For each row, the columns whose values lie outside what the model was trained on, or are words "
+        "that it does not know; there the prediction is a guess. Left out where no row has such a value.",
+    }
     if classes is not None:
         shares = {str(name): {"type": "array", "items": number} for name in classes}
         properties["probabilities"] = {"type": "object", "properties": shares}
@@ -168,7 +175,6 @@ def _row(current: Version) -> dict[str, Any]:
     return {
         "type": "object",
         "required": [column.name for column in columns],
-        "additionalProperties": False,
         "properties": {column.name: column.json_schema() for column in columns},
     }
 

@@ -18,7 +18,7 @@ from ..class_model import SiteClassifier
 from ..errors import DataError, SettingsError
 from ..model import as_rows
 from ..types import Array
-from .bodies import Answer, Refusal, Rows, media_type_of, n_rows_of, written
+from .bodies import Answer, Refusal, media_type_of, n_rows_of, written
 from .current import CurrentModel, Version
 from .guards import Gate, Limits
 from .metrics import Metrics
@@ -94,11 +94,13 @@ class Predictions:
         coverage = _coverage(query) if query else None
         rows = version.read_rows(body, given)
         try:
-            values = _values(version, rows)
-            interval = None if coverage is None else _interval(version, rows, coverage)
+            encoded = as_rows(rows, version.model.header) if isinstance(rows, dict) else rows
+            values = version.one_row(encoded) if len(encoded) == 1 else version.model.predict_encoded(encoded)
+            interval = None if coverage is None else _interval(version, encoded, coverage)
         except (DataError, SettingsError) as error:
             raise Refusal(422, str(error)) from None
-        answer = Answer(model=version.name, values=values, interval=interval, targets=version.model.header.targets)
+        outside, targets = version.outside(rows, encoded), version.model.header.targets
+        answer = Answer(model=version.name, values=values, interval=interval, targets=targets, outside=outside)
         if isinstance(version.model, SiteClassifier):
             answer = answer.of_classes(version.model.classes_, version.model.probabilities_of(values))
         content = written(answer, wanted)
@@ -163,18 +165,10 @@ def _coverage(query: bytes) -> float:
     return coverage
 
 
-def _values(version: Version, rows: Rows) -> Array:
-    if isinstance(rows, dict):
-        model = version.model
-        return model.codes(rows) if isinstance(model, SiteClassifier) else model.predict(rows)
-    return version.one_row(rows) if len(rows) == 1 else version.model.predict_encoded(rows)
-
-
-def _interval(version: Version, rows: Any, coverage: float) -> Any:
+def _interval(version: Version, encoded: Array, coverage: float) -> Any:
     if not has_intervals(version):
         raise Refusal(422, "this model has no intervals; ask without coverage")
-    model = version.model
-    return model.interval_encoded(as_rows(rows, model.header), coverage)
+    return version.model.interval_encoded(encoded, coverage)
 
 
 def problem(refusal: Refusal) -> tuple[bytes, dict[str, str]]:
