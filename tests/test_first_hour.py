@@ -398,7 +398,8 @@ def test_mistakes_with_model_files(fitted, tmp_path):
     FRAME.to_csv(tmp_path / "table.csv")
     (tmp_path / "empty.safetensors").write_bytes(b"")
     for name in ("model.pkl", "table.csv", "empty.safetensors"):
-        with pytest.raises(ModelFileError, match=rf"{name} is damaged, or not a model file: .* by models_.site..save"):
+        reason = rf"{name} is damaged, or not a model file: it does not begin as one\. .* by models_.site..save"
+        with pytest.raises(ModelFileError, match=reason):
             load(tmp_path / name)
     save_file({"a": np.zeros(3)}, tmp_path / "other.safetensors")
     with pytest.raises(ModelFileError, match=r"^\S+other.safetensors is a safetensors file, but not a dekrr model"):

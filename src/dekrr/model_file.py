@@ -62,8 +62,10 @@ def load(path: str | os.PathLike[str]) -> SiteModel:
     except (FileNotFoundError, ModelFileError):
         raise
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        noise = isinstance(error, SafetensorError) and "header" in str(error)
+        why = "it does not begin as one" if noise else error
         raise ModelFileError(
-            f"{path} is damaged, or not a model file: {error}. Model files are written by models_[site].save(path), "
+            f"{path} is damaged, or not a model file: {why}. Model files are written by models_[site].save(path), "
             "and by dekrr fit and dekrr node"
         ) from None
     except MemoryError:
