@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import tempfile
-from importlib.metadata import version as version_of
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from paper import write_page_of_all  # noqa: E402
 
 project = "dekrr"
 copyright = "the dekrr developers, BSD 3-Clause"
-release = version_of("dekrr")
+release = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["version"]
 version = release
 
 extensions = [
@@ -56,6 +56,7 @@ autosummary_context = {"members_of": members_of}
 numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False
 autodoc_typehints = "none"
+toc_object_entries_show_parents = "hide"  # in the narrow column of a page's contents
 
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
@@ -80,6 +81,7 @@ html_css_files = ["site.css"]
 html_theme_options = {
     "navigation_with_keys": True,
     "show_toc_level": 2,
+    "header_links_before_dropdown": 7,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],
