@@ -25,6 +25,14 @@ def test_the_site(tmp_path):
     assert not [name for name in names if not (site / "reference" / "api" / f"dekrr.{name}.html").exists()]
     commands = (site / "reference" / "commands.html").read_text()
     assert not [name for name in COMMANDS if f"dekrr {name}" not in commands]
+    page = (site / "reference" / "api" / "dekrr.DeKRRRegressor.html").read_text()
+    assert not [
+        name for name in ("fit", "predict_interval", "partial_fit") if f'id="dekrr.DeKRRRegressor.{name}"' not in page
+    ]
+    assert "+ sum_{p in N_j} c~_j |Z_jj theta_j - Z_pj theta_p|^2" in page, "the objective is not as it is written"
+    assert "plot_14_pictures_of_a_fit" in (site / "reference" / "api" / "dekrr.plot.scales.html").read_text()
+    assert "pip install" in (site / "index.html").read_text()
+    assert any((site / "_downloads").rglob("intervals.py")), "files of the source archive do not come along"
     assert not dead_links(site)
     assert (site / "searchindex.js").exists()
     assert not from_elsewhere(site)
