@@ -1,7 +1,9 @@
 """Networks of nodes on loopback, for the tests of the mesh."""
 
+import contextlib
 import json
 import multiprocessing
+import random
 import socket
 import sys
 import threading
@@ -183,13 +185,15 @@ def run_command(path):
 
 
 def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Return ports that nobody listens on, outside the range from which outgoing connections take theirs."""
+    found = []
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 12_000):
+        with contextlib.suppress(OSError), socket.socket() as each:
+            each.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"there are no {count} free ports")
 
 
 def wait_until(condition, seconds=60.0):
