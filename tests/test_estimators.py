@@ -476,11 +476,11 @@ def test_all_wrong_parameters_are_told_at_once():
 
 @pytest.mark.parametrize("cls", ALL)
 def test_parameters_are_those_of_the_table(cls):
-    own_defaults = {"features": "plain", "censor_start": 0.5}
+    own_defaults = {"features": "plain", "censor_start": 0.5, "n_features": "auto"}
     for name, parameter in parameters_of(cls).items():
         default = getattr(cls(), name)
         assert parameter.entry.in_process == default or own_defaults[name] == default
-        assert parameter.entry.mistake(default) is None
+        assert parameter.entry.mistake(default, objects=parameter.objects) is None
         assert f"\n{name} : " in inspect.getdoc(cls)
         assert parameter.entry.setting.text.split(". ")[0][:60] in " ".join(cls.__doc__.split())
     assert set(parameters_of(cls)) == set(cls().get_params())
@@ -489,3 +489,19 @@ def test_parameters_are_those_of_the_table(cls):
 def test_no_private_module_of_scikit_learn_is_imported():
     source = Path(dekrr.__file__).parent
     assert not [path for path in source.rglob("*.py") if re.search(r"sklearn[.\w]*\._", path.read_text())]
+
+
+def test_sites_take_features_by_their_rows_and_neighbours_where_nobody_says_how_many():
+    X, y, sites = make_sites(n_sites=5, rows_per_site=60, random_state=0)
+    kept = (sites != np.unique(sites)[0]) | (np.arange(len(y)) % 2 == 0)
+    given = {"sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
+    regressor = DeKRRRegressor(**given).fit(X[kept], y[kept], sites=sites[kept])
+    assert {label: model.feature_map.n_features for label, model in regressor.models_.items()} == {
+        label: regressor.n_rows_[label] // 2 for label in regressor.sites_
+    }
+    assert len({model.feature_map.n_features for model in regressor.models_.values()}) > 1
+    many = DeKRRRegressor(**given)._choosing().sized(dict.fromkeys(range(5), 10**6), nx.complete_graph(5))
+    sizes = many.sizes(range(5))
+    assert 4 * 8 * 1.5 * sizes[0] ** 2 <= 700_000 < 4 * 8 * 1.5 * (sizes[0] + 1) ** 2
+    shared_out = DeKRRRegressor(allocation="sqrt", **given).fit(X, y, sites=sites)
+    assert shared_out.models_[shared_out.sites_[0]].feature_map.n_features <= 100

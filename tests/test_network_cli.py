@@ -311,7 +311,8 @@ def test_what_is_tuned_is_what_the_estimator_tunes_by_default(tmp_path):
     assert tuning.consensuses == grid_of("consensus", regressor.consensus)
     assert (tuning.folds, tuning.objective, tuning.prediction) == (5, "mean", regressor.prediction)
     features, settings = read_site(path).features(), read_site(path).method_settings()
-    for name in ("n_features", "features", "kernel", "mapping"):
+    assert (features.n_features, regressor.n_features) == (100, "auto")
+    for name in ("features", "kernel", "mapping"):
         assert getattr(features, name) == getattr(regressor, name)
     for name in ("solver", "self_penalty", "tol", "max_rounds", "allocation", "exchange"):
         assert getattr(settings, name) == getattr(regressor, name)

@@ -44,7 +44,7 @@ def test_every_setting_says_what_it_is_and_allows_its_defaults(kind):
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
-        ("n_features", [5, {"a": 3}, [3, 4], np.array([3, 4])], [np.int64(0), [0], [2.5], "many", {"a": 0}]),
+        ("n_features", [5, "auto", {"a": 3}, [3, 4], np.array([3, 4])], [np.int64(0), [0], [2.5], "many", {"a": 0}]),
         ("features", [Greedy(), GreedySelector()], [Greedy, GreedySelector, 3, object(), "best"]),
         ("kernel", ["cauchy"], [dict, 3, "box"]),
     ],

@@ -1,7 +1,7 @@
 """Which features the sites of an estimator choose: its parameters, and those that a chooser object brings."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -12,7 +12,25 @@ from ..kernels import name_of
 from ..labels import listed
 from ..selection import CHOOSERS, Chooser
 from ..selection.transformers import Selector
-from ..settings import grid_of
+from ..settings import FeatureSettings, grid_of, is_auto
+
+_ROWS_PER_FEATURE = 2
+_FEWEST_FEATURES = 10
+_MOST_BYTES = 700_000  # that a site's sums for its neighbours have
+
+
+def n_features_for(n_rows: int, n_neighbors: int) -> int:
+    """Return how many features a site takes where nobody says: by its rows, within a budget of bytes.
+
+    A neighbour is sent sums of D (D + 1) / 2 + D D numbers.
+
+    Examples
+    --------
+    >>> n_features_for(100, 4), n_features_for(1000, 4), n_features_for(1000, 2), n_features_for(1000, 0)
+    (50, 120, 170, 500)
+    """
+    affordable = _MOST_BYTES / (12 * n_neighbors) if n_neighbors else np.inf
+    return int(max(_FEWEST_FEATURES, min(n_rows // _ROWS_PER_FEATURE, np.sqrt(affordable))))
 
 
 @dataclass(frozen=True)
@@ -81,12 +99,27 @@ class Choosing:
     def sizes(self, labels: Sequence[Hashable]) -> dict[Hashable, int]:
         """Return how many features each site gets (its mean, where an allocation shares them out)."""
         given = self.setting("n_features")
+        if is_auto(given):
+            given = FeatureSettings().n_features
         if isinstance(given, Integral):
             return dict.fromkeys(labels, int(given))
         sizes = dict(given) if isinstance(given, Mapping) else dict(zip(labels, given, strict=False))
         if set(sizes) != set(labels) or (not isinstance(given, Mapping) and len(given) != len(labels)):
             raise SettingsError(f"n_features has {len(given)} entries for {len(labels)} sites: {listed(labels)}")
         return {label: int(size) for label, size in sizes.items()}
+
+    def sized(self, n_rows: Mapping[Hashable, int], graph: Any) -> "Choosing":
+        """Return how sites choose where each takes features by its rows, if their number is "auto".
+
+        Parameters
+        ----------
+        n_rows : mapping of site to int
+        graph : networkx.Graph
+        """
+        if not is_auto(self.setting("n_features")):
+            return self
+        sizes = {label: n_features_for(number, graph.degree[label]) for label, number in n_rows.items()}
+        return replace(self, given={**self.given, "n_features": sizes})
 
     def chooser(self, n_features: int, sigma: float | None = None) -> Chooser:
         """Return the chooser of a site with so many features; by default with the first bandwidth."""

@@ -122,7 +122,7 @@ class DeKRRRegressor(NetworkRegressor):
     (2,)
     """
 
-    n_features: Any = setting(FeatureSettings, "n_features")
+    n_features: Any = setting(FeatureSettings, "n_features", default="auto")
     features: Any = setting(FeatureSettings, "features")
     sigma: Any = setting(TuningSettings, "sigma")
     alpha: Any = setting(TuningSettings, "alpha")
@@ -178,7 +178,7 @@ class DeKRRRegressor(NetworkRegressor):
             bounds=_as_bounds(self.bounds),
         )
         if self.deployment:
-            settings = deployed(settings, self.n_features)
+            settings = deployed(settings, FeatureSettings().n_features if is_auto(self.n_features) else self.n_features)
         return msgspec.structs.replace(settings, **changes)
 
     def _parts(self) -> dict[str, Any]:
@@ -201,7 +201,8 @@ class DeKRRRegressor(NetworkRegressor):
         choosing = Choosing.of(self)
         if self._parts()["shared"] is not None and is_auto(choosing.setting("sigma")):
             choosing = replace(choosing, leaves_sigma=True)
-        if self.allocation != "equal" and not isinstance(choosing.setting("n_features"), Integral):
+        n_features = choosing.setting("n_features")
+        if self.allocation != "equal" and not (is_auto(n_features) or isinstance(n_features, Integral)):
             raise SettingsError(
                 f"allocation={self.allocation!r} divides one n_features among the sites; give a single number, or "
                 "leave it out"
@@ -226,6 +227,9 @@ class DeKRRRegressor(NetworkRegressor):
             settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
         trainings = 1 if tuning is None else 1 + len(tuning.sigmas) * tuning.folds
         graph = self._graph(rows, seed)
+        if self.privacy is None and not self.deployment and self.allocation == "equal":
+            here = {label: 0 if isinstance(part, RowsElsewhere) else part.n_rows for label, part in rows.items()}
+            choosing = choosing.sized(here, graph)
         if self.deployment:
             folds = self.folds if tuning is not None else 0
             sites = ruled(self, sites_of(rows, graph, seed=seed), settings)

@@ -117,9 +117,11 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
     n_features: Annotated[
         int,
         Setting(
-            "Features of a site (the paper's D). Greedy selection takes no more than a site has rows.",
+            'Features of a site (the paper\'s D). Greedy selection takes no more than a site has rows. "auto" is one '
+            "for every two rows of the site, but no more than 0.7 MB of sums to its neighbours are for. With privacy, "
+            "in a deployment or where an allocation shares them out, it is 100.",
             _COUNT,
-            objects=rules.COUNTS,
+            objects=rules.or_auto(rules.COUNTS),
         ),
     ] = 100
     features: Annotated[
