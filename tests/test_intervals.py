@@ -280,6 +280,20 @@ def test_a_loaded_model_of_a_raw_frame_is_one_too(tmp_path):
     np.testing.assert_allclose(ends[SITES == 1], model.predict_interval(own))
 
 
+def test_values_outside_those_of_training_are_named(fitted, tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"speed": rng.uniform(0, 30, 400), "wind": rng.choice(["N", "E", "S", None], 400)})
+    frame["y"], frame["site"] = np.sin(frame["speed"] / 9) + (frame["wind"] == "S"), rng.choice(["a", "b"], 400)
+    model = DeKRRRegressor(**FIXED).fit(frame, "y", sites="site").models_["a"]
+    odd = frame.iloc[:4].assign(speed=[5000.0, 3.0, np.nan, -9.0], wind=["N", "upwards", None, "NNW"])
+    assert model.outside(frame) == [[]] * 400
+    assert model.outside(odd) == [["speed"], ["wind"], [], ["speed", "wind"]]
+    assert model.outside(odd[["speed", "wind"]].to_numpy(dtype=object)) == model.outside(odd)
+    model.save(tmp_path / "m.safetensors")
+    assert dekrr.load(tmp_path / "m.safetensors").outside(odd) == model.outside(odd)
+    assert fitted.models_[0].outside(np.vstack([X[:2], X[:1] + 7])) == [[], [], ["0", "1", "2"]]
+
+
 def test_a_model_file_is_read_without_scikit_learn(fitted, tmp_path):
     fitted.models_[0].save(tmp_path / "model.safetensors")
     code = (

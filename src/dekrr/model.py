@@ -276,6 +276,23 @@ class SiteModel:
         radius = self.calibration.radius(self.feature_map(rows), coverage).reshape(middle.shape)
         return np.stack([self.scaling.undo(middle - radius), self.scaling.undo(middle + radius)], axis=1)
 
+    def outside(self, X: Any) -> list[list[str]]:
+        """Return for each row the columns whose values lie outside what the model was trained on.
+
+        That is a number or a date beyond the bounds of training, or a word that the model does not know. The prediction
+        of such a row is a guess, and its interval is no wider for it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns), or frame
+        """
+        from .outside import Outside
+
+        rows, encoded = X, as_rows(X, self.header)
+        if self.header.encoding is not None:
+            rows = {name: raw.values for name, raw in self.header.encoding.read(X, "the rows").items()}
+        return Outside(self)(rows, encoded) or [[] for _ in encoded]
+
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the coefficient of determination R^2 of `predict(X)`, the mean over outputs.
 

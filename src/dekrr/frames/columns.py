@@ -19,7 +19,7 @@ from ..errors import DataError
 from ..types import Array
 from .dates import places, years
 from .kinds_of_columns import WORDS, Raw, as_words
-from .tables import column_names, is_frame, read_raw
+from .tables import RawTable, column_names, is_frame, read_raw
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -171,13 +171,17 @@ class Columns(msgspec.Struct, frozen=True):
         -------
         ndarray of shape (n_rows, n_out)
         """
+        raw = self.read(table, where, start)
+        return np.hstack([column.encode(raw[column.name], where, start) for column in self.columns])
+
+    def read(self, table: Any, where: str = "the frame", start: int = 0) -> RawTable:
+        """Return the raw columns of a table, before they become numbers; see `encode`."""
         if not (is_frame(table) or isinstance(table, dict)):
             table = self._named(np.array(table, dtype=object) if isinstance(table, list) else np.asarray(table))
         lacking = [name for name in self.names if name not in column_names(table)]
         if lacking:
             raise DataError(f"{where} lacks columns {lacking}; the model was trained on {self.names}")
-        raw = read_raw(table, self.names, where, start)
-        return np.hstack([column.encode(raw[column.name], where, start) for column in self.columns])
+        return read_raw(table, self.names, where, start)
 
     def _named(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         if rows.ndim != 2 or rows.shape[1] != len(self.columns):

@@ -13,9 +13,9 @@ from pathlib import Path
 from ..errors import DataError, DekrrError
 from ..model import SiteModel
 from ..model_file import load
+from ..outside import Outside
 from .bodies import RowReader
 from .one_row import OneRow
-from .outside import Outside
 
 MODEL, CURRENT, VERSIONS = "model.safetensors", "current", "versions"
 _SUFFIX = ".safetensors"

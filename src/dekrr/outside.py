@@ -1,12 +1,12 @@
-"""Which values of a request lie outside what the model was trained on: there a prediction is a guess."""
+"""Which values of rows lie outside what a model was trained on: there a prediction is a guess."""
 
 from typing import Any
 
 import numpy as np
 
-from ..frames import Column
-from ..model import SiteModel
-from ..types import Array
+from .frames import Column
+from .model import SiteModel
+from .types import Array
 
 _SLACK = 1e-9  # of a column's span, for rounding
 
