@@ -204,6 +204,24 @@ def test_no_private_key_travels(trial, tmp_path):
         run("network", "sign", trial / "network.toml", home / "request.pem")
 
 
+def test_a_wrong_choice_lists_the_choices_and_hides_no_other_mistake(tmp_path):
+    path = tmp_path / "network.toml"
+    site = '[[site]]\nname = "a"\nendpoint = "127.0.0.1:7000"\ndata = "a.csv"\n'
+    data = '[data]\ntarget = "y"\ncolumns = ["x"]\n[settings]\nalpha = -1\nconsensus = -2.0\n'
+    path.write_text('run = "a run"\nmethod = "dekr"\npatiense = 3.0\n' + data + site)
+    with pytest.raises(SettingsError) as caught:
+        read_network(path)
+    text = str(caught.value)
+    assert "has 5 mistakes" in text
+    assert "method is 'dekr'; it must be one of dekrr, dkla, allreduce; did you mean dekrr?" in text
+    assert "run 'a run'" in text
+    assert "patiense is not known; did you mean patience?" in text
+    assert text.count("settings.alpha is -1;") == text.count("settings.consensus is -2.0;") == 1
+    path.write_text('run = "r"\nmethod = "boosting"\n' + data + site)
+    with pytest.raises(SettingsError, match=r"it must be one of dekrr, dkla, allreduce$"):
+        read_network(path)
+
+
 def test_all_mistakes_of_a_network_file_are_told_at_once(tmp_path):
     path = tmp_path / "network.toml"
     path.write_text(

@@ -95,7 +95,7 @@ def state_of(site, neighbors, *, now, certificate=YEAR, **changes):
         "status": status_of(site, neighbors),
         "curve": curve,
         "events": events,
-        "runs": [{**run, "time": now - 1e6, "held-out error": 0.0123}],
+        "runs": [{**run, "time": now - 1e6, "held-out error": 0.0123, "held-out": 0.0123}],
         "ending": None,
         "certificate": now + certificate,
         **changes,
@@ -170,6 +170,7 @@ def test_the_page_of_a_network(network_page, browser, width, scheme):
     assert "0.0123" in tab.locator("#studies").inner_text()
     assert "failed cut off" in tab.locator("#studies").inner_text()
     assert "air-2025" in tab.locator("#runs").inner_text()
+    assert "0.0123" in tab.locator("#runs").inner_text()
     assert tab.get_by_text("<img src=x").first.is_visible()
     tab.close()
 
@@ -183,6 +184,27 @@ def test_the_page_of_a_node(node_page, browser, width):
     assert not tab.locator("#approval").is_visible()
     assert not tab.locator("#studies").is_visible()
     tab.close()
+
+
+def test_the_page_of_a_node_that_was_started_again_and_is_alone(browser):
+    """Frames are counted from the last start, messages from the start of the run; and nobody is there to run with."""
+    state = state_of("a", ["b", "c"], now=time.time())
+    status = status_of("a", ["b", "c"], phase="running", **{"message bytes sent": 162_000, "wire bytes sent": 9_900})
+    for about in status["neighbors"].values():
+        about["state"] = "away"
+    run = {**state["runs"][0], "held-out": "RSE 0.1235 on 120 rows"}
+    page = Page(0, "a", lambda: [{**state, "status": status, "runs": [run]}])
+    try:
+        tab = look_at(browser, page.url, next(iter(WIDTHS)))
+        told = tab.locator("#facts").inner_text()
+        assert "162 kB" in told
+        assert "of it messages" not in told
+        assert "waiting, no neighbour is up" in told
+        assert "waiting, no neighbour is up" in tab.locator("#sites tbody").inner_text()
+        assert "RSE 0.1235 on 120 rows" in tab.locator("#runs").inner_text()
+        tab.close()
+    finally:
+        page.close()
 
 
 def standing_status(n_runs):

@@ -153,6 +153,8 @@ def test_a_study_from_proposal_to_retraining_and_back(consortium):
     page = consortium.folder / "page.html"
     consortium.command("a", "audit", "report", "--out", page)
     assert "version used" in page.read_text()
+    proposal = next(line for line in page.read_text().split("<tr>") if "<td>proposal</td>" in line)
+    assert f"study air, digest {digest}, about nothing, sites a b c, source rows, columns u v, target y" in proposal
     consortium.command("c", "audit", "report", "--out", page)
     assert "What left this site" in page.read_text()
 
@@ -516,8 +518,15 @@ def test_an_audit_trail_that_was_changed_is_found_out(consortium, tmp_path):
         ):
             if changed != lines:
                 path.write_bytes(b"".join(changed))
-                with pytest.raises(DataError, match="line"):
+                with pytest.raises(DataError, match=r"line|report") as refusal:
                     verify(path, a.trust, "a", [(trail.n_lines, trail.head)])
+                differs = [number for number, (new, old) in enumerate(zip(changed, lines, strict=False)) if new != old]
+                if len(changed) == len(lines) and differs == [place] and b'"c"' in changed[place]:
+                    last = place + 2 == len(lines)  # nothing confirms the last line
+                    named = f"line {place + 1} or line {place + 2}" if last else f"line {place + 1}"
+                    assert f"{named} is not what was written" in str(refusal.value)
+                elif len(changed) != len(lines):
+                    assert f"line {place + 1 + (len(changed) > len(lines))} has the number" in str(refusal.value)
     path.write_bytes(b"".join(lines[:7]))
     with pytest.raises(DataError, match="a report of this site names line"):
         verify(path, a.trust, "a", [(trail.n_lines, trail.head)])

@@ -5,10 +5,13 @@ import html
 import json
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
+from ..errors import SettingsError
 from .leaving import REVEALS
 from .studies.book import Book
+from .studies.study import digest_of, parse_study
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
@@ -85,7 +88,22 @@ _PLAIN = ("line", "time", "kind", "before", "certificate", "signature")
 def _words(said: dict[str, Any]) -> tuple[str, str]:
     kind = said.get("says") or said["type"]
     shown = {key: value for key, value in said.items() if key not in ("type", "says", "text", "pem", "time")}
+    if "text" in said:
+        shown = _of_proposal(said["text"])
+    elif "pem" in said:
+        shown["a list of revoked certificates of"] = f"{len(said['pem'])} bytes"
     return str(kind), ", ".join(f"{key} {value}" for key, value in shown.items())
+
+
+def _of_proposal(text: str) -> dict[str, Any]:
+    """Return what a proposed study asks for, as far as its text can be read."""
+    about: dict[str, Any] = {"digest": digest_of(text)}
+    with suppress(SettingsError):
+        study = parse_study(text)
+        about = {"study": study.name, **about, "about": study.about or "nothing", "sites": " ".join(study.sites)}
+        about |= {"source": study.source, "columns": " ".join(study.data.columns)}
+        about |= {"target": " ".join(study.data.targets), "expires": study.expires}
+    return about
 
 
 def _when(entry: dict[str, Any]) -> str:

@@ -174,15 +174,40 @@ def _opened(path: Path) -> LockedFile:
 
 
 def _lines(data: bytes, path: Path) -> Iterator[Line]:
-    before = ""
-    for number, text in enumerate(data.splitlines(), 1):
-        try:
-            entry = json.loads(text)
-            fits = entry["before"] == before and entry["line"] == number and isinstance(entry["kind"], str)
-        except (ValueError, KeyError, TypeError):
-            fits = False
-        if not fits:
-            raise DataError(f"{path}, line {number} does not follow from the line before it: the trail was changed")
+    before, texts = "", data.splitlines()
+    for number, text in enumerate(texts, 1):
+        entry = _entry(text)
+        if entry is None or entry["before"] != before or entry["line"] != number:
+            raise DataError(f"{path}, {_what_was_changed(texts, number)}: the trail was changed")
         line = Line(entry, text)
         before = line.hash
         yield line
+
+
+def _entry(text: bytes) -> dict[str, Any] | None:
+    """Return what a line says; None where it is no line of a trail."""
+    try:
+        entry = json.loads(text)
+        is_line = {"before", "line"} <= entry.keys() and isinstance(entry["kind"], str)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return entry if is_line else None
+
+
+def _what_was_changed(texts: list[bytes], number: int) -> str:
+    """Return in words what is wrong at the first line that does not follow from the line before it.
+
+    A line has the hash of the line before it. Where the next line confirms the one that does not follow, that one is as
+    it was written, and the line before it is not.
+    """
+    entry = _entry(texts[number - 1])
+    if entry is None:
+        return f"line {number} is not a line of a trail"
+    if entry["line"] != number:
+        return f"line {number} has the number {entry['line']}: a line was added, left out or moved here"
+    after = _entry(texts[number]) if number < len(texts) else None
+    if after is None:
+        return f"line {number - 1} or line {number} is not what was written"
+    if after["before"] == hashlib.sha256(texts[number - 1]).hexdigest():
+        return f"line {number - 1} is not what was written"
+    return f"line {number} is not what was written"

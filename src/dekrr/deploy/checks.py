@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -29,7 +29,11 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 def convert(table: Mapping[str, Any], kind: type[Struct], where: str, mistakes: list[str]) -> Struct | None:
-    """Convert a table to a struct, field by field, so that every mistake is found; None if there are mistakes."""
+    """Convert a table to a struct, field by field, so that every mistake is found; None if it cannot be made.
+
+    A struct may be returned beside mistakes, so that the rest can be checked: unknown keys are left out, and the word
+    that was meant stands for one that is none of a field's choices.
+    """
     fields, settings = {field.name: field for field in msgspec.structs.fields(kind)}, entries(kind)
     unknown = sorted(set(table) - set(fields))
     mistakes += [f"{where}{key} is not known{_suggestion(key, fields)}" for key in unknown]
@@ -49,6 +53,14 @@ def convert(table: Mapping[str, Any], kind: type[Struct], where: str, mistakes: 
                 convert(entry, SiteEntry, f"site {i + 1}: ", mistakes) for i, entry in enumerate(site_entries)
             )
         else:
+            choices = get_args(field.type) if get_origin(field.type) is Literal else ()
+            if choices and table[name] not in choices:
+                close = difflib.get_close_matches(str(table[name]), choices, 1)
+                meant = f"; did you mean {close[0]}?" if close else ""
+                mistakes.append(f"{where}{name} is {table[name]!r}; it must be one of {', '.join(choices)}{meant}")
+                values[name] = close[0] if close else None
+                before += bool(close)
+                continue
             try:
                 values[name] = msgspec.convert(table[name], field.type)
             except msgspec.ValidationError as error:
@@ -220,6 +232,7 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
             mistakes.append(
                 f"settings.{key} is {settings[key]!r}; between organisations it must be {' or '.join(choices)}"
             )
+    mistakes[:] = dict.fromkeys(mistakes)  # a setting may be in several groups
 
 
 def _check_parts(settings: Mapping[str, Any], mistakes: list[str]) -> None:
