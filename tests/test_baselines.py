@@ -75,6 +75,11 @@ def test_dkla_converges_to_all_reduce():
     assert admm.history_["objective"][-1] == pytest.approx(exact.objective_, rel=1e-5)
 
 
+def test_dkla_says_where_it_stops_before_its_tolerance():
+    with pytest.warns(ConvergenceWarning, match="DKLARegressor stopped after 5 rounds at a relative residual of"):
+        DKLARegressor(n_features=20, max_rounds=5, **COMMON).fit(X, y, sites=SITES)
+
+
 def test_coke_saves_messages_at_the_same_error():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

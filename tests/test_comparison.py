@@ -44,3 +44,28 @@ def test_models_of_sites_are_scored_on_own_and_on_all_rows(comparison, monkeypat
     assert result["union"] > 0.5
     pooled = comparison.measured("hgb:pooled", "made", 0, None)
     assert pooled["own"] == pooled["union"] > 0.5
+
+
+def test_the_page_holds_the_default_to_the_earlier_one_and_to_pooled_trees(comparison):
+    made = [("houses", "ours", 0.1), ("houses", "earlier", 0.2), ("energy", "ours", 0.9), ("energy", "earlier", 1.0)]
+    made += [("houses", "hgb:pooled", 0.15), ("energy", "hgb:pooled", 0.5)]
+    results = [{"data": data, "method": method, "seed": 0, "own": own, "union": own / 2} for data, method, own in made]
+    own, union, trees = comparison.comparisons(results).splitlines()
+    assert own.endswith("less by: Houses 50.0 %, Energy 10.0 %; mean 30.0 %.")
+    assert union.startswith("- union RSE")
+    assert "ahead on 1 of 2 (Houses)" in trees
+
+
+def test_the_earlier_results_are_those_of_the_other_benchmark(comparison):
+    kept = [result for result in json.loads(comparison.RESULTS.read_text()) if result["method"] == "earlier"]
+    assert kept == comparison.earlier()
+    assert {result["data"] for result in kept} == set(comparison.SIX)
+
+
+def test_the_page_has_the_costs_of_the_results(comparison):
+    page = comparison.PAGE.read_text()
+    costs = json.loads((comparison.RESULTS.parent / "cost.json").read_text())
+    for given, default in zip(costs[::2], costs[1::2], strict=True):
+        assert (given["settings"], default["settings"]) == ("given numbers", "defaults")
+        cells = [f"{one[key]:.2f}" for one in (given, default) for key in ("megabytes", "seconds")]
+        assert f"| {given['n_features']} | {' | '.join(cells)} |" in page
