@@ -227,7 +227,8 @@ class DeKRRRegressor(NetworkRegressor):
             settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
         trainings = 1 if tuning is None else 1 + len(tuning.sigmas) * tuning.folds
         graph = self._graph(rows, seed)
-        if self.privacy is None and not self.deployment and self.allocation == "equal":
+        counts = is_auto(choosing.setting("n_features"))  # rows of sources are counted by a pass over them
+        if counts and self.privacy is None and not self.deployment and self.allocation == "equal":
             here = {label: 0 if isinstance(part, RowsElsewhere) else part.n_rows for label, part in rows.items()}
             choosing = choosing.sized(here, graph)
         if self.deployment:
