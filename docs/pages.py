@@ -12,14 +12,18 @@ NOTE = "<!-- This page is made from the code by docs/pages.py. -->\n\n"
 
 def write_pages(folder: Path) -> None:
     """Write the pages that are made from the code; a page that would not change is left as it is."""
-    for name, text in {
-        "reference/commands.md": commands_page(),
-        "reference/messages.md": messages_page(),
-        "reference/errors.md": errors_page(),
-        "reference/api.md": names_page(),
-    }.items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
+    pages = {
+        "commands.md": commands_page(),
+        "messages.md": messages_page(),
+        "errors.md": errors_page(),
+        "api.md": names_page(),
+    }
+    (folder / "reference").mkdir(exist_ok=True)
+    for path in (folder / "reference").glob("*.md"):
+        if path.name not in pages and path.read_text(encoding="utf-8").startswith(NOTE):
+            path.unlink()  # an earlier version made it
+    for name, text in pages.items():
+        path = folder / "reference" / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
 
