@@ -118,7 +118,9 @@ def against_features(run: str) -> str:
                 beside = f" ({theirs:.4f})" if theirs is not None else ""
                 cells.append(f"{Mean.of(column(fits, f'{metric}_rse'))}{beside}" if fits else "-")
         lines.append(f"| {title_of(data)} | {size} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + f"\n\nIn brackets: the mean in the authors' files. {_repeats(run)}\n"
+    theirs = any(row["authors_rse"] is not None for row in _rows(run))
+    brackets = "In brackets: the mean in the authors' files. " if theirs else ""
+    return "\n".join(lines) + f"\n\n{brackets}{_repeats(run)}\n"
 
 
 def _of(rows: Sequence[Row], **values: Any) -> list[Row]:
