@@ -209,7 +209,7 @@ def test_what_is_refused_before_any_work(table):
         (
             "words.csv",
             frame.assign(y="high"),
-            "row 0, column 'y' is 'high', not a number; a regressor predicts numbers; D",
+            "there is one class, 'high': a classifier needs rows of at least two classes",
         ),
         ("gap.csv", frame.assign(y=frame["y"].where(frame.index != 5)), "row 5, column 'y' is nan; fill or drop NaN"),
         ("lost.csv", frame.assign(station=None), "column 'station'.* row 0 has no site label .nan.; drop such rows"),
