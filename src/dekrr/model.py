@@ -20,6 +20,7 @@ from .features import FeatureMap
 from .frames import Columns, is_frame
 from .intervals import Calibration, too_few_text
 from .metrics import rse
+from .outside import Outside
 from .privacy.mechanism import Spent
 from .rows.batches import AnyColumns, inputs_of
 from .rows.sources import is_source, open_source
@@ -286,12 +287,10 @@ class SiteModel:
         ----------
         X : array-like of shape (n_rows, n_columns), or frame
         """
-        from .outside import Outside
-
         rows, encoded = X, as_rows(X, self.header)
         if self.header.encoding is not None:
             rows = {name: raw.values for name, raw in self.header.encoding.read(X, "the rows").items()}
-        return Outside(self)(rows, encoded) or [[] for _ in encoded]
+        return outside_of(self)(rows, encoded) or [[] for _ in encoded]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the coefficient of determination R^2 of `predict(X)`, the mean over outputs.
@@ -402,3 +401,9 @@ def _require_place(path: Path) -> None:
         raise FileNotFoundError(f"the folder {path.parent} of {path.name} does not exist: make it first")
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(f"the folder {path.parent} of {path.name} cannot be written to: give another one")
+
+
+def outside_of(model: SiteModel) -> Outside:
+    """Return what names the columns of rows whose values lie outside those that a model was trained on."""
+    header = model.header
+    return Outside(header.n_columns, header.columns, header.encoding, model.scaling)

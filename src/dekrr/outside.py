@@ -1,11 +1,12 @@
 """Which values of rows lie outside what a model was trained on: there a prediction is a guess."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .frames import Column
-from .model import SiteModel
+from .frames import Column, Columns
+from .scaling import AnyScaling
 from .types import Array
 
 _SLACK = 1e-9  # of a column's span, for rounding
@@ -18,39 +19,40 @@ class Outside:
 
     Parameters
     ----------
-    model : SiteModel
+    n_columns : int
+    names : sequence of str or None
+        Of the columns; None for their numbers.
+    encoding : Columns or None
+        How raw columns became numbers.
+    scaling : Scaling
 
     Examples
     --------
-    >>> from dekrr.features import FeatureMap
-    >>> from dekrr.model import Header, Member
     >>> from dekrr.scaling import Scaling
-    >>> header = Header(site="a", method="", kernel="gaussian", sigma=1.0, n_columns=1, columns=["speed"])
-    >>> member = Member(FeatureMap.unweighted(np.ones((1, 2)), np.zeros(2)), np.array([1.0, 2.0]))
-    >>> outside = Outside(SiteModel(header, (member,), scaling=Scaling(np.zeros(2), np.array([30.0, 1.0]))))
+    >>> outside = Outside(1, ["speed"], None, Scaling(np.zeros(2), np.array([30.0, 1.0])))
     >>> rows = np.array([[12.0], [5000.0]])
     >>> outside(rows, rows)
     [[], ['speed']]
     """
 
-    def __init__(self, model: SiteModel) -> None:
-        header = model.header
-        n_columns = header.n_columns
+    def __init__(
+        self, n_columns: int, names: Sequence[str] | None, encoding: Columns | None, scaling: AnyScaling
+    ) -> None:
         self._lowest, self._highest = np.full(n_columns, -np.inf), np.full(n_columns, np.inf)
-        self._owners = list(header.columns or [str(j) for j in range(n_columns)])
+        self._owners = list(names or [str(j) for j in range(n_columns)])
         self._words: list[tuple[int, Column]] = []
-        bounds = model.scaling.tensors
+        bounds = scaling.tensors
         if bounds:
             lowest, highest = bounds.get("lowest", bounds["lower"]), bounds.get("highest", bounds["upper"])
             room = _SLACK * np.maximum(highest - lowest, np.abs(lowest) + np.abs(highest))[:n_columns]
             self._lowest, self._highest = lowest[:n_columns] - room, highest[:n_columns] + room
-        if header.encoding is not None:
-            self._owners = [column.name for column in header.encoding.columns for _ in column.names_out]
-            names = header.encoding.names_out
-            ordered = [names.index(name) for name in names if name not in _bounded(header.encoding.columns)]
+        if encoding is not None:
+            self._owners = [column.name for column in encoding.columns for _ in column.names_out]
+            made = encoding.names_out
+            ordered = [made.index(name) for name in made if name not in _bounded(encoding.columns)]
             self._lowest[ordered], self._highest[ordered] = -np.inf, np.inf
-            places = np.cumsum([0, *(len(column.names_out) for column in header.encoding.columns)])
-            known = zip(places, header.encoding.columns, strict=False)
+            places = np.cumsum([0, *(len(column.names_out) for column in encoding.columns)])
+            known = zip(places, encoding.columns, strict=False)
             self._words = [(int(place), column) for place, column in known if column.kind == "category"]
 
     def __call__(self, rows: Any, encoded: Array) -> list[list[str]] | None:

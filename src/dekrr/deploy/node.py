@@ -221,7 +221,7 @@ class Node:
         """Return the site's key for masks in this epoch, the same whenever the site goes through it again."""
         lost = sorted(self.session.lost)
         private = derived_secret(self._masks_secret, *lost)
-        return Identity(json.dumps([self.config.run, lost]), private, self._signer, self.session.graph)
+        return Identity(json.dumps([self.config.run, lost]), private, self._signer, self.session.course.present_graph)
 
     def _sealed(self, neighbor: str, put: Callable[[bytes], None]) -> DataSeal:
         """Return a sealed way to a neighbour, under the certificate that the site has now."""

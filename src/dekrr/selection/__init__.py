@@ -4,7 +4,8 @@
 scikit-learn, and no other module of this package imports it.
 """
 
-from .choosers import MAPPINGS, Chooser, Energy, Plain
+from .choosers import MAPPINGS, Chooser
+from .energy import Energy, Plain
 from .greedy import Greedy
 from .mixed import Mixed
 from .pool import Pool

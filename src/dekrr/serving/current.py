@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, DekrrError
-from ..model import SiteModel
+from ..model import SiteModel, outside_of
 from ..model_file import load
 from ..outside import Outside
 from .bodies import RowReader
@@ -153,7 +153,7 @@ class CurrentModel:
             model = load(path)
             if _state_of(path) == before:
                 reader = RowReader(model, self._max_rows)
-                return Version(model, reader, OneRow(model), Outside(model), name, path, time.time())
+                return Version(model, reader, OneRow(model), outside_of(model), name, path, time.time())
         raise DataError(f"{path} was replaced {_ATTEMPTS} times while it was read")
 
 

@@ -81,9 +81,7 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
     """
 
     epsilon: Annotated[float, Setting("The privacy budget: how much one row may change what others see.", POSITIVE)]
-    delta: Annotated[
-        float | None, Setting("The probability with which the promise may fail; None is N_j^-2.", _CHANCE)
-    ] = None
+    delta: Annotated[float | None, Setting("The chance that the promise fails; None is N_j^-2.", _CHANCE)] = None
     max_epsilon: Annotated[float, Setting("A larger epsilon is refused.", POSITIVE, agreed=False)] = 10.0
     colluders: Annotated[
         int | None,

@@ -9,6 +9,7 @@ from .epochs import Epoch, Progress
 from .frames import Data, FrameReader
 from .interpreter import Interpreter, Maker, Result
 from .journal import Checkpoint, Opening, Received
+from .links import present
 from .peers import Peer
 from .plan import Plan
 
@@ -55,6 +56,12 @@ class Course(Generic[Result]):
         self._interpreter = interpreter
         self._checkpoint = checkpoint
         self._peers = peers
+
+    @property
+    def present_graph(self) -> dict[str, tuple[str, ...]]:
+        """Who is whose neighbour in this epoch, as all sites told before the start."""
+        graph, epoch = self.graph, self.epoch
+        return {name: present(name, graph[name], epoch.lost) for name in epoch.members if name in graph}
 
     @property
     def missing(self) -> tuple[str, ...]:

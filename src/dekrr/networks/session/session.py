@@ -95,12 +95,6 @@ class Session(Generic[Result]):
         return self.course.epoch.lost
 
     @property
-    def graph(self) -> dict[str, tuple[str, ...]]:
-        """Who is whose neighbour in this epoch, as all sites told before the start."""
-        graph = self.course.graph
-        return {name: present(name, graph[name], self.lost) for name in self.course.epoch.members if name in graph}
-
-    @property
     def result(self) -> Result | None:
         """The result of the procedure, or None before it has returned; the result is final in the phase `finished`."""
         return self.course.epoch.result
@@ -169,7 +163,7 @@ class Session(Generic[Result]):
             return
         self._checkpoint.flush()
         if self.phase not in _UNDER_WAY:
-            self._tick_greeting(now)
+            _greet_again(self, self._greeting, self._speaker, now)
             return
         overdue = _overdue_at(self, self._started, now)
         if overdue and self.phase is Phase.CLOSING:
@@ -183,17 +177,6 @@ class Session(Generic[Result]):
             if now - max(self.peers[name].asked, self.course.waiting_since) >= RETRY:
                 self._speaker.greet([name], self.course.epoch, now, asks=True)
         self._advance(now)
-
-    def _tick_greeting(self, now: float) -> None:
-        greeting, epoch = self._greeting, self.course.epoch
-        if self.phase is Phase.REFUSING:
-            if greeting.has_refused_long_enough(now):
-                raise error_after(self.phase, Cause.REFUSAL_KNOWN)(greeting.refusal)
-        elif absence := greeting.absence(epoch.present, self.gone, now):
-            raise error_after(self.phase, Cause.ABSENT)(absence)
-        for name in epoch.present:
-            if now - self.peers[name].asked >= RETRY:
-                self._speaker.greet([name], epoch, now, asks=True)
 
     def _take(self, frame: Frame, data: bytes, now: float) -> None:
         """Take in a frame that has passed the checks."""
@@ -331,6 +314,19 @@ def _overdue_at(session: Session[Any], started: float, now: float) -> list[str]:
         for name in session.course.missing
         if peers[name].is_overdue(plan, session.exchange, since, started, now, suspected=name in suspects)
     ]
+
+
+def _greet_again(session: Session[Any], greeting: Greeting, speaker: Speaker, now: float) -> None:
+    """Greet neighbours that have not answered; raise the refusal, or who is absent, when the time is over."""
+    epoch = session.course.epoch
+    if session.phase is Phase.REFUSING:
+        if greeting.has_refused_long_enough(now):
+            raise error_after(session.phase, Cause.REFUSAL_KNOWN)(greeting.refusal)
+    elif absence := greeting.absence(epoch.present, session.gone, now):
+        raise error_after(session.phase, Cause.ABSENT)(absence)
+    for name in epoch.present:
+        if now - session.peers[name].asked >= RETRY:
+            speaker.greet([name], epoch, now, asks=True)
 
 
 def _tell_refusal(session: Session[Any], greeting: Greeting, speaker: Speaker, frame: Frame, now: float) -> None:
