@@ -9,13 +9,13 @@ the mean residual of 25 near rows. It takes `pip install crepes`; without it tha
 """
 
 import argparse
-import csv
 import sys
 import time
 import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 import dekrr
 from dekrr import DeKRRRegressor, data
@@ -129,10 +129,7 @@ def main() -> None:
         means = {key: round(float(np.mean([float(r[key]) for r in own if r[key] != ""])), 3) for key in keys}
         print(name, means | {"least mean of a site": least}, flush=True)
     if chosen.out:
-        with chosen.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        pd.DataFrame(rows).to_csv(chosen.out, index=False)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ median of the training rows. `--given` fits with given numbers and DeKRR alone; 
 """
 
 import argparse
-import csv
 import sys
 import time
 import warnings
@@ -25,9 +24,11 @@ GIVEN = {"n_features": 100, "sigma": 1.0, "alpha": 1e-6, "consensus": 0.5}
 GIVEN |= {"shared": None, "local": None, "column_scales": None}
 
 
-def tables(seed: int, n_train: int, n_test: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, np.ndarray]:
+def tables(
+    seed: int, n_train: int, n_test: int, directory: Path | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, np.ndarray]:
     """Return the raw table, that prepared by hand, the one without empty cells, and which rows are to test."""
-    found = data.load("beijing12")
+    found = data.load("beijing12", directory)
     table = pd.DataFrame(np.asarray(found.X), columns=found.columns).assign(y=found.y, node=np.asarray(found.sites))
     rng = np.random.default_rng(seed)
     each = n_train + n_test
@@ -75,10 +76,7 @@ def main() -> None:
         print(rows[-1], file=sys.stderr, flush=True)
     print("mean ratio", round(float(np.mean([row["ratio"] for row in rows])), 4))
     if chosen.out:
-        with chosen.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        pd.DataFrame(rows).to_csv(chosen.out, index=False)
 
 
 if __name__ == "__main__":

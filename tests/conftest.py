@@ -1,6 +1,8 @@
 """What tests share: a small random problem with its full linear system, and the data directory."""
 
+import importlib
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,17 @@ def data_directory():
     if not directory or not Path(directory).is_dir():
         pytest.skip("needs real data: set DEKRR_DATA to its directory")
     return Path(directory)
+
+
+@pytest.fixture
+def benchmark_named(monkeypatch):
+    """Return a function that imports a script of benchmarks/ by its name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    known = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - known:
+        if "benchmarks" in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

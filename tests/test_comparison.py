@@ -1,22 +1,14 @@
 """The comparison of docs/accuracy.md is that of the results in the repository, and its rows are as it says."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
 
 @pytest.fixture
-def comparison(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import comparison
-
-    yield comparison
-    sys.modules.pop("comparison", None)
+def comparison(benchmark_named):
+    return benchmark_named("comparison")
 
 
 def test_the_page_has_the_table_of_the_results(comparison):

@@ -15,6 +15,7 @@ from dekrr.errors import DataError, SettingsError
 from dekrr.estimators.network import seed_of
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.site import Site
+from dekrr.rows import ArrayRows
 from meshes import Mesh, wait_until
 
 COLUMNS = ["wind", "when", "gust", "wet"]
@@ -100,8 +101,8 @@ def test_rows_that_stand_alone_are_in_no_sum_of_this_run_and_the_next(tmp_path):
     assert [entry.run for entry in own._history.entries] == ["test", "again"]
     rows = own._history._read(own._history.entries[1].rows)
     assert np.isin(own._history._read(first.rows), rows).all()  # those that were in sums are in sums again
-    listed = own._listed(own._kept_columns(), encoding)
     numbers = encoding.encode(longer[COLUMNS])
+    listed = own._listed(own._kept_columns(), ArrayRows(numbers, np.zeros(len(numbers))))
     assert listed(numbers).sum() == len(rows)
     assert listed(numbers)[: len(table)].sum() == first.n_rows
 

@@ -262,7 +262,7 @@ class SiteRows:
                 temporary.write_bytes(msgspec.json.encode(kept))
             self._judge(self._admitted_encoded(kept), repeats=False)()
         rows = read_rows(self._config, self._source, columns)
-        return replace(site, rows=rows, admission=self._listed(kept, columns)), columns
+        return replace(site, rows=rows, admission=self._listed(kept, rows)), columns
 
     def _kept_columns(self) -> Columns | None:
         if not self._columns_path.exists():
@@ -299,15 +299,14 @@ class SiteRows:
         rule = self._admits(rows)
         return (rows.admitted(rule) if rule is not None else rows).blocks(_ROWS_AT_A_TIME)
 
-    def _listed(self, kept: Columns, columns: Columns) -> Unlisted | None:
-        """Return the rule for rows in another encoding than the kept one."""
+    def _listed(self, kept: Columns, rows: Rows) -> Unlisted | None:
+        """Return the rule for these rows, which are in another encoding than the kept one."""
         first = read_rows(self._config, self._source, kept)
         rule = self._admits(first)
         if rule is None:
             return None
         withheld = [np.empty(0, dtype=np.uint64)]
-        now = read_rows(self._config, self._source, columns)
-        for block, same in zip(first.blocks(_ROWS_AT_A_TIME), now.blocks(_ROWS_AT_A_TIME), strict=True):
+        for block, same in zip(first.blocks(_ROWS_AT_A_TIME), rows.blocks(_ROWS_AT_A_TIME), strict=True):
             withheld.append(row_hashes(same.X[~rule(block.X)], self._secret))
         return Unlisted(np.unique(np.concatenate(withheld)), self._secret)
 
