@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from dekrr import DataError, DeKRRClassifier, DeKRRRegressor, rse
+from dekrr import DataError, DeKRRClassifier, DeKRRRegressor, load, rse
 from dekrr.cli import app as cli_app
 from dekrr.cli.app import app
 from dekrr.data import make_sites
@@ -46,6 +46,22 @@ def test_fit_and_predict(table, suffix):
     frame = pd.DataFrame(X, columns=COLUMNS)
     expected = DeKRRRegressor(**settings).fit(frame, y, sites=SITES).predict(frame, sites=SITES)
     np.testing.assert_allclose(predicted["prediction"], expected, atol=1e-9)
+
+
+def test_fit_with_defaults_trains_what_the_estimator_trains(table):
+    result = run("fit", table / "data.csv", "--target", "y", "--site", "station", "--out", table / "models")
+    assert result.exit_code == 0, result.output
+    regressor = DeKRRRegressor(random_state=0).fit(table / "data.csv", "y", sites="station")
+    for label, expected in regressor.models_.items():
+        found = load(table / "models" / f"{label}.safetensors")
+        assert found.feature_map.n_features == expected.feature_map.n_features
+        np.testing.assert_allclose(found.predict(X), expected.predict(X), atol=1e-9)
+
+
+@pytest.mark.parametrize("given", ["many", "0", "-3", "1.5", "none"])
+def test_fit_refuses_what_is_no_number_of_features(table, given):
+    with pytest.raises(SettingsError, match=f'--n-features must be a number of features, or "auto"; got .{given}'):
+        fitted(table, "--n-features", given)
 
 
 def fitted(table, *more):
@@ -335,6 +351,11 @@ def modules_after(*arguments):
     )
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     return done.stdout, set(done.stderr.split())
+
+
+def test_the_package_can_be_run_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "dekrr", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == run("--version").output
 
 
 @pytest.mark.parametrize("option", ["--version", "--help"])

@@ -47,7 +47,7 @@ def fit(
     holdout: Annotated[
         float, typer.Option(help="The share of rows to hold out for measuring errors; 0 measures none.", min=0, max=0.5)
     ] = 0.2,
-    n_features: Annotated[int, _option(_SETTINGS["n_features"])] = _SETTINGS["n_features"].in_process,
+    n_features: Annotated[str, _option(_SETTINGS["n_features"])] = "auto",
     features: Annotated[str, _option(_SETTINGS["features"])] = _SETTINGS["features"].in_process,
     kernel: Annotated[str, _option(_SETTINGS["kernel"])] = _SETTINGS["kernel"].in_process,
     sigma: Annotated[str, _option(_SETTINGS["sigma"])] = _SETTINGS["sigma"].in_process,
@@ -93,7 +93,7 @@ def fit(
             raise DataError(f"{out} already has models; give another folder, or --force to replace them")
         require_folder(out)
         settings: dict[str, Any] = {
-            "n_features": n_features,
+            "n_features": _size("n-features", n_features),
             "features": features,
             "kernel": kernel,
             "sigma": _numbers_or_auto("sigma", sigma),
@@ -175,13 +175,18 @@ def _numbers_or_auto(name: str, given: str) -> float | list[float] | str:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
+def _size(name: str, given: str, others: str = '"auto"') -> int | str:
+    """Return a number of features, or "auto"."""
+    if given == "auto":
+        return given
+    if not given.isdigit() or not int(given):
+        raise SettingsError(f"--{name} must be a number of features, or {others}; got {given!r}")
+    return int(given)
+
+
 def _part(name: str, given: str) -> int | str | None:
     """Return the number of features of a part, "auto", or None."""
-    if given == "auto" or given.lower() == "none":
-        return given if given == "auto" else None
-    if not given.isdigit():
-        raise SettingsError(f'--{name} must be a number of features, "auto" or "none"; got {given!r}')
-    return int(given)
+    return None if given.lower() == "none" else _size(name, given, '"auto" or "none"')
 
 
 def _list(name: str, given: str) -> list[float] | str:
