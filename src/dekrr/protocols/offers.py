@@ -28,7 +28,7 @@ def exchange_shortlists(
     expect_senders(inbox, site.neighbors)
     offers = {p: shortlist.candidates for p, shortlist in expect(inbox, Shortlist).items()}
     maps = _read_maps(site, offers, candidates.n_columns, run, run.settings.max_features * run.chooser.shortlist)
-    return maps, _digests(offers)
+    return maps, _digests(offers, run)
 
 
 def offer_of(site: Site, feature_map: FeatureMap, run: Run) -> Offer:
@@ -47,11 +47,13 @@ def read_offers(site: Site, inbox: Inbox, n_columns: int, run: Run) -> Offers:
     maps = _read_maps(site, inbox, n_columns, run, float(run.settings.max_features))
     degrees = {p: message.n_neighbors for p, message in inbox.items() if isinstance(message, Offer)}
     check_degrees(degrees)
-    return Offers(maps, degrees, _digests(inbox))
+    return Offers(maps, degrees, _digests(inbox, run))
 
 
-def _digests(offers: Mapping[str, AnyMessage]) -> dict[str, bytes]:
-    """Return digests of messages, not of maps: two machines may draw a pool with another last bit."""
+def _digests(offers: Mapping[str, AnyMessage], run: Run) -> dict[str, bytes]:
+    """Return digests for masks. They are of messages: two machines may draw the maps with another last bit."""
+    if not run.exchange.is_masked:
+        return {}
     return {p: hashlib.sha256(encode(message)).digest() for p, message in offers.items()}
 
 
