@@ -4,13 +4,13 @@
     python benchmarks/comparison.py --earlier                       # take over the earlier default's results
     python benchmarks/comparison.py --table                         # write the table of the results that there are
 
-Methods: *ours*, `DeKRRRegressor(n_features=D)`; *agreed*, its agreed part alone with tuned settings; scikit-learn's
-HistGradientBoostingRegressor, XGBoost and LightGBM (200 trees each, otherwise as they come); kernel ridge regression,
-exact and by Nystroem with 500 landmarks (Gaussian kernel on standardised columns, bandwidth the root of the number of
-columns times 1/2, 1 or 2, ridge 1e-4 to 1, by the error on a fifth of the training rows held out); a Gaussian process
-with a scale per column, on 800 rows; xRFM with its default settings (it takes PyTorch), a fifth of the rows its
-validation. A method with ":sites" is trained at each site, one with ":pooled" on all rows.
-*earlier* is an earlier default, DeKRR alone with tuned settings; its results are those of accuracy.json.
+Methods: *ours*, `DeKRRRegressor(n_features=D)`; *auto*, `DeKRRRegressor()`; *agreed*, the agreed part of the former
+alone with tuned settings; scikit-learn's HistGradientBoostingRegressor, XGBoost and LightGBM (200 trees each, otherwise
+as they come); kernel ridge regression, exact and by Nystroem with 500 landmarks (Gaussian kernel on standardised
+columns, bandwidth the root of the number of columns times 1/2, 1 or 2, ridge 1e-4 to 1, by the error on a fifth of the
+training rows held out); a Gaussian process with a scale per column, on 800 rows; xRFM with its default settings (it
+takes PyTorch), a fifth of the rows its validation. A method with ":sites" is trained at each site, one with ":pooled"
+on all rows. *earlier* is an earlier default, DeKRR alone with tuned settings; its results are those of accuracy.json.
 Exact methods have at most 3,000 rows of a site or 6,000 of all, drawn at random. Nothing sees test rows. Every result
 is written as soon as it is there, and a second run goes on where the first was stopped.
 """
@@ -58,6 +58,7 @@ TITLES = {
 }
 METHODS = {
     "ours": "default",
+    "auto": "default, D by the rows",
     "earlier": "earlier default",
     "agreed": "agreed part alone, tuned",
     "hgb:sites": "HistGradientBoosting at each site",
@@ -74,7 +75,13 @@ METHODS = {
     "gp:pooled": "Gaussian process on 800 rows",
     "xrfm:pooled": "xRFM, pooled",
 }
-RANDOM = ("ours", "agreed", "nystroem:sites", "nystroem:pooled", "krr:sites", "krr:pooled", "gp:pooled")
+DEKRR = ("ours", "auto", "agreed")
+RANDOM = (*DEKRR, "nystroem:sites", "nystroem:pooled", "krr:sites", "krr:pooled", "gp:pooled")
+COSTS = (
+    "What the default costs, seed 0: the features of its shared, agreed and local part (means over sites), the MB that "
+    "a site sends, those of them that are sums over the spanning tree (the shared part and the column scales take "
+    "them), and seconds of processor time. The local part sends nothing."
+)
 SIX = ("houses", "airquality", "energy", "tomshardware", "twitter13813", "beijing12")
 POOLED = ("hgb:pooled", "lightgbm:pooled", "xgboost:pooled")
 MOST_ROWS = {"krr": {"sites": 3000, "pooled": 6000}, "gp": {"pooled": 800}}
@@ -160,13 +167,14 @@ def measured(method, name, seed, directory):
     (X, y, sites), (X_test, y_test, sites_test) = rows_of(name, directory)
     n_features = N_FEATURES.get(name.partition(":")[0], 60)
     scale = {"scale": None} if name in ("houses", "airquality", "energy") else {}
-    start, megabytes = time.process_time(), 0.0
-    if method in ("ours", "agreed"):
+    start, sizes = time.process_time(), {}
+    if method in DEKRR:
         alone = ALONE if method == "agreed" else {}
-        model = DeKRRRegressor(n_features=n_features, random_state=seed, **scale, **alone).fit(X, y, sites=sites)
+        given = {"n_features": n_features} if method != "auto" else {}
+        model = DeKRRRegressor(random_state=seed, **given, **scale, **alone).fit(X, y, sites=sites)
         seconds = time.process_time() - start
         own, union = (model.rse(X_test, y_test, sites=sites_test, metric=metric) for metric in ("own", "union"))
-        megabytes = model.traffic_.total_bytes / len(model.sites_) / 1e6
+        sizes = sizes_of(model)
     else:
         kind, where = method.split(":")
         most = MOST_ROWS.get(kind, {}).get(where)
@@ -184,11 +192,23 @@ def measured(method, name, seed, directory):
         "data": name,
         "method": method,
         "seed": seed,
-        "n_features": n_features if method in ("ours", "agreed") else None,
         "own": round(float(own), 5),
         "union": round(float(union), 5),
-        "megabytes": round(megabytes, 3),
         "cpu_seconds": round(seconds, 2),
+        **sizes,
+    }
+
+
+def sizes_of(model):
+    """Return the features of each part, the mean over sites, and what a site sends: all, and over the tree."""
+    features = dict.fromkeys(("own", "shared", "local"), 0.0)
+    for one in model.models_.values():
+        for part, member in zip(one.header.parts or ["own"], one.members, strict=False):
+            if part in features:
+                features[part] += member.feature_map.n_features / len(model.models_)
+    sent = {"megabytes": model.traffic_.total_bytes, "megabytes_tree": model.traffic_.bytes_by_kind["Total"]}
+    return {f"features_{part}": round(number, 1) for part, number in features.items()} | {
+        name: round(number / len(model.sites_) / 1e6, 3) for name, number in sent.items()
     }
 
 
@@ -211,6 +231,43 @@ def table(results):
         cells.append(str(len(ours)))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def costs(results):
+    """Return the table of what the default costs at seed 0."""
+    columns = {"ours": "D given", "auto": "D by the rows"}
+    head = [f"{words}: {what}" for words in columns.values() for what in ("features", "MB", "MB of trees", "s")]
+    lines = ["| | " + " | ".join(head) + " |", "|---" + "|--:" * len(head) + "|"]
+    for name, found in first_seed(results).items():
+        cells = []
+        for method in columns:
+            one = found.get(method, {})
+            parts = [one.get(f"features_{part}") for part in ("shared", "own", "local")]
+            if None in parts:
+                cells += [""] * 4
+                continue
+            numbers = (one[key] for key in ("megabytes", "megabytes_tree", "cpu_seconds"))
+            cells += [" + ".join(f"{part:.0f}" for part in parts), *(f"{number:.1f}" for number in numbers)]
+        lines.append(f"| {TITLES[name]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def seconds(results):
+    """Return the table of the processor time of every method at seed 0."""
+    of_data = first_seed(results)
+    lines = ["| seconds of processor time | " + " | ".join(TITLES[name] for name in of_data) + " |"]
+    lines.append("|---" + "|--:" * len(of_data) + "|")
+    for method, words in METHODS.items():
+        times = [found.get(method, {}).get("cpu_seconds") for found in of_data.values()]
+        if any(times):
+            lines.append(f"| {words} | " + " | ".join("" if s is None else f"{s:.1f}" for s in times) + " |")
+    return "\n".join(lines)
+
+
+def first_seed(results):
+    """Return the results of seed 0 by data set and method."""
+    found = {name: {r["method"]: r for r in results if (r["data"], r["seed"]) == (name, 0)} for name in TITLES}
+    return {name: methods for name, methods in found.items() if methods}
 
 
 def means(results, method, metric):
@@ -261,7 +318,7 @@ def _spread(values):
 def page_with(page, results):
     """Return the page with the table of these results between its marks."""
     before, rest = page.split(BEGIN)
-    told = table(results) + "\n\n" + comparisons(results)
+    told = "\n\n".join([table(results), comparisons(results), COSTS, costs(results), seconds(results)])
     return before + BEGIN + "\n\n" + told + "\n\n" + END + rest.split(END)[1]
 
 

@@ -26,6 +26,19 @@ def test_a_table_has_means_and_standard_errors(comparison):
     assert comparison.table(pooled).splitlines()[-1] == "| Houses | .2500 |  | 0 |"
 
 
+def test_costs_are_those_of_the_first_seed(comparison):
+    sizes = {"features_own": 60.0, "features_shared": 709.0, "features_local": 344.4}
+    made = {"data": "houses", "method": "ours", "megabytes": 3.2, "megabytes_tree": 2.41, **sizes}
+    results = [made | {"seed": seed, "cpu_seconds": 4.0 + seed} for seed in (0, 1)]
+    results += [{"data": "energy", "method": "hgb:pooled", "seed": 0, "cpu_seconds": 1.25}]
+    *_, houses, energy = comparison.costs(results).splitlines()
+    assert houses == "| Houses | 709 + 60 + 344 | 3.2 | 2.4 | 4.0 |  |  |  |  |"
+    assert energy == "| Energy |  |  |  |  |  |  |  |  |"
+    head, _, ours, trees = comparison.seconds(results).splitlines()
+    assert head == "| seconds of processor time | Houses | Energy |"
+    assert (ours, trees) == ("| default | 4.0 |  |", "| HistGradientBoosting, pooled |  | 1.2 |")
+
+
 def test_models_of_sites_are_scored_on_own_and_on_all_rows(comparison, monkeypatch):
     rng = np.random.default_rng(0)
     X, sites = rng.random((200, 2)), np.arange(200) % 2
