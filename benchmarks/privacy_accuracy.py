@@ -1,13 +1,17 @@
-"""Accuracy against epsilon: the table and the figure of docs/privacy.md.
+"""Accuracy against epsilon: the fits behind the table of docs/privacy.md and the picture of its evidence.
 
-    DEKRR_DATA=... python benchmarks/privacy_accuracy.py --seeds 0 1 2 --out docs
+    DEKRR_DATA=... python benchmarks/privacy_accuracy.py --seeds 0 1 2
+
+Results go to benchmarks/results/privacy_accuracy.json, where a fit takes the place of an earlier one of the same data,
+settings and seed. `make figures` writes the tables and draws the picture.
 
 Sites: the 12 stations of beijing12, and household_power cut into 10 by time. Half of every site's rows train,
-the other half test (of household_power every tenth row of it); a seed changes the halves, the features and the
-noise. Bounds are what one knows of such instruments beforehand, not what the rows show. sigma and consensus
-were chosen once on training rows. The first line of each data set is without privacy: the library's default greedy
-features, for which neighbours are asked, with the settings of the lines below but consensus 1. All lines are of DeKRR
-alone, without a shared and a local part, which a private run cannot have.
+the other half test (of household_power every tenth row of it); a seed changes the halves and the features. Noise comes
+from the operating system's secure source, and is another one in every fit. Bounds are what one knows of such
+instruments beforehand, not what the rows show. sigma and consensus were chosen once on training rows. The first fit of
+each data set and seed is without privacy: the library's default greedy features, for which neighbours are asked, with
+the settings of the other fits but consensus 1. All fits are of DeKRR alone, without a shared and a local part, which a
+private run cannot have.
 """
 
 import argparse
@@ -15,6 +19,7 @@ import json
 import os
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +28,16 @@ from dekrr import DeKRRRegressor, DifferentialPrivacy
 from dekrr.data import halves, read_table
 from dekrr.settings import ALONE
 
+RESULTS = Path(__file__).parent / "results" / "privacy_accuracy.json"
+N_FEATURES = 100
 MOST_TEST_ROWS = 100_000  # about; evenly spread over all sites
-GREEDY = "greedy, not private"
-EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
-SHARED = (1.0, 4.0)  # where the sites share the noise, against one curious site
+KEY = ("data", "features", "epsilon", "colluders", "seed")  # what a fit is known by
+RUNS = (
+    {"features": "greedy", "epsilon": None, "colluders": None},
+    {"features": "plain", "epsilon": None, "colluders": None},
+    *({"features": "plain", "epsilon": epsilon, "colluders": None} for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0)),
+    *({"features": "plain", "epsilon": epsilon, "colluders": 1} for epsilon in (1.0, 4.0)),
+)
 PROBLEMS = {
     "beijing12": {
         "sigma": 2.0,
@@ -55,98 +66,64 @@ def read(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return X, y, sites
 
 
-def measure(name: str, seeds: list[int], n_features: int) -> list[dict]:
+def settings_of(run: dict) -> dict:
+    """Return the estimator's parameters that differ between runs."""
+    if run["features"] == "greedy":
+        return {"features": "greedy", "consensus": 1.0}
+    settings = {"features": "plain", "mapping": "cossin", "consensus": 3.0}
+    if run["epsilon"] is not None:
+        settings["privacy"] = DifferentialPrivacy(run["epsilon"], colluders=run["colluders"])
+    return settings
+
+
+def measure(name: str, seeds: list[int]) -> Iterator[dict]:
     X, y, sites = read(name)
-    results = []
     for seed in seeds:
         train = halves(sites, random_state=seed)
         test = np.flatnonzero(~train)[:: max(1, len(y) // 2 // MOST_TEST_ROWS)]
         shared = {
-            "n_features": n_features,
+            "n_features": N_FEATURES,
             "alpha": 1e-8,
             "random_state": seed,
             "max_rounds": 200,
             "tol": 1e-4,
             "prediction": "own",
             **PROBLEMS[name],
+            **ALONE,
         }
-        shared |= ALONE
-        private = {"features": "plain", "mapping": "cossin", "consensus": 3.0}
-        runs = [(GREEDY, {"features": "greedy", "consensus": 1.0})]
-        runs += [("inf", private)]
-        runs += [(str(e), {**private, "privacy": DifferentialPrivacy(e)}) for e in EPSILONS]
-        runs += [(f"{e}, noise shared", {**private, "privacy": DifferentialPrivacy(e, colluders=1)}) for e in SHARED]
-        for label, settings in runs:
+        for run in RUNS:
             start = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                regressor = DeKRRRegressor(**shared, **settings).fit(X[train], y[train], sites=sites[train])
+                regressor = DeKRRRegressor(**shared, **settings_of(run)).fit(X[train], y[train], sites=sites[train])
             seconds = time.perf_counter() - start
             own = regressor.rse(X[test], y[test], sites=sites[test])
             union = regressor.rse(X[test], y[test], metric="union")
-            result = {"data": name, "epsilon": label, "seed": seed, "own": own, "union": union, "seconds": seconds}
-            results.append(result)
-            print(json.dumps(result), flush=True)
-    return results
+            yield {"data": name, **run, "seed": seed, "own": own, "union": union, "seconds": round(seconds, 1)}
 
 
-def table(results: list[dict]) -> str:
-    lines = ["| data | seeds | epsilon | own RSE | union RSE | own / same, no noise | own / greedy |"]
-    lines += ["|---|---|---|---|---|---|---|"]
-    for name in dict.fromkeys(r["data"] for r in results):
-        labels = dict.fromkeys(r["epsilon"] for r in results if r["data"] == name)
-        figures = {
-            label: np.array([(r["own"], r["union"]) for r in results if (r["data"], r["epsilon"]) == (name, label)])
-            for label in labels
-        }
-        for label, values in figures.items():
-            cells = [f"{m:.3f} ± {s:.3f}" for m, s in zip(values.mean(axis=0), values.std(axis=0), strict=True)]
-            ratios = [values[:, 0].mean() / figures[other][:, 0].mean() for other in ("inf", GREEDY)]
-            row = [name, str(len(values)), label, *cells, *(f"{ratio:.2f}" for ratio in ratios)]
-            lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines)
+def merged(earlier: list[dict], later: list[dict]) -> list[dict]:
+    """Return all fits, of two of the same data, settings and seed the later one."""
+    return list({tuple(fit[part] for part in KEY): fit for fit in [*earlier, *later]}.values())
 
 
-def draw(results: list[dict], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    names = list(dict.fromkeys(r["data"] for r in results))
-    figure, panels = plt.subplots(1, len(names), figsize=(4.5 * len(names), 3.4), squeeze=False)
-    for panel, name in zip(panels[0], names, strict=True):
-        for metric, colour in (("own", "C0"), ("union", "C1")):
-            values = np.array(
-                [
-                    [r[metric] for r in results if (r["data"], r["epsilon"]) == (name, str(epsilon))]
-                    for epsilon in EPSILONS
-                ]
-            )
-            panel.errorbar(
-                EPSILONS, values.mean(axis=1), values.std(axis=1), marker="o", color=colour, label=metric, capsize=3
-            )
-            limit = np.mean([r[metric] for r in results if (r["data"], r["epsilon"]) == (name, "inf")])
-            panel.axhline(limit, color=colour, linestyle=":", label=f"{metric}, epsilon = inf")
-        panel.set(xscale="log", xlabel="epsilon", ylabel="test RSE", title=name, ylim=(0, None))
-        panel.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
-        panel.minorticks_off()
-        panel.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
+def written(fits: list[dict]) -> str:
+    """Return fits as JSON, one a line."""
+    return "[\n" + ",\n".join(json.dumps(fit) for fit in fits) + "\n]\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", default=list(PROBLEMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--n-features", type=int, default=100)
-    parser.add_argument("--out", type=Path, default=Path("docs"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    results = [r for name in options.data for r in measure(name, options.seeds, options.n_features)]
-    options.out.mkdir(parents=True, exist_ok=True)
-    draw(results, options.out / "privacy-accuracy.png")
-    print(table(results))
+    fits = json.loads(options.out.read_text()) if options.out.exists() else []
+    for name in options.data:
+        for fit in measure(name, options.seeds):
+            print(json.dumps(fit), flush=True)
+            fits = merged(fits, [fit])
+            options.out.write_text(written(fits))  # after every fit, so that none is lost
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import paper  # it is beside this file
+import paper  # it is beside this file, as the next one
+import privacy_cost
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results"
@@ -252,6 +253,7 @@ def intervals() -> str:
 
 BLOCKS: dict[str, Callable[..., str]] = {
     **paper.BLOCKS,
+    **privacy_cost.BLOCKS,
     "speed": speed,
     "many-sites": many_sites,
     "serving": serving,
@@ -268,6 +270,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
 def main() -> None:
     """Write all blocks and pictures, and say which pages changed."""
     paper.write_pictures()
+    privacy_cost.write_picture()
     for path in pages():
         text = path.read_text(encoding="utf-8")
         new = written(text)

@@ -75,7 +75,8 @@ def messages_page() -> str:
     ]
     parts = [
         NOTE + "# Messages\n\nNothing leaves a site but these messages. [The protocol](../protocol.md) has their order,"
-        " and [privacy](../privacy.md) says what each of them tells.\n"
+        " and [the evidence on privacy]"
+        "(../explanation/privacy-evidence.md#what-each-message-contains) says what each of them tells.\n"
     ]
     for kind in kinds:
         parts += [f"## {kind.__name__}\n", _as_markdown(inspect.getdoc(kind) or ""), ""]

@@ -71,3 +71,22 @@ def test_the_page_of_an_estimator_has_its_methods():
     found = members_of("dekrr", "DeKRRRegressor")
     assert {"fit", "predict", "predict_interval", "rse", "partial_fit", "remove_site"} <= set(found["methods"])
     assert "get_params" in found["others"]
+
+
+def defaults_on(text, shown=r"^\| `(\w+)` \| (.*?) \| (.*?) \|"):
+    """Return the defaults of a table's settings: of a deployment, and of an estimator."""
+    words = {"on": "True", "off": "False", "None": "False"}
+
+    def canonical(cell):
+        word = cell.split()[0].strip("`\"',") if cell.strip() else ""
+        return str(float(word)) if re.fullmatch(r"[\d.]+", word) else words.get(word, word)
+
+    return {name: (canonical(one), canonical(two)) for name, one, two in re.findall(shown, text, flags=re.M)}
+
+
+def test_the_guards_on_the_page_of_privacy_have_the_defaults_of_the_settings():
+    page = (DOCS / "privacy.md").read_text(encoding="utf-8")
+    shown = defaults_on(page.split("## The guards\n")[1].split("\n## ")[0])
+    known = defaults_on((DOCS / "settings.md").read_text(encoding="utf-8"))
+    assert {"min_rows", "rows_per_feature", "max_leverage", "masks", "verify_features", "privacy"} <= set(shown)
+    assert shown == {name: (known[name][0], known[name][1] or known[name][0]) for name in shown}

@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import figures  # noqa: E402  (these are in docs/)
 import paper  # noqa: E402
+import privacy_cost  # noqa: E402
 
 NUMBER = re.compile(r"(?<![\w.-])\d*\.\d+(?!\.)\b")
 
@@ -34,6 +35,18 @@ def test_pictures_are_of_these_results():
     assert (pictures / "results.sha256").read_text().strip() == paper.digest(), "run `make figures`"
     page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     assert set(re.findall(r"images/paper/([\w.-]+)", page)) <= {path.name for path in pictures.glob("*.png")}
+
+
+def test_the_picture_of_what_privacy_costs_is_of_these_results():
+    assert privacy_cost.drawn_from() == privacy_cost.digest(), "run `make figures`"
+
+
+def test_what_privacy_costs_is_measured_alike_on_both_data_sets():
+    found = privacy_cost.fits()
+    assert set(found) == {(data, run) for data in privacy_cost.DATA for run in privacy_cost.runs()}
+    for data in privacy_cost.DATA:
+        seeds = [sorted(fit["seed"] for fit in found[data, run]) for run in privacy_cost.runs()]
+        assert all(each == seeds[0] and len(set(each)) == len(each) >= 2 for each in seeds), data
 
 
 WHEN = re.compile(rf"\b(?:{'|'.join(calendar.month_name[1:])})\s+20\d\d")

@@ -1,7 +1,7 @@
 """What a site refuses of the feature maps that neighbours send: too many, too long frequencies, too large amplitudes.
 
 A neighbour that may choose its features freely can choose them so that sums give rows away: very high frequencies turn
-a sum into a fingerprint of its rows. `docs/privacy.md` has the attack with its figures.
+a sum into a fingerprint of its rows. `docs/explanation/privacy-evidence.md` has the attack with its figures.
 """
 
 import hashlib

@@ -24,7 +24,8 @@ uniform words (ChaCha20 under a key of X25519 and HKDF) makes that a statement a
 - A neighbour learns nothing about another neighbour: it receives public keys only.
 - What the sums of several exchanges tell together is not hidden. The products of the rounds are sum_p C_jp theta_p.
   The centre knows all theta_p. After as many products as its neighbours have features together it can solve for every
-  C_jp. Tuning sends that many, and a malicious centre can make a training last that long. docs/privacy.md has figures.
+  C_jp. Tuning sends that many, and a malicious centre can make a training last that long. The section on masks in
+  docs/explanation/privacy-evidence.md has figures.
 
 **The keys.** A site has one key pair for an epoch of a run. Its public key goes to its neighbours, and every centre
 passes its neighbours' public keys on to each other. `Signer` proves whose a public key is. So a centre that replaces a

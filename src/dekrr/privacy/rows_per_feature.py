@@ -1,6 +1,7 @@
 """What a site refuses because it has too few rows for the features of a sum.
 
-More features than rows leave a null space that only the rows fit. `docs/privacy.md` has the attack with its figures.
+More features than rows leave a null space that only the rows fit. `docs/explanation/privacy-evidence.md` has the attack
+with its figures.
 """
 
 from collections.abc import Collection, Mapping
@@ -57,8 +58,8 @@ def discreet_shortlist(n_rows: int, rows_a_feature: float) -> float:
     """Return how many features a site asks neighbours about that have `n_rows` rows together; 0 is no limit.
 
     With 30 rows a feature, and four neighbours under masks, fewer than 8 of 100 known members are found at one false
-    alarm in a hundred; docs/privacy.md has the figures. A site keeps to it by itself: a neighbour does not know how
-    many rows the others have in the sum.
+    alarm in a hundred; docs/explanation/privacy-evidence.md has the figures. A site keeps to it by itself: a neighbour
+    does not know how many rows the others have in the sum.
     """
     return np.floor(n_rows / rows_a_feature) if rows_a_feature else np.inf
 
