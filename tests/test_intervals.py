@@ -369,3 +369,18 @@ def test_odds_of_leverages_have_one_factor():
     assert after.sum() == pytest.approx(1.2)
     np.testing.assert_allclose(odds, odds[0])
     np.testing.assert_allclose(with_sum(before, 2.9, 2.0) / (1 - with_sum(before, 2.9, 2.0)), 2 * before / (1 - before))
+
+
+def test_one_row_that_decides_the_model_makes_intervals_wide():
+    rng = np.random.default_rng(5)
+    X, sites = rng.normal(size=(1200, 3)), np.arange(1200) % 3
+    y = np.exp(2 + 0.6 * X[:, 0] + 0.5 * rng.normal(size=1200))
+    train, covered = np.arange(1200) < 700, []
+    for place in (46, 276, 506):  # one of these is held out of the second training
+        spoilt = y.copy()
+        spoilt[place] = 50_000.0
+        settings = {"n_features": 20, "sigma": 1.0, "alpha": 1e-6, "consensus": 1.0, "random_state": 2}
+        regressor = DeKRRRegressor(intervals=True, **settings).fit(X[train], spoilt[train], sites=sites[train])
+        ends = regressor.predict_interval(X[~train], sites=sites[~train])
+        covered.append(np.mean((ends[:, 0] <= y[~train]) & (y[~train] <= ends[:, 1])))
+    assert min(covered) > 0.8, covered

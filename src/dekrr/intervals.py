@@ -4,7 +4,8 @@ A site holds rows out, trains without them, and compares predictions with respon
 row, divided by a scale that depends on the row, is its score. The interval of a new row is its prediction plus and
 minus its scale times a quantile of the scores. If the new row is drawn as the held-out rows were, it is covered with
 the wanted chance, whatever the model and whatever the scale. That is a statement about the model without the held-out
-rows. The model that is kept has been trained with them, and its errors are a little smaller.
+rows. The model that is kept has been trained with them, and its errors are a little smaller, unless a few of these rows
+decide what it predicts. So where the two models are further apart than the response is, that distance is the residual.
 
 The scale is a ridge regression of log |residual| on the site's features, from rows that were not held out. It makes
 intervals wide where errors are large, and has no part in the guarantee.

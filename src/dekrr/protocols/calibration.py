@@ -84,8 +84,14 @@ class Second:
 
     def fitted(self, X: Array) -> Array:
         """Return what the second training predicts of all that it had to fit, in the units of the response."""
-        scaling = self.second.scaling
-        return np.asarray(scaling.undo(self.predict(self.second, scaling.rows(X))))
+        return self._of(self.second, X)
+
+    def disagreement(self, part: Portion) -> Array:
+        """Return how far the first training's predictions are from those without the held-out rows."""
+        return np.asarray(self._of(self.first, part.rows.X) - self.predicted(part))
+
+    def _of(self, outcome: Outcome, X: Array) -> Array:
+        return np.asarray(outcome.scaling.undo(self.predict(outcome, outcome.scaling.rows(X))))
 
     @property
     def told(self) -> np.ndarray:
@@ -202,13 +208,19 @@ def calibrate(
 
 
 def keep_intervals(done: Second) -> Procedure[None]:
-    """Keep what intervals are made of: the scale of errors, and counts of scores."""
+    """Keep what intervals are made of: the scale of errors, and counts of scores.
+
+    Intervals are around the predictions of the first training. Where these are further from those of the second than
+    the response is, that distance counts as the error: a few rows can decide what the first training predicts, and the
+    second one may not have had them.
+    """
     first = done.first
 
     def residuals(part: Portion) -> tuple[Array, Array]:
         rows, predicted = part.rows, done.predicted(part)
         unit = first.scaling.undo(np.ones_like(predicted)) - first.scaling.undo(np.zeros_like(predicted))
-        errors = (rows.y - predicted) / unit  # of responses as they are, also where training cuts them off
+        errors = np.abs(rows.y - predicted)  # of responses as they are, also where training cuts them off
+        errors = np.maximum(errors, np.abs(done.disagreement(part))) / unit
         return first.feature_map(first.scaling.rows(rows.X)), errors.reshape(rows.n_rows, -1)
 
     counts = told = np.zeros((N_BINS, int(np.prod(first.coefficients.shape[1:], dtype=int))))
