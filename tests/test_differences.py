@@ -15,7 +15,7 @@ from dekrr.attacks.overhearing import Record
 from dekrr.errors import DataError
 from dekrr.messages import Features, Moments, Shortlist, Sums, Total
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols import dekrr
+from dekrr.protocols import dekrr, parts
 from dekrr.protocols.baselines import allreduce, dkla
 from dekrr.protocols.offers import read_features
 from dekrr.protocols.online import go_on
@@ -150,3 +150,24 @@ def test_shared_features_have_sums_over_admitted_rows_and_over_enough_of_them(me
     few = sites_of(graph, n_rows=17)
     with pytest.raises(DataError, match=r"too few for sums of the 6 features that all sites share"):
         recorded(graph, {n: method.train(s, Plain(6), settings) for n, s in few.items()})
+
+
+@pytest.mark.parametrize(("n_rows", "n_columns", "held_out"), [(60, 3, 0), (110, 3, 0), (110, 2, 11), (150, 3, 15)])
+def test_sums_of_shared_features_differ_by_no_row_or_by_many(n_rows, n_columns, held_out):
+    """y'y ends every sum of shared features. Column scales are learnt without a tenth of the rows, if it is enough."""
+    rng = np.random.default_rng(0)
+    graph = {"a": ("b",), "b": ("a",)}
+    rows = {name: rng.random((n_rows, n_columns)) for name in graph}
+    sites = {name: Site(name, graph[name], ArrayRows(X, np.sin(6 * X[:, 0]))) for name, X in rows.items()}
+    settings = DeKRRSettings(masks=False, scale=None, rows_per_feature=1.5, max_leverage=1.0, tol=0.0, max_rounds=2)
+    _, record = recorded(graph, {n: parts.train(s, Greedy(5, sigma=None), settings) for n, s in sites.items()})
+    energy = np.sum(sites["b"].y ** 2)
+    sums = [each.values for each in record.between("b", "a", Total)]
+    of_features = [values for values in sums if len(values) > 30 and np.isclose(values[-1], energy, rtol=0.5)]
+    left_out = [energy - values[-1] for values in of_features]
+    assert len(of_features) == 4  # three of column scales, and the shared part
+    assert abs(left_out[-1]) < 1e-9
+    if held_out:
+        assert min(left_out[:3]) > 0.01 * energy
+    else:
+        assert max(np.abs(left_out)) < 1e-9

@@ -164,7 +164,7 @@ def test_the_ridge_without_a_caution_has_the_least_error_on_held_out_rows():
     def procedure(site):
         start = Start(site, site.rows, UNSCALED, RollCall(site))
         part = yield from shared_part.fit_shared(start, run, 14, 0.7)
-        return part, *shared_part.held_out(start)
+        return part, *shared_part.held_out(start, run.settings)
 
     found, _ = driven(procedure, GRAPH, rows)
     part = found["a"][0]

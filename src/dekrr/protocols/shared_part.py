@@ -19,6 +19,7 @@ from ..ridge import Ridge, path_of
 from ..rows import ArrayRows, Rows
 from ..scaling import Unscaled
 from ..selection.mixed import Mixed
+from ..settings import DeKRRSettings
 from ..statistics import OwnSums, accumulate, pack_symmetric, unpack_symmetric
 from ..types import Array
 from .masking import unit_of, unit_of_gram
@@ -202,7 +203,7 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap) -> Procedure
 
     Where rows are not in memory, none are held out, and generalised cross-validation decides.
     """
-    rows, held = held_out(start)
+    rows, held = held_out(start, run.settings)
     path = yield from _ridges_over_tree(start, run, feature_map, rows, _path, len(_RIDGES))
     roster = yield from start.roll.roster()
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
@@ -259,13 +260,24 @@ def _ridges_over_tree(
     return [Ridge(one[:-2].reshape(shape), float(one[-2]), float(one[-1])) for one in result.reshape(n_fits, -1)]
 
 
-def held_out(start: Start) -> tuple[Rows, ArrayRows]:
-    """Return the rows to fit, and those held out: a tenth where all rows are in memory, otherwise none."""
+def held_out(start: Start, settings: DeKRRSettings) -> tuple[Rows, ArrayRows]:
+    """Return the rows to fit, and those held out: a tenth where all rows are in memory, otherwise none.
+
+    A constant and the columns are among the features here and in the shared part, which has all rows. What the sums of
+    both differ by is a sum over the held-out rows. So with `rows_per_feature` a site holds out none where that sum
+    would be over too few rows.
+    """
     sample = start.rows.sample
     if sample.n_rows < start.rows.n_rows or sample.n_rows < _FEWEST_TO_HOLD_OUT:
         return start.rows, sample.take(slice(0, 0))
     is_held = start.site.rng("held out").permutation(sample.n_rows) % _HELD_OUT == 0
-    return sample.take(~is_held), sample.take(is_held)
+    held = sample.take(is_held)
+    in_both = sample.n_columns + 1
+    if settings.rows_per_feature and start.site.neighbors:
+        too_few = held.n_effective < settings.min_rows
+        if too_few or in_both > longest_shortlist(held.n_effective, settings.rows_per_feature):
+            return start.rows, sample.take(slice(0, 0))
+    return sample.take(~is_held), held
 
 
 def errors_of(held: ArrayRows, feature_map: FeatureMap, coefficients: Array, most: float) -> Array:
