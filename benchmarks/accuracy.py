@@ -1,4 +1,4 @@
-"""Errors, rounds and tuning on real data: the tables of docs/accuracy.md.
+"""Errors, rounds and tuning on real data: the tables of docs/explanation/accuracy-of-dekrr-alone.md.
 
     python benchmarks/accuracy.py --data-dir DIR [--seeds 10] [--jobs 2] [--out benchmarks/results/accuracy.json]
 

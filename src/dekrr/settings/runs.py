@@ -18,7 +18,7 @@ from ..selection import CHOOSERS, MAPPINGS, Chooser
 from ..solvers import SOLVERS
 from .schema import Setting, check, entries
 
-# What "auto" chooses from; docs/accuracy.md has the evidence.
+# What "auto" chooses from; docs/explanation/accuracy-of-dekrr-alone.md has the evidence.
 GRIDS = {
     "sigma": (0.125, 0.25, 1.0, 4.0),
     "alpha": (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3),
