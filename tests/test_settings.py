@@ -1,6 +1,7 @@
 """The table of settings, and the page that is made of it."""
 
-import re
+import inspect
+import sys
 from pathlib import Path
 
 import msgspec
@@ -8,11 +9,15 @@ import numpy as np
 import pytest
 
 from dekrr import DeKRRRegressor, GreedySelector, settings
+from dekrr.deploy.tables import DataTable, SiteFile
 from dekrr.errors import SettingsError
 from dekrr.rules import TOPOLOGIES
 from dekrr.selection import Greedy
 
-PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+
+import settings_page
+
 STRUCTS = [
     kind
     for kind in vars(settings).values()
@@ -20,16 +25,39 @@ STRUCTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", STRUCTS)
-def test_the_page_has_the_table(kind):
-    """What a struct has from another one stands there once."""
-    section = re.search(rf"^## {kind.__name__}\n(.*?)(?=^## |\Z)", PAGE.read_text(), flags=re.M | re.S)[1]
-    inherited = {name for base in kind.__mro__[1:] if base in STRUCTS for name in settings.entries(base)}
-    wanted = [
-        line for line in settings.as_table(kind).splitlines() if line.split("`")[1:2] not in [[n] for n in inherited]
-    ]
-    found = [line for line in section.splitlines() if line.startswith("|")]
-    assert found == (wanted if len(wanted) > 2 else [])
+def test_the_page_is_that_of_the_settings():
+    assert settings_page.PAGE.read_text(encoding="utf-8") == settings_page.page(), "run python docs/settings_page.py"
+
+
+def test_the_page_has_every_setting_once():
+    names = settings_page.names()
+    assert len(set(names)) == len(names)
+    kinds = (settings.FeatureSettings, settings.TuningSettings, settings.DeKRRSettings, settings.EstimatorSettings)
+    wanted = {name for kind in kinds for name in settings.entries(kind)} - {"wire"}
+    assert set(names) == wanted | {"wire_precision", "censor_start", "censor_decay"}
+    assert set(inspect.signature(DeKRRRegressor).parameters) <= set(names)
+    other = {name for kind in STRUCTS for name in settings.entries(kind)} - wanted - {"wire"}
+    assert not [name for name in other if f"| `{name}` |" not in settings_page.page()]
+
+
+def test_the_page_has_the_defaults_of_a_deployment():
+    """The own weight depends on the parts; the page says so in words."""
+    config = SiteFile(
+        run="r", site="a", method="dekrr", listen="", sites=("a",), neighbors={}, data=DataTable(target="y", columns=())
+    )
+    used = {**msgspec.structs.asdict(config.features()), **msgspec.structs.asdict(config.method_settings())}
+    assert used["own_weight"] == pytest.approx(1 / 3)
+    assert "| `1/3` with a shared part, else `0.5` |" in settings_page.page()
+    shown = {name: settings_page.deployed(name) for name in settings_page.names()}
+    found = {
+        "sigma",
+        "alpha",
+        "consensus",
+        "own_weight",
+        "max_features",
+    }  # what "auto" and 0 stand for depends on the run
+    for name in set(used) & set(shown) - found:
+        assert shown[name].default == used[name], name
 
 
 @pytest.mark.parametrize("kind", STRUCTS)

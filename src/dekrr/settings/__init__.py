@@ -21,7 +21,7 @@ from .runs import (
     is_auto,
     parts_of,
 )
-from .schema import Entry, Setting, as_table, check, entries
+from .schema import Entry, Setting, check, entries
 
 __all__ = [
     "ALONE",
@@ -41,7 +41,6 @@ __all__ = [
     "SharedSettings",
     "TuningSettings",
     "Wire",
-    "as_table",
     "check",
     "entries",
     "grid_of",

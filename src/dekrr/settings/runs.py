@@ -140,7 +140,7 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
     prediction: Annotated[
         str,
         Setting(
-            "Predict with a site's own model and its neighbours', half and half or as tuned, or with its own alone.",
+            "Predict with a site's own model and its neighbours', weighted by own_weight, or with its own alone.",
             one_of("neighborhood", "own"),
         ),
     ] = "neighborhood"
@@ -235,7 +235,8 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_leverage: Annotated[
         float,
         Setting(
-            "Rows with a higher leverage among reference features are in no sum that leaves their site; 1 admits all "
+            "Rows with a higher leverage among reference features are in no sum over features that leaves their site. "
+            "What sites tell about raw columns before (categories, medians, spreads) still counts them. 1 admits all "
             "rows.",
             number(0, 1),
             in_process=1.0,
@@ -286,7 +287,12 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
         ),
     ] = "equal"
     own_weight: Annotated[
-        float, Setting("Weight of a site's own model in its prediction, unless tuning chooses it.", number(0, 1))
+        float,
+        Setting(
+            "Weight of a site's own agreed model in its prediction; its neighbours share the rest. It is 1/3 with a "
+            "shared part, unless it is given. Without one, tuning chooses it; where nothing is tuned, it is 1/2.",
+            number(0, 1),
+        ),
     ] = 0.5
     precision: Annotated[
         str,
@@ -312,10 +318,7 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     lone_neighbor: Annotated[str, _LONE] = "warn"
     intervals: Annotated[
         bool,
-        Setting(
-            "Train a second time without a fifth of the rows, for predict_interval.",
-            FLAG,
-        ),
+        Setting("Train a second time without a fifth of the rows, for predict_interval.", FLAG),
     ] = False
     shared: Annotated[
         Any,
@@ -341,9 +344,7 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
             _SCALES.or_none(),
         ),
     ] = "auto"
-    max_maps: Annotated[
-        int, Setting("The most feature maps for which a neighbour may ask for sums in a run.", _COUNT)
-    ] = 64
+    max_maps: Annotated[int, Setting("The most feature maps that a neighbour may have sums for in a run.", _COUNT)] = 64
     max_features: Annotated[
         int, Setting("The most features that a neighbour may choose; 0 means no limit.", whole_number(0))
     ] = 0
@@ -353,8 +354,7 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     bounds: Annotated[
         tuple[tuple[float, ...], tuple[float, ...]] | None,
         Setting(
-            "Public bounds of the columns and, last, of the response, instead of agreed ones.",
-            rules.PAIR.or_none(),
+            "Public bounds of the columns and, last, of the response, instead of agreed ones.", rules.PAIR.or_none()
         ),
     ] = None
     privacy: Annotated[

@@ -113,13 +113,3 @@ def check(owner: str, values: msgspec.Struct) -> None:
     mistakes = [mistake for mistake in found if mistake]
     if mistakes:
         raise SettingsError(f"{owner}: " + "; ".join(mistakes))
-
-
-def as_table(kind: type[msgspec.Struct]) -> str:
-    """Return the settings in a struct as a table in Markdown."""
-    lines = ["| setting | default | in one process | what it may be | what it is |", "|---|---|---|---|---|"]
-    for name, entry in entries(kind).items():
-        default = "" if entry.default is msgspec.NODEFAULT else f"`{entry.default!r}`"
-        here = "" if entry.setting.in_process is _SAME else f"`{entry.in_process!r}`"
-        lines.append(f"| `{name}` | {default} | {here} | {entry.words(objects=True)} | {entry.setting.text} |")
-    return "\n".join(lines)
