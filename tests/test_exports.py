@@ -22,7 +22,7 @@ from dekrr.serving.onnx_graph import onnx_graph, write_onnx
 onnxruntime = pytest.importorskip("onnxruntime", reason="running a graph needs onnxruntime")
 
 
-def make_model(seed=0, n_columns=3, n_members=3, outputs=(), scaled=True, n_features=40, clipped=False):
+def make_model(seed=0, n_columns=3, n_members=3, outputs=(), scaled=True, n_features=40, clipped=False, local=False):
     rng = np.random.default_rng(seed)
     members = tuple(
         Member(
@@ -36,9 +36,13 @@ def make_model(seed=0, n_columns=3, n_members=3, outputs=(), scaled=True, n_feat
         )
         for _ in range(n_members)
     )
+    if local:  # it reads what the others predict
+        shape = n_columns + int(np.prod(outputs)), n_features
+        of_both = FeatureMap(rng.normal(size=shape), rng.uniform(0, 6, size=n_features), np.ones(n_features))
+        members = (*members, Member(of_both, rng.normal(size=(n_features, *outputs))))
     names = [f"c{j}" for j in range(n_columns)]
     header = Header(
-        site="s", method="m", kernel="gaussian", sigma=1.0, n_columns=n_columns, columns=names, n_members=n_members,
+        site="s", method="m", kernel="gaussian", sigma=1.0, n_columns=n_columns, columns=names, n_members=len(members),
         scaled=scaled,
     )  # fmt: skip
     lower = rng.normal(scale=100, size=n_columns + int(np.prod(outputs)))
@@ -59,10 +63,11 @@ def run(path, rows):
     st.integers(1, 4),
     st.sampled_from([(), (1,), (3,)]),
     st.sampled_from(["", "scaled", "clipped"]),
+    st.booleans(),
 )
-@settings(max_examples=20)
-def test_onnxruntime_predicts_what_the_model_predicts(seed, n_columns, n_members, outputs, scaling):
-    model = make_model(seed, n_columns, n_members, outputs, bool(scaling), clipped=scaling == "clipped")
+@settings(max_examples=30)
+def test_onnxruntime_predicts_what_the_model_predicts(seed, n_columns, n_members, outputs, scaling, local):
+    model = make_model(seed, n_columns, n_members, outputs, bool(scaling), clipped=scaling == "clipped", local=local)
     rng = np.random.default_rng(seed)
     bounds = model.scaling.tensors or {"lower": np.zeros(9), "upper": np.ones(9)}
     lower, upper = bounds["lower"][:n_columns], bounds["upper"][:n_columns]

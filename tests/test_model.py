@@ -2,6 +2,7 @@ import dataclasses
 import json
 from contextlib import suppress
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -78,7 +79,7 @@ def test_foreign_files(tmp_path):
         ('{"site": "a"}', "header that cannot be read"),
         (
             '{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3, "version": 99}',
-            "format version 99; this dekrr reads up to 3",
+            "format version 99; this dekrr reads up to 4",
         ),
         ('{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3}', "lacks the tensor 'weights'"),
     ],
@@ -98,6 +99,33 @@ def test_tensors_that_do_not_fit(tmp_path):
         {"weights": np.ones(1), "frequencies_0": np.zeros((3, 4)), **vectors}, path, metadata={"dekrr-model": header}
     )
     with pytest.raises(ModelFileError, match="member 0 do not fit"):
+        dekrr.load(path)
+
+
+def test_a_local_part_of_rows_alone_is_read_as_before_and_a_wrong_one_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    header = Header(
+        site="a", method="m", kernel="k", sigma=1.0, n_columns=2, n_members=2, parts=["own", "local"]
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+
+    def member(n_columns):
+        return Member(FeatureMap.unweighted(rng.normal(size=(n_columns, 3)), np.zeros(3)), rng.normal(size=3))
+
+    own, rows = member(2), rng.normal(size=(4, 2))
+    for n_columns, version in [(2, 1), (3, 4)]:
+        local = member(n_columns)
+        SiteModel(header, (own, local)).save(path)
+        loaded = dekrr.load(path)
+        read = rows if n_columns == 2 else np.column_stack([rows, own.predict(rows)])
+        np.testing.assert_allclose(loaded.predict(rows), own.predict(rows) + local.predict(read))
+        assert loaded.header.version == version
+    SiteModel(header, (own, member(4))).save(path)
+    with pytest.raises(ModelFileError, match="member 1 do not fit"):
+        dekrr.load(path)
+    shared = msgspec.structs.replace(header, parts=["own", "shared"])
+    SiteModel(shared, (own, member(3))).save(path)
+    with pytest.raises(ModelFileError, match="member 1 do not fit"):
         dekrr.load(path)
 
 

@@ -1,5 +1,6 @@
 """The parts of a model beside the agreed one: column scales, the shared part and the local part, by other means."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -244,7 +245,7 @@ def test_the_local_part_is_a_ridge_regression_of_the_residuals(outputs):
     rows = rng.random((200, 2))
     left = np.sin(9 * rows[:, 0])
     left = np.stack([left, 2 * left], axis=1) if outputs else left
-    feature_map = draw_local(40, 0.3, (1.0, 0.2), rng)
+    feature_map = draw_local(40, 0.3, (1.0, 0.2), (), rng)
     weight = rng.uniform(0.5, 2.0, 200)
     block = Block(rows, left, weight / weight.mean())
     full = fit_local(block, feature_map, np.random.default_rng(1))
@@ -258,6 +259,46 @@ def test_the_local_part_is_a_ridge_regression_of_the_residuals(outputs):
         candidates.append(np.abs(full - share * exact).max() if 0 < share < 1 + 1e-9 else np.inf)
     assert min(candidates) < 1e-9
     assert np.mean((left - Z @ full) ** 2) < 0.2 * np.mean(left**2)
+
+
+@pytest.mark.parametrize("outputs", [(), (2,)])
+def test_a_local_part_is_fitted_to_rows_and_to_what_the_other_parts_predict(outputs):
+    response = np.stack([y, y**2], axis=1) if outputs else y
+    model = DeKRRRegressor(**SMALL, scale=None, objective="own").fit(X, response, sites=SITES).models_["station 01"]
+    at = SITES == "station 01"
+    others = model.without_local().predict(X[at])
+    local = model.members[-1]
+    Z, left = local.feature_map(np.column_stack([X[at], others])), response[at] - others
+    candidates = []
+    for ridge in (1.0, 3.0, 10.0, 30.0):
+        exact = np.linalg.solve(Z.T @ Z + ridge * np.eye(Z.shape[1]), Z.T @ left)
+        weight = np.vdot(local.coefficients, exact) / np.vdot(exact, exact)
+        candidates.append(np.abs(local.coefficients - weight * exact).max() if 0 < weight < 1 + 1e-9 else np.inf)
+    assert min(candidates) < 1e-8
+
+
+def test_half_of_the_local_features_change_with_predictions_and_less_with_rows():
+    found = draw_local(1500, 0.5, (1.0, 0.2), (3.0,), np.random.default_rng(0)).frequencies
+    assert not found[2, :750].any()
+    assert found[2, 750:].all()
+    of_rows, of_both = np.median(np.abs(found[:, :750]), axis=1), np.median(np.abs(found[:, 750:]), axis=1)
+    widths = np.median(np.abs(np.random.default_rng(1).standard_cauchy(60000)) / np.resize([0.5, 1.0, 2.0], 60000))
+    unit = 0.5 * np.sqrt(2)
+    np.testing.assert_allclose(of_rows[:2], widths * np.array([1.0, 0.2]) / unit, rtol=0.15)
+    np.testing.assert_allclose(of_both, widths * np.array([0.3 / unit, 0.06 / unit, 3.0]), rtol=0.15)
+
+
+def test_a_site_whose_responses_are_a_narrow_band_learns_it_from_the_predictions():
+    rng = np.random.default_rng(0)
+    rows = rng.random((3000, 4))
+    response = np.sin(5 * rows[:, 0]) + rows[:, 1] + 0.5 * rng.normal(size=3000)
+    sites = np.argsort(np.argsort(np.abs(response - 1))) * 5 // 3000  # by the size of the response
+    new = np.arange(3000) >= 2000
+    fitted = DeKRRRegressor(**SMALL).fit(rows[~new], response[~new], sites=sites[~new])
+    error = fitted.predict(rows[new], sites=sites[new]) - response[new]
+    others = np.array([fitted.models_[j].without_local().predict(rows[new]) for j in range(5)])
+    without = others[sites[new], np.arange(1000)] - response[new]
+    assert np.mean(error**2) < 0.8 * np.mean(without**2)
 
 
 @pytest.mark.parametrize("outputs", [(), (2,)])
@@ -277,7 +318,7 @@ def test_many_local_features_are_weighted_by_rows_held_out(weighted):
     rows = rng.random((300, 2))
     response = np.floor(5 * rows[:, 0]) + 0.3 * rng.normal(size=300)
     weight = rng.integers(1, 3, 300).astype(float) if weighted else None
-    feature_map = draw_local(local_part._MOST_SUMMED + 1, 0.4, (1.0, 1.0), rng)
+    feature_map = draw_local(local_part._MOST_SUMMED + 1, 0.4, (1.0, 1.0), (), rng)
     found = fit_local(Block(rows, response, weight), feature_map, np.random.default_rng(5))
     w = np.ones(300) if weight is None else weight / weight.mean()
     Z, held = feature_map(rows), np.random.default_rng(5).permutation(300) % local_part._FOLDS == 0
@@ -305,8 +346,8 @@ def test_a_common_factor_of_weights_changes_nothing():
 def test_there_is_no_local_part_of_noise():
     rng = np.random.default_rng(0)
     block = Block(rng.random((300, 2)), rng.normal(size=300))
-    assert fit_local(block, draw_local(60, 0.3, (1.0, 1.0), rng), rng) is None
-    assert fit_local(block.take(slice(8)), draw_local(4, 0.3, (1.0, 1.0), rng), rng) is None
+    assert fit_local(block, draw_local(60, 0.3, (1.0, 1.0), (), rng), rng) is None
+    assert fit_local(block.take(slice(8)), draw_local(4, 0.3, (1.0, 1.0), (), rng), rng) is None
 
 
 def test_without_parts_it_is_algorithm_1_to_the_last_bit():
@@ -337,17 +378,20 @@ def test_a_model_is_the_sum_of_its_parts_and_a_file_has_them_all(tmp_path):
     model = fitted.models_["station 01"]
     assert {"own", "neighbor", "shared", "local"} == set(model.header.parts)
     rows = model.scaling.rows(X_NEW)
-    total = sum(member.weight * member.predict(rows) for member in model.members)
-    np.testing.assert_allclose(model.predict(X_NEW), model.scaling.undo(total), atol=1e-12)
+    *others, local = model.members
+    assert model.header.parts[-1] == "local"
+    without = sum(member.weight * member.predict(rows) for member in others)
+    correction = local.predict(np.column_stack([rows, without]))
+    np.testing.assert_allclose(model.predict(X_NEW), model.scaling.undo(without + correction), atol=1e-12)
     model.save(tmp_path / "model.safetensors")
     loaded = dekrr.load(tmp_path / "model.safetensors")
     np.testing.assert_array_equal(loaded.predict(X_NEW), model.predict(X_NEW))
-    assert loaded.header == model.header
-    others = loaded.without_local()
-    assert "local" not in others.header.parts
-    local = model.members[model.header.parts.index("local")]
-    difference = model.scaling.undo(local.predict(rows)) - model.scaling.undo(np.zeros(len(rows)))
-    np.testing.assert_allclose(model.predict(X_NEW) - others.predict(X_NEW), difference, atol=1e-10)
+    assert loaded.header == msgspec.structs.replace(model.header, version=4)
+    for_others = loaded.without_local()
+    assert "local" not in for_others.header.parts
+    np.testing.assert_allclose(for_others.predict(X_NEW), model.scaling.undo(without), atol=1e-12)
+    for_others.save(tmp_path / "others.safetensors")
+    np.testing.assert_array_equal(dekrr.load(tmp_path / "others.safetensors").predict(X_NEW), for_others.predict(X_NEW))
     sent = fitted.traffic_.bytes_by_kind
     alone = DeKRRRegressor(**SMALL, local=None).fit(X, y, sites=SITES).traffic_.bytes_by_kind
     assert sent == alone, "the local part is sent to nobody"

@@ -47,7 +47,7 @@ from dekrr.serving.server import Place, server_of
 COLUMNS = ["length", "wi,dth"]
 
 
-def make_model(seed=0, *, columns=COLUMNS, n_outputs=None, scaled=True, n_members=2):
+def make_model(seed=0, *, columns=COLUMNS, n_outputs=None, scaled=True, n_members=2, local=False):
     rng = np.random.default_rng(seed)
     outputs = () if n_outputs is None else (n_outputs,)
     members = tuple(
@@ -58,6 +58,9 @@ def make_model(seed=0, *, columns=COLUMNS, n_outputs=None, scaled=True, n_member
         )
         for i in range(n_members)
     )
+    if local:  # it reads what the others predict
+        of_both = FeatureMap.unweighted(rng.normal(size=(2 + (n_outputs or 1), 4)), rng.uniform(size=4))
+        members = (*members, Member(of_both, rng.normal(size=(4, *outputs))))
     header = Header(
         site="here",
         method="DeKRRRegressor",
@@ -65,7 +68,8 @@ def make_model(seed=0, *, columns=COLUMNS, n_outputs=None, scaled=True, n_member
         sigma=1.0,
         n_columns=2,
         columns=columns,
-        n_members=n_members,
+        n_members=len(members),
+        parts=["own", *["neighbor"] * (n_members - 1), *["local"] * local],
         scaled=scaled,
     )
     n_bounds = 2 + (n_outputs or 1)
@@ -177,11 +181,12 @@ FRAME = pd.DataFrame(
     n_outputs=st.sampled_from([None, 1, 3]),
     kind=st.sampled_from(["unscaled", "scaled", "clipped"]),
     offset=st.sampled_from([0.0, 2026.0]),
+    local=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
-def test_one_row_is_predicted_as_many_are(numba, seed, n_outputs, kind, offset):
+@settings(max_examples=60, deadline=None)
+def test_one_row_is_predicted_as_many_are(numba, seed, n_outputs, kind, offset, local):
     rng = np.random.default_rng(seed)
-    model = make_model(seed, n_outputs=n_outputs, scaled=kind != "unscaled", n_members=3)
+    model = make_model(seed, n_outputs=n_outputs, scaled=kind != "unscaled", n_members=3, local=local)
     lower = offset + rng.uniform(-1, 1, size=2 + (n_outputs or 1))
     upper = lower + rng.choice([0.0, 0.5, 30.0], size=len(lower))
     if kind == "scaled":

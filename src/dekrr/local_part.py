@@ -1,8 +1,10 @@
 """The local part: what a site's own rows say beyond the parts that it shares. It is fitted at the site and never sent.
 
 Random features of the Laplacian kernel in the agreed column scales, of several bandwidths, drawn from the run's seed
-and the site's name. A ridge regression of the residuals gives their coefficients. Folds of the site's rows choose the
-ridge and the weight of the part, both from the sums of each fold. Where the folds find nothing, there is no local part.
+and the site's name. Half of them are functions of a row and of what the other parts predict for it: where a site's
+responses are unlike those of all sites, what the other parts leave depends on what they predict most of all. A ridge
+regression of the residuals gives the coefficients. Folds of the site's rows choose the ridge and the weight of the
+part, both from the sums of each fold. Where the folds find nothing, there is no local part.
 
 A site with many rows has more features than sums of their products are affordable for. Conjugate gradients then solve
 the regression from the features themselves, in single precision, and one fold of the rows finds the weight. Such a site
@@ -27,9 +29,12 @@ _ROWS_PER_FEATURE = 3
 _MOST_SUMMED = 1500  # features whose products are summed
 _MOST_FEATURES = 5000
 _NARROWER = 0.5  # of the bandwidths, where features are more than that
+_FLATTER = 0.3  # of the column scales, in features that depend on predictions, too
+_FIRST_STEEPNESS = 0.1  # of predictions, from which a site learns its own
 _STEPS = 50  # of conjugate gradients
 _RIDGE = 1.0
 _LEAST_RIDGE = 0.1  # where the noise was learnt, as features do not have the kernel exactly
+_SHARES = {"own": (1.0, 1.0), "mean": (0.4, 0.8), "union": (0.0, 0.0)}  # of the weight, for few and many features
 _FEWEST_ROWS = 20
 _LEAST_GAIN = 0.002  # of the squared residual, below which the part is left out
 
@@ -39,8 +44,42 @@ def local_size(wanted: int | str, n_rows: int) -> int:
     return min(_MOST_FEATURES, n_rows // _ROWS_PER_FEATURE) if isinstance(wanted, str) else wanted
 
 
-def draw_local(n_features: int, sigma: float, scales: Sequence[float], rng: np.random.Generator) -> FeatureMap:
-    """Draw the features; those of one bandwidth follow each other.
+def local_share(objective: str, n_features: int) -> float:
+    """Return by what the weight of the part is multiplied, as a correction for own rows is mostly none for others'.
+
+    A site with many rows has features for what the few features of the other parts cannot hold. More of it is true of
+    others' rows.
+
+    Parameters
+    ----------
+    objective : {"own", "mean", "union"}
+        Whose rows matter.
+    n_features : int
+    """
+    return _SHARES[objective][n_features > _MOST_SUMMED]
+
+
+def with_predictions(block: Block, predicted: Array) -> Block:
+    """Return rows as the local part reads them: after their columns, what the other parts predict.
+
+    Parameters
+    ----------
+    block : Block
+    predicted : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+
+    Examples
+    --------
+    >>> with_predictions(Block(np.ones((2, 1)), np.zeros(2)), np.array([3.0, 4.0])).X
+    array([[1., 3.],
+           [1., 4.]])
+    """
+    return block._replace(X=np.column_stack((block.X, predicted)))
+
+
+def draw_local(
+    n_features: int, sigma: float, scales: Sequence[float], steepness: Sequence[float], rng: np.random.Generator
+) -> FeatureMap:
+    """Draw the features of rows with predictions; the first half do not depend on the predictions.
 
     Parameters
     ----------
@@ -48,16 +87,16 @@ def draw_local(n_features: int, sigma: float, scales: Sequence[float], rng: np.r
     sigma : float
         The bandwidth of a Gaussian kernel that is about as wide.
     scales : sequence of float, shape (n_columns,)
+    steepness : sequence of float, shape (n_outputs,)
+        The scales of predictions, in units of a bandwidth of 1.
     rng : Generator
     """
-    n_columns = len(scales)
-    parts = np.array_split(np.arange(n_features), len(_BANDWIDTHS))
-    unit = sigma * float(np.sqrt(n_columns)) * (_NARROWER if n_features > _MOST_SUMMED else 1.0)
-    drawn = [
-        Laplacian(unit * factor).draw_frequencies(n_columns, part.size, rng)
-        for factor, part in zip(_BANDWIDTHS, parts, strict=True)
-    ]
-    frequencies = np.hstack(drawn) * np.asarray(scales)[:, None]
+    n_columns, reads = len(scales), np.arange(n_features) >= n_features / 2
+    widths = np.resize(_BANDWIDTHS, n_features) * (_NARROWER if n_features > _MOST_SUMMED else 1.0)
+    frequencies = Laplacian(1.0).draw_frequencies(n_columns + len(steepness), n_features, rng) / widths
+    unit = sigma * np.sqrt(n_columns)
+    frequencies[:n_columns] *= np.outer(np.asarray(scales) / unit, np.where(reads, _FLATTER, 1.0))
+    frequencies[n_columns:] *= np.outer(steepness, reads)
     return FeatureMap.unweighted(frequencies, rng.uniform(0, 2 * np.pi, n_features))
 
 
@@ -69,18 +108,22 @@ def draw_for(
     Parameters
     ----------
     block : Block
-        The site's rows, with the residuals of the other parts as responses.
+        The site's rows as `with_predictions` has them, with the residuals of the other parts as responses.
     n_features, sigma, scales, rng
         As `draw_local` has them.
     """
+    n_columns = len(scales)
+    spreads = block.X[:, n_columns:].std(axis=0) * (block.X.shape[1] - n_columns)
+    steepness = np.divide(1.0, spreads, out=np.zeros_like(spreads), where=spreads > 0)
     if n_features > _MOST_SUMMED:
-        agreed = np.asarray(scales) / (_NARROWER * sigma * np.sqrt(len(scales)))
+        of_rows = np.asarray(scales) / (sigma * np.sqrt(n_columns))
+        agreed = np.append(of_rows, _FIRST_STEEPNESS * steepness) / _NARROWER
         own = learn_kernel(block.X, block.y, agreed, rng)
         if own is not None:
-            frequencies = Laplacian(1.0).draw_frequencies(len(scales), n_features, rng) * own.scales[:, None]
+            frequencies = Laplacian(1.0).draw_frequencies(len(agreed), n_features, rng) * own.scales[:, None]
             phases = rng.uniform(0, 2 * np.pi, n_features)
             return FeatureMap.unweighted(frequencies, phases), max(own.noise, _LEAST_RIDGE)
-    return draw_local(n_features, sigma, scales, rng), _RIDGE
+    return draw_local(n_features, sigma, scales, steepness, rng), _RIDGE
 
 
 def fit_local(
@@ -91,7 +134,7 @@ def fit_local(
     Parameters
     ----------
     block : Block
-        The site's rows, with the residuals of the other parts as responses.
+        The site's rows as `with_predictions` has them, with the residuals of the other parts as responses.
     feature_map : FeatureMap
     rng : Generator
         Of the folds.

@@ -32,7 +32,8 @@ __all__ = ["Member", "SiteModel"]
 
 FORMAT = "dekrr-model"
 FORMAT_VERSION = (
-    3  # the newest that is read; 2 has an encoding of columns, or limits that rows are clipped to; 3 classes
+    4  # the newest that is read; 2 has an encoding of columns, or limits that rows are clipped to; 3 classes; 4 a local
+    # part that reads what the other members predict
 )
 _ROWS_PER_BLOCK = 4096
 
@@ -158,6 +159,23 @@ def joined(members: Sequence[Member]) -> Member:
     return Member(feature_map, np.concatenate([member.weight * member.coefficients for member in members]))
 
 
+def stages_of(members: Sequence[Member]) -> tuple[Member, Member | None]:
+    """Return the members that read rows, as one, and those that read what these predict, too, as one, or None.
+
+    Examples
+    --------
+    >>> one = Member(FeatureMap.unweighted(np.ones((1, 2)), np.zeros(2)), np.array([1.0, 2.0]))
+    >>> local = Member(FeatureMap.unweighted(np.ones((2, 2)), np.zeros(2)), np.array([1.0, 2.0]))
+    >>> first, second = stages_of([one, local])
+    >>> first.feature_map.n_columns, second.feature_map.n_columns
+    (1, 2)
+    """
+    n_columns = members[0].feature_map.n_columns
+    first = [member for member in members if member.feature_map.n_columns == n_columns]
+    second = [member for member in members if member.feature_map.n_columns != n_columns]
+    return joined(first), joined(second) if second else None
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class SiteModel:
     """A site's model. Its prediction is the weighted sum of its members' predictions, in the units of the response.
@@ -169,7 +187,8 @@ class SiteModel:
     header : Header
     members : tuple of Member
         First the site's own agreed model; then its neighbours' models, if it predicts with its neighbourhood; then the
-        shared part and the local part, where there are such. `header.parts` says which is which.
+        shared part and the local part, where there are such. `header.parts` says which is which. A local part of
+        n_columns + n_outputs columns reads scaled rows, and after them what the other members predict.
     scaling : Scaling or Unscaled
     calibration : Calibration, optional
         What intervals are made of.
@@ -273,7 +292,7 @@ class SiteModel:
                 "too few rows. Fit with intervals=True"
             )
         rows = self.scaling.rows(rows)
-        middle = self._joined.predict(rows)
+        middle = self._predict_scaled(rows)
         radius = self.calibration.radius(self.feature_map(rows), coverage).reshape(middle.shape)
         return np.stack([self.scaling.undo(middle - radius), self.scaling.undo(middle + radius)], axis=1)
 
@@ -348,11 +367,16 @@ class SiteModel:
         rows : ndarray of shape (n_rows, header.n_columns)
         """
         rows = self.scaling.rows(rows)
-        return self.scaling.undo(self._joined.predict(rows))
+        return self.scaling.undo(self._predict_scaled(rows))
+
+    def _predict_scaled(self, rows: Array) -> Array:
+        first, second = self._stages
+        found = first.predict(rows)
+        return found if second is None else found + second.predict(np.column_stack((rows, found)))
 
     @cached_property
-    def _joined(self) -> Member:
-        return joined(self.members)
+    def _stages(self) -> tuple[Member, Member | None]:
+        return stages_of(self.members)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file; an existing file is replaced atomically.
@@ -389,6 +413,8 @@ class SiteModel:
         header = self.header
         if isinstance(self.scaling, Scaling) and self.scaling.limits is not None:
             header = msgspec.structs.replace(header, version=max(header.version, 2))
+        if self._stages[1] is not None:
+            header = msgspec.structs.replace(header, version=max(header.version, 4))
         tensors = {name: np.ascontiguousarray(tensor, dtype=np.float64) for name, tensor in tensors.items()}
         return tensors, {FORMAT: msgspec.json.encode(header).decode()}
 

@@ -100,7 +100,10 @@ def _from_tensors(path: Any, header: Header, tensors: dict[str, Array]) -> SiteM
             outputs = tensors["coefficients_0"].shape[1:]
             size = (frequencies.shape[1],)
             fits = phases.shape == amplitudes.shape == size and coefficients.shape == size + outputs
-            if frequencies.shape[0] != header.n_columns or not fits or len(outputs) > 1:
+            known = {header.n_columns}
+            if header.parts[i : i + 1] == ["local"]:
+                known.add(header.n_columns + math.prod(outputs))
+            if frequencies.shape[0] not in known or not fits or len(outputs) > 1:
                 raise ModelFileError(f"{path}: the shapes of member {i} do not fit each other")
             members.append(Member(FeatureMap(frequencies, phases, amplitudes), coefficients, float(weights[i])))
         scaling = Scaling.from_tensors(tensors) if header.scaled else UNSCALED

@@ -32,7 +32,7 @@ from .spanning_tree import tree_sum
 PARTS = 5  # one of them is held out
 _FEWEST = 4  # held-out rows
 Predict = Callable[[Outcome, Array], Array]
-"""The whole prediction of an outcome for rows in its units, in its units."""
+"""The whole prediction of an outcome, in the units of rows and responses."""
 
 
 class Portion(NamedTuple):
@@ -84,14 +84,11 @@ class Second:
 
     def fitted(self, X: Array) -> Array:
         """Return what the second training predicts of all that it had to fit, in the units of the response."""
-        return self._of(self.second, X)
+        return self.predict(self.second, X)
 
     def disagreement(self, part: Portion) -> Array:
         """Return how far the first training's predictions are from those without the held-out rows."""
-        return np.asarray(self._of(self.first, part.rows.X) - self.predicted(part))
-
-    def _of(self, outcome: Outcome, X: Array) -> Array:
-        return np.asarray(outcome.scaling.undo(self.predict(outcome, outcome.scaling.rows(X))))
+        return np.asarray(self.predict(self.first, part.rows.X) - self.predicted(part))
 
     @property
     def told(self) -> np.ndarray:

@@ -67,6 +67,27 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
+class Beneath:
+    """The shared part of an earlier training, where the responses of this one are what it leaves.
+
+    Parameters
+    ----------
+    shared : Part
+    scaling : Scaling or Unscaled
+        Of the earlier training.
+    """
+
+    shared: Part
+    scaling: AnyScaling
+
+    def __call__(self, X: Array, units: AnyScaling) -> Array:
+        """Return what it predicts of rows that are not scaled, in the units of another scaling."""
+        found = self.shared.feature_map.apply(self.scaling.rows(X), self.shared.coefficients)
+        unit = units.undo(np.ones_like(found)) - units.undo(np.zeros_like(found))
+        return np.asarray(self.scaling.undo(found) / unit)
+
+
+@dataclass(frozen=True, eq=False)
 class HeldOut:
     """Rows that a second training was without. They stay at the site, and are dropped when their errors are known.
 
@@ -126,7 +147,8 @@ class Outcome:
     shared : Part or None
         The part that is the same at all sites, where there is one. The coefficients above fit what it leaves.
     local : Part or None
-        The site's correction for its own rows, which it sends to nobody.
+        The site's correction for its own rows, which it sends to nobody. It reads a row, and what the other parts
+        predict for it.
     column_scales : ndarray of shape (n_columns,), or None
         What the response depends on, as all sites agreed; the largest is 1.
     sigma : float or None
@@ -181,10 +203,20 @@ class Outcome:
         parts = [w * known.apply(X, theta) for known, theta, w in self.agreed_members(prediction)]
         return np.asarray(np.sum(parts, axis=0))
 
-    def whole_prediction(self, X: Array, prediction: str) -> Array:
-        """Return the prediction of all parts for scaled rows, shape (n_rows,) or (n_rows, n_outputs)."""
+    def whole_prediction(self, X: Array, prediction: str, beneath: Array | float = 0.0) -> Array:
+        """Return the prediction of all parts for scaled rows, shape (n_rows,) or (n_rows, n_outputs).
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_columns)
+        prediction : {"own", "neighborhood"}
+        beneath : ndarray of shape (n_rows,) or (n_rows, n_outputs), default=0.0
+            What `Beneath` predicts. The local part reads it, and it is not added.
+        """
         found = self.agreed_prediction(X, prediction)
-        for part in (self.shared, self.local):
-            if part is not None:
-                found = found + part.feature_map.apply(X, part.coefficients)
+        if self.shared is not None:
+            found = found + self.shared.feature_map.apply(X, self.shared.coefficients)
+        if self.local is not None:
+            read = np.column_stack((X, found + beneath))
+            found = found + self.local.feature_map.apply(read, self.local.coefficients)
         return found

@@ -2,7 +2,8 @@
 
 - The shared part is the same at all sites (`shared_part`). It reaches rows unlike a site's own.
 - The agreed part is DeKRR (`dekrr`), on what the shared part leaves.
-- The local part is the site's own correction of what both leave (`dekrr.local_part`). It is sent to nobody.
+- The local part is the site's own correction of what both leave (`dekrr.local_part`). It reads a row, and what the
+  other parts predict for it. It is sent to nobody.
 
 The features of all parts are drawn in column scales that the sites agree on (`column_scales`). Where a run has none of
 this, it is `dekrr.train`, exactly.
@@ -13,21 +14,19 @@ from dataclasses import replace
 
 import msgspec
 
-from ..local_part import draw_for, fit_local, local_size
-from ..scaling import AnyScaling
+from ..local_part import draw_for, fit_local, local_share, local_size, with_predictions
 from ..selection import Chooser, Greedy, Mixed
 from ..settings import DeKRRSettings
 from ..types import Array
 from . import dekrr
 from .column_scales import agree_on_scales, candidate_scales
-from .outcome import Outcome, Part
+from .outcome import Beneath, Outcome, Part
 from .run import Run
 from .shared_part import agree_on_spreads, bandwidth_of, fit_shared, shared_size
 from .site import Procedure, Site
 from .tuning import Tuning
 
 _SHARE_OF_SCALES = 3  # the model that scales are learnt from has so much fewer features than the shared part
-_LOCAL_SHARES = {"own": 1.0, "mean": 0.5, "union": 0.0}  # of the local part's weight, by what tuning minimises
 
 
 def train(
@@ -39,6 +38,7 @@ def train(
     prediction: str = "neighborhood",
     objective: str = "mean",
     keep_sums: bool = True,
+    beneath: Beneath | None = None,
 ) -> Procedure[Outcome]:
     """Train one site's model, with all its parts, together with its neighbours.
 
@@ -54,9 +54,11 @@ def train(
     prediction : {"neighborhood", "own"}
         How the site will predict with the agreed part.
     objective : {"mean", "own", "union"}
-        Whose rows matter: the local part counts full for "own", half for "mean" and not at all for "union".
+        Whose rows matter: the local part counts full for "own", in part for "mean" and not at all for "union".
     keep_sums : bool, default=True
         Keep the sums in the outcome, so that training can go on from them.
+    beneath : Beneath, optional
+        A shared part that was taken off the responses before.
     """
     if not has_parts(settings):
         return (yield from dekrr.train(site, chooser, settings, tuning, keep_sums=keep_sums))
@@ -79,7 +81,7 @@ def train(
     outcome = yield from dekrr.agree(agreed, _run_of_agreed(run, sigma, sets))
     outcome.shared, outcome.column_scales, outcome.sigma = shared, scales, sigma
     if settings.local is not None:
-        outcome.local = local_part(site, start.scaling, outcome, settings, sets, spreads, prediction, objective)
+        outcome.local = local_part(site, outcome, settings, sets, spreads, prediction, objective, beneath)
     return outcome
 
 
@@ -99,13 +101,13 @@ def reasons(settings: DeKRRSettings) -> Iterator[str]:
 
 def local_part(
     site: Site,
-    scaling: AnyScaling,
     outcome: Outcome,
     settings: DeKRRSettings,
     sets: tuple[tuple[float, ...], ...],
     spreads: Array,
     prediction: str,
     objective: str,
+    beneath: Beneath | None = None,
 ) -> Part | None:
     """Return the site's correction for its own rows, with those that are in no sum; None where it does not help.
 
@@ -113,7 +115,6 @@ def local_part(
     ----------
     site : Site
         With all its rows; a sample stands for them where they are very many.
-    scaling : Scaling or Unscaled
     outcome : Outcome
         The other parts.
     settings : DeKRRSettings
@@ -121,15 +122,17 @@ def local_part(
         The column scales of candidates.
     spreads : ndarray of shape (n_columns,)
     prediction, objective : str
+    beneath : Beneath, optional
     """
-    share = _LOCAL_SHARES[objective]
-    rows = site.rows.scaled(scaling)
-    rows = outcome.shared.residuals(rows) if outcome.shared is not None else rows
-    block = (rows.sample if rows.streamed else rows).arrays()
+    rows = site.rows.sample if site.rows.streamed else site.rows
+    block = rows.scaled(outcome.scaling).arrays()
     n_features = local_size(settings.local, block.n_rows)
+    share = local_share(objective, n_features)
     if not share or n_features < 1:
         return None
-    block = block._replace(y=block.y - outcome.agreed_prediction(block.X, prediction))
+    others = outcome.whole_prediction(block.X, prediction)
+    read = others if beneath is None else others + beneath(rows.arrays().X, outcome.scaling)
+    block = with_predictions(block._replace(y=block.y - others), read)
     scales = sets[-1] if sets else (1.0,) * rows.n_columns
     sigma = outcome.sigma or bandwidth_of(spreads)
     feature_map, ridge = draw_for(block, n_features, sigma, scales, site.rng("local part"))

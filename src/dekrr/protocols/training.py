@@ -6,6 +6,7 @@ The estimators and the nodes of a mesh call `train`, and so do the same.
 from dataclasses import dataclass, replace
 
 import msgspec
+import numpy as np
 
 from ..errors import DataError
 from ..selection import Chooser
@@ -13,7 +14,7 @@ from ..settings import DeKRRSettings
 from ..types import Array
 from . import parts
 from .calibration import PARTS, Keep, calibrate, refusal_of_second
-from .outcome import Outcome
+from .outcome import Beneath, Outcome
 from .site import Procedure, Site
 from .tuning import Tuning
 
@@ -67,13 +68,23 @@ def train(
     if second is None:
         return _without_gram(outcome)
     fixed, found = _found(outcome, chooser, settings)
+    beneath: Beneath | None = None
     if not second.fits_shared:
         fixed = msgspec.structs.replace(fixed, shared=None)  # `calibrate` takes it off the responses
+        beneath = Beneath(outcome.shared, outcome.scaling) if outcome.shared is not None else None
 
     def again(other: Site) -> Procedure[Outcome]:
         try:
             return (
-                yield from parts.train(other, found, fixed, prediction=prediction, objective=objective, keep_sums=False)
+                yield from parts.train(
+                    other,
+                    found,
+                    fixed,
+                    prediction=prediction,
+                    objective=objective,
+                    keep_sums=False,
+                    beneath=beneath,
+                )
             )
         except DataError as error:
             raise DataError(
@@ -82,7 +93,9 @@ def train(
             ) from error
 
     def predict(outcome: Outcome, X: Array) -> Array:
-        return outcome.whole_prediction(X, prediction)
+        scaling = outcome.scaling
+        under = 0.0 if beneath is None or outcome.shared is not None else beneath(X, scaling)
+        return np.asarray(scaling.undo(outcome.whole_prediction(scaling.rows(X), prediction, under)))
 
     outcome = yield from calibrate(
         site,

@@ -5,7 +5,8 @@ frequencies, and the scaling of the response into the coefficients:
 
     y = amplitudes * cos((x - lower) F + phases) w + centre.
 
-The lower bounds are not folded into the phases: columns such as years would lose digits.
+The lower bounds are not folded into the phases: columns such as years would lose digits. A local part that reads what
+the other parts predict is a second such sum, of the row and their sum.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..cosines import compiled, terms_of
-from ..model import SiteModel, joined
+from ..model import Member, SiteModel, stages_of
 from ..scaling import Scaling
 from ..types import Array
 
@@ -36,38 +37,63 @@ class OneRow:
     """
 
     def __init__(self, model: SiteModel) -> None:
-        whole, scaling = joined(model.members), model.scaling
-        features, weights = whole.feature_map, whole.coefficients
-        self._lower, self._limits = np.zeros(features.n_columns), None
-        spans: Array = np.ones(features.n_columns)
+        (first, second), scaling = stages_of(model.members), model.scaling
+        n_columns, weights = first.feature_map.n_columns, first.coefficients
+        self._lower, self._limits = np.zeros(n_columns), None
+        spans: Array = np.ones(n_columns)
         half_span = np.ones(weights.shape[1:])
         self._centre: Array | float = np.zeros(weights.shape[1:])
         if isinstance(scaling, Scaling):
-            columns = slice(features.n_columns)
+            columns = slice(n_columns)
             outputs = slice(-weights.shape[1], None) if weights.ndim == 2 else -1
             self._lower, spans = scaling.lower[columns], scaling.spans[columns]
             half_span = scaling.spans[outputs] / 2
             self._centre = (scaling.lower[outputs] + scaling.upper[outputs]) / 2
             if scaling.limits is not None:
                 self._limits = scaling.limits[0][columns], scaling.limits[1][columns]
-        turn = 2 * np.pi
-        self._frequencies = np.ascontiguousarray(features.frequencies / (turn * spans[:, None]))
-        self._phases, self._amplitudes = features.phases / turn, features.amplitudes
-        self._weights = weights * half_span
+        self._first = _Waves(first, spans, half_span)
+        # the second stage reads what the first gives, which is in the units of the response
+        self._second = None if second is None else _Waves(second, np.append(spans, half_span), half_span)
         if not weights.shape[1:]:
             self._centre = float(self._centre)  # added faster than an array of no dimensions
-        loops = compiled()
-        self._overwrite = _overwrite if loops is None else loops.overwrite
-        self._terms = terms_of(np.dtype(np.float64))
 
     def __call__(self, row: Array) -> Array:
         """Return the prediction, shape (1,) or (1, n_outputs), for a row of shape (1, n_columns)."""
         if self._limits is not None:
             row = np.minimum(np.maximum(row, self._limits[0]), self._limits[1])  # np.clip is several times slower
-        waves = (row - self._lower) @ self._frequencies
-        self._overwrite(waves, self._phases, self._amplitudes, *self._terms)
-        predicted: Array = waves @ self._weights
+        row = row - self._lower
+        predicted = self._first(row)
+        if self._second is not None:
+            predicted = predicted + self._second(np.concatenate((row, predicted.reshape(1, -1)), axis=1))
         return predicted + self._centre
+
+
+class _Waves:
+    """A sum of cosines of a row.
+
+    Parameters
+    ----------
+    member : Member
+    spans : ndarray of shape (n_columns,)
+        The units of the row's columns, in those of the member.
+    unit : ndarray
+        That of the response, in the member's.
+    """
+
+    def __init__(self, member: Member, spans: Array, unit: Array) -> None:
+        turn, features = 2 * np.pi, member.feature_map
+        self._frequencies = np.ascontiguousarray(features.frequencies / (turn * spans[:, None]))
+        self._phases, self._amplitudes = features.phases / turn, features.amplitudes
+        self._weights = member.coefficients * unit
+        loops = compiled()
+        self._overwrite = _overwrite if loops is None else loops.overwrite
+        self._terms = terms_of(np.dtype(np.float64))
+
+    def __call__(self, row: Array) -> Array:
+        waves = row @ self._frequencies
+        self._overwrite(waves, self._phases, self._amplitudes, *self._terms)
+        total: Array = waves @ self._weights
+        return total
 
 
 def _overwrite(turns: Array, phases: Array, amplitudes: Array, *_: Any) -> None:

@@ -17,7 +17,6 @@ from ..disk import replacing
 from ..errors import ModelFileError
 from ..model import Member, SiteModel
 from ..scaling import AnyScaling
-from ..types import Array
 from .columns import columns_of
 
 ROWS, PREDICTION = "rows", "prediction"
@@ -69,8 +68,13 @@ def onnx_graph(model: SiteModel) -> Any:
     _refuse_unknown_parts(model)
     nodes = _Nodes()
     rows = _scaled(nodes, model.scaling, ROWS, model.header.n_columns)
-    parts = [_member(nodes, member, rows) for member in model.members]
-    total = parts[0] if len(parts) == 1 else nodes.add("Sum", *parts)
+    first = [member for member in model.members if member.feature_map.n_columns == model.header.n_columns]
+    second = [member for member in model.members if member.feature_map.n_columns != model.header.n_columns]
+    total = nodes.sum_of([_member(nodes, member, rows) for member in first])
+    if second:
+        column = nodes.reshaped(total, (-1, model.n_outputs))
+        read = nodes.add("Concat", rows, column, axis=1)
+        total = nodes.sum_of([total, *(_member(nodes, member, read) for member in second)])
     nodes.add("Identity", _undone(nodes, model.scaling, total, model.coefficients.shape[1:]), name=PREDICTION)
     header = model.header
     outputs = list(model.coefficients.shape[1:])
@@ -103,20 +107,28 @@ class _Nodes:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
-    def add(self, operation: str, *inputs: str, name: str = "") -> str:
+    def add(self, operation: str, *inputs: str, name: str = "", **attributes: Any) -> str:
         """Add a node, and return the name of its output."""
         from onnx import helper
 
         name = name or f"{operation.lower()}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operation, list(inputs), [name]))
+        self.nodes.append(helper.make_node(operation, list(inputs), [name], **attributes))
         return name
 
-    def constant(self, values: Array) -> str:
-        """Add a constant of doubles, and return its name."""
+    def sum_of(self, names: Sequence[str]) -> str:
+        """Add a sum, and return the name of its output."""
+        return names[0] if len(names) == 1 else self.add("Sum", *names)
+
+    def reshaped(self, name: str, shape: Sequence[int]) -> str:
+        """Add a change of shape, and return the name of its output."""
+        return self.add("Reshape", name, self.constant(np.array(shape), dtype=np.int64))
+
+    def constant(self, values: np.ndarray, dtype: Any = np.float64) -> str:
+        """Add a constant, and return its name."""
         from onnx import numpy_helper
 
         name = f"constant_{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(values, dtype=np.float64), name))
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(values, dtype=dtype), name))
         return name
 
 
