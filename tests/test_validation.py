@@ -35,11 +35,25 @@ def seconds(monkeypatch):
 
 
 def predicted(seconds, by, at):
-    """Return responses of the held-out rows of one site, and what the second model of another predicts for them."""
+    """Return responses of the held-out rows of one site, and what the second model of another predicts for them.
+
+    The local part reads the first training's shared part, too, where the second has none.
+    """
     header = Header(site=by, method="DeKRR", kernel="gaussian", sigma=1.0, columns=None, n_columns=3, scaled=True)
-    model = model_of(seconds[by].second, header, "neighborhood")
+    first, second = seconds[by].first, seconds[by].second
+    model = model_of(second, header, "neighborhood")
     held = seconds[at].held_out
-    return held.rows.y, held.rows.y - held.left.y + model.predict(held.rows.X)
+    found = model.without_local().predict(held.rows.X)
+    if "local" in model.header.parts:
+        read, local = second.scaling.rows(held.rows.X), model.members[-1]
+        base = sum(member.weight * member.predict(read) for member in model.members[:-1])
+        shared = first.shared.feature_map(first.scaling.rows(held.rows.X)) @ first.shared.coefficients
+        if second.shared is None:
+            unit = second.scaling.undo(np.ones_like(base)) - second.scaling.undo(np.zeros_like(base))
+            base = base + first.scaling.undo(shared) / unit
+        correction = local.predict(np.column_stack([read, base]))
+        found = found + second.scaling.undo(correction) - second.scaling.undo(np.zeros_like(correction))
+    return held.rows.y, held.rows.y - held.left.y + found
 
 
 @pytest.mark.parametrize("intervals", [True, "auto"])
