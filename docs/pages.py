@@ -42,7 +42,7 @@ def commands_page() -> str:
 
 def _with_commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
     yield path, command
-    for name, child in sorted(getattr(command, "commands", {}).items()):
+    for name, child in sorted(getattr(command, "commands", {}).items(), key=lambda item: (item[0] == "all", item[0])):
         yield from _with_commands(f"{path} {name}", child)
 
 
@@ -147,6 +147,20 @@ PUBLIC_MODULES = (
 )
 
 
+_CONSTANTS = {  # names that are neither classes nor functions, so that no docstring describes them
+    "dekrr.data.CATALOGUE": "the data sets of the paper by name, with where to get each",
+    "dekrr.model_selection.OWN": "the `Scorer` of each site's model on the site's own rows",
+    "dekrr.model_selection.UNION": "the `Scorer` of every site's model on all rows",
+    "dekrr.networks.base.Neighbors": "the type of a graph: each site with its neighbours",
+    "dekrr.networks.base.Observer": "the type of a function that is told of each exchange of messages",
+    "dekrr.settings.ALONE": "settings that leave DeKRR alone, without the other parts: `DeKRRRegressor(**ALONE)`",
+    "dekrr.settings.GRIDS": 'what "auto" chooses from where sigma, alpha and consensus are tuned',
+    "dekrr.settings.PRECISIONS": "the values of `precision`",
+    "dekrr.settings.WIRE_PRECISIONS": "the values of `wire_precision`",
+    "dekrr.settings.WITH_SHARED": 'what "auto" is where there is a shared part',
+}
+
+
 def names_page() -> str:
     """Return the page of the public names, each with a page of its own."""
     import dekrr
@@ -167,6 +181,9 @@ def names_page() -> str:
         names = [name for name, part in parts_of_it.items() if inspect.isclass(part) or inspect.isroutine(part)]
         if names:
             parts.append(_summary(module, module, sorted(names)))
+        constants = [name for name in parts_of_it if name not in names]
+        parts += [f"- `{module}.{name}`: {_CONSTANTS[f'{module}.{name}']}" for name in constants]
+        parts += [""] if constants else []
     return "\n".join(parts)
 
 

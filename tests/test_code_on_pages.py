@@ -6,6 +6,8 @@ of indented blocks and of code within a line.
 """
 
 import ast
+import builtins
+import doctest
 import inspect
 import re
 import shlex
@@ -288,3 +290,37 @@ def test_the_citation_is_that_of_the_citation_file():
     words = ["".join(fact) for fact in facts]
     assert len(words) == 8
     assert not [word for word in words if word not in page]
+
+
+def names_left_open(code):
+    """Return the names that a piece of code uses and does not make."""
+    made, used = set(dir(builtins)), set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
+        elif isinstance(node, ast.alias):
+            made.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            made.add(node.name)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            made.add(node.name)
+    return used - made
+
+
+def test_names_left_open_are_found():
+    assert names_left_open("import os\ndef f(a): return os.sep + a\nf(b)") == {"b"}
+
+
+@pytest.mark.parametrize("module", ["dekrr", *PUBLIC_MODULES])
+def test_examples_of_public_names_can_be_pasted(module):
+    """An example is run among the names of its module; a reader has only those that it imports."""
+    found, finder = import_module(module), doctest.DocTestFinder()
+    open_ = {}
+    for part in (getattr(found, name) for name in found.__all__):
+        if inspect.isclass(part) or inspect.isroutine(part):
+            for test in finder.find(part, module=False):
+                names = names_left_open("".join(example.source for example in test.examples))
+                open_ |= {test.name: names} if names else {}
+    assert not open_

@@ -31,6 +31,7 @@ class FeatureMap:
 
     Examples
     --------
+    >>> from dekrr import FeatureMap
     >>> import numpy as np
     >>> feature_map = FeatureMap.unweighted(np.array([[0.0, 1.0]]), np.zeros(2))
     >>> feature_map(np.array([[0.0], [np.pi]])).round(3)

@@ -123,6 +123,7 @@ class Gaussian(Kernel):
 
     Examples
     --------
+    >>> from dekrr.kernels import Gaussian
     >>> import numpy as np
     >>> Gaussian(sigma=0.5)(np.zeros((1, 2)), np.array([[0.5, 0.0]])).round(4)
     array([[0.6065]])

@@ -21,6 +21,7 @@ def rse(y: Any, prediction: Any, sample_weight: Any = None) -> float:
 
     Examples
     --------
+    >>> from dekrr import rse
     >>> rse([0.0, 2.0], [0.0, 1.0])
     0.5
     >>> rse([[0.0, 0.0], [2.0, 2.0]], [[0.0, 0.0], [1.0, 2.0]])

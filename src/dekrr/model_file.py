@@ -48,6 +48,11 @@ def load(path: str | os.PathLike[str]) -> SiteModel:
     ----------
     path : path-like
 
+    Returns
+    -------
+    SiteModel
+        The model of one site; its `predict` takes rows.
+
     Raises
     ------
     ModelFileError

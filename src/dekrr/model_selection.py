@@ -74,6 +74,8 @@ class SiteKFold(_Splitter):
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from dekrr.model_selection import SiteKFold
     >>> sites = np.repeat(["a", "b"], 4)
     >>> [np.unique(sites[test]).tolist() for train, test in SiteKFold(2).split(sites, sites=sites)]
     [['a', 'b'], ['a', 'b']]
@@ -131,6 +133,8 @@ class LeaveOneSiteOut(_Splitter):
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from dekrr.model_selection import LeaveOneSiteOut
     >>> sites = np.array(["a", "b", "a"])
     >>> [test.tolist() for train, test in LeaveOneSiteOut().split(sites, sites=sites)]
     [[0, 2], [1]]
@@ -191,6 +195,7 @@ class Scorer:
 
     Examples
     --------
+    >>> from dekrr.model_selection import Scorer
     >>> from sklearn.metrics import mean_absolute_error
     >>> from dekrr import DeKRRRegressor
     >>> from dekrr.data import make_sites

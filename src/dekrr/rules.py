@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
@@ -29,7 +29,7 @@ class Rule:
     """
 
     words: str
-    allows: Callable[[Any], bool]
+    allows: Callable[[Any], bool] = field(repr=False)
 
     def or_none(self) -> "Rule":
         """Return the rule that allows None too."""

@@ -30,6 +30,7 @@ def ring(n_sites: int, n_neighbors: int = 4) -> Graph:
 
     Examples
     --------
+    >>> from dekrr.topology import ring
     >>> sorted(ring(10, 4)[0])
     [1, 2, 8, 9]
     """
@@ -138,6 +139,7 @@ def build(
 
     Examples
     --------
+    >>> from dekrr.topology import build
     >>> graph = build("star", ["hub", "north", "south"])
     >>> sorted(graph["hub"])
     ['north', 'south']

@@ -78,7 +78,7 @@ def _command(name: str, help_text: str) -> None:
 
 for _name, _experiment in EXPERIMENTS.items():
     _command(_name, f"{_experiment.title}. {_experiment.about}")
-_command("all", "All of the above.")
+_command("all", "All of these experiments, one after another.")
 
 
 def command_line(name: str, options: Options) -> str:

@@ -93,6 +93,7 @@ def load(name: str, directory: str | os.PathLike[str] | None = None) -> Dataset:
     Examples
     --------
     >>> import tempfile, pandas as pd
+    >>> from dekrr.data import load
     >>> folder = tempfile.mkdtemp()
     >>> pd.DataFrame({"depth": [1.0, 2.0], "y": [0.5, 0.7]}).to_parquet(f"{folder}/wells.parquet")
     >>> X, y = load("wells", folder)

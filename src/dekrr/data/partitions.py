@@ -36,6 +36,8 @@ def by_response(y: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from dekrr.data import by_response
     >>> by_response(np.array([1.0, -9.0, 5.0, 0.0]), n_sites=2, mix=0.0)
     array([1, 0, 0, 1])
     """
@@ -54,6 +56,8 @@ def by_norm(X: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any = N
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from dekrr.data import by_norm
     >>> by_norm(np.array([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0], [0.0, 0.0]]), n_sites=2, mix=0.0)
     array([1, 0, 0, 1])
     """
@@ -71,6 +75,8 @@ def imbalanced(n_rows: int, n_sites: int = 10, random_state: Any = None) -> np.n
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from dekrr.data import imbalanced
     >>> np.bincount(imbalanced(1000, 10, random_state=0)).tolist()
     [10, 30, 50, 70, 90, 110, 130, 150, 170, 190]
     """
@@ -89,6 +95,8 @@ def iid(n_rows: int, n_sites: int = 10, random_state: Any = None) -> np.ndarray:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from dekrr.data import iid
     >>> np.bincount(iid(8, 4, random_state=0)).tolist()
     [2, 2, 2, 2]
     """
@@ -118,6 +126,8 @@ def dirichlet(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from dekrr.data import dirichlet
     >>> sites = dirichlet(np.arange(1000.0), n_sites=4, concentration=1e6, random_state=0)
     >>> np.bincount(sites // 1).tolist()
     [250, 250, 250, 250]
@@ -151,6 +161,7 @@ def by_column(values: Any, n_sites: int | None = None, mix: float = 0.0, random_
 
     Examples
     --------
+    >>> from dekrr.data import by_column
     >>> by_column(["b", "a", "b"])
     array([1, 0, 1])
     >>> by_column([0.3, 0.1, 0.9, 0.4], n_sites=2)

@@ -41,6 +41,7 @@ def make_sites(
 
     Examples
     --------
+    >>> from dekrr.data import make_sites
     >>> X, y, sites = make_sites(n_sites=4, random_state=0)
     >>> X.shape, sorted(set(sites.tolist()))
     ((240, 3), ['station 00', 'station 01', 'station 02', 'station 03'])

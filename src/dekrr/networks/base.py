@@ -38,6 +38,8 @@ class Network(Protocol):
     --------
     A network for a single site, which has no neighbours:
 
+    >>> from dekrr.networks.base import Connect
+    >>> from dekrr.networks.traffic import Traffic
     >>> class Hermit:
     ...     def __init__(self, neighbors):
     ...         self.traffic = Traffic()

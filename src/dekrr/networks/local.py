@@ -34,6 +34,7 @@ class LocalNetwork:
 
     Examples
     --------
+    >>> from dekrr.networks.local import LocalNetwork
     >>> import numpy as np
     >>> from dekrr.protocols.roll_call import roll_call
     >>> from dekrr.protocols.site import Site

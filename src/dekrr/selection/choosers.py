@@ -239,7 +239,7 @@ class Chooser:
         return frequencies if scales is None else frequencies * scales
 
     def shortened(self, most: float) -> Self:
-        """Return a copy of the chooser whose shortlist has at most `most` features.
+        """Return a copy of the chooser whose shortlist has no more features than `most`.
 
         Parameters
         ----------

@@ -26,6 +26,7 @@ class Plain(Chooser):
     Examples
     --------
     >>> import numpy as np
+    >>> from dekrr.selection import Plain
     >>> Plain(6).select(np.zeros((4, 3)), np.zeros(4), np.random.default_rng(0)).n_features
     6
     """

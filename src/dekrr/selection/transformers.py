@@ -102,6 +102,7 @@ class PlainSelector(Selector):
 
     Examples
     --------
+    >>> from dekrr import PlainSelector
     >>> import numpy as np
     >>> X = np.zeros((4, 3))
     >>> PlainSelector(n_features=6, random_state=0).fit(X, np.zeros(4)).transform(X).shape
@@ -126,6 +127,7 @@ class EnergySelector(Selector):
 
     Examples
     --------
+    >>> from dekrr import EnergySelector
     >>> from sklearn.linear_model import Ridge
     >>> from sklearn.pipeline import make_pipeline
     >>> from dekrr.data import make_sites

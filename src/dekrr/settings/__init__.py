@@ -1,6 +1,7 @@
 """What a run is, said once: every setting with its type, what it may be, its default, and a line of documentation."""
 
 from .estimators import EstimatorSettings
+from .promise import DifferentialPrivacy
 from .runs import (
     ALONE,
     GRIDS,
@@ -9,7 +10,6 @@ from .runs import (
     WITH_SHARED,
     AllReduceSettings,
     DeKRRSettings,
-    DifferentialPrivacy,
     DKLASettings,
     FeatureSettings,
     GuardSettings,

@@ -16,6 +16,7 @@ from ..kernels import KERNELS, is_kernel
 from ..rules import FLAG, POSITIVE, Rule, number, one_of, whole_number
 from ..selection import CHOOSERS, MAPPINGS, Chooser
 from ..solvers import SOLVERS
+from .promise import DifferentialPrivacy
 from .schema import Setting, check, entries
 
 # What "auto" chooses from; docs/explanation/accuracy-of-dekrr-alone.md has the evidence.
@@ -32,7 +33,6 @@ PRECISIONS = ("double", "mixed")
 WIRE_PRECISIONS = ("double", "single", "int8")
 _NOT_NEGATIVE = number(0)
 _COUNT = whole_number(1)
-_CHANCE = Rule("a number between 0 and 1, or None", lambda value: value is None or 0 < value < 1)
 _PART = rules.or_auto(_COUNT)
 _SCALES = rules.or_auto(rules.POSITIVES)
 _MAKES = rules.with_methods("chooser")
@@ -54,59 +54,6 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check("the wire", self)
-
-
-class DifferentialPrivacy(msgspec.Struct, frozen=True):
-    """The promise: (epsilon, delta) for one row of one site, against everyone outside it, over a whole run.
-
-    With `colluders`, the promise is against any so many sites together.
-
-    Neighbouring data sets differ in one row of one site, replaced by any other; row counts are public.
-
-    Parameters
-    ----------
-    epsilon : float
-    delta : float, optional
-        None is N_j^-2 at a site with N_j rows.
-    max_epsilon : float, default=10
-        A larger epsilon promises next to nothing. It is refused unless this is raised.
-    colluders : int, optional
-        The most sites that pool what they see. Sites then share the noise, which masks allow, and have one model. None
-        has no such limit: every site adds the full noise.
-
-    Examples
-    --------
-    >>> round(DifferentialPrivacy(epsilon=4.0).delta_for(n_rows=1000), 6)
-    1e-06
-    """
-
-    epsilon: Annotated[float, Setting("The privacy budget: how much one row may change what others see.", POSITIVE)]
-    delta: Annotated[float | None, Setting("The chance that the promise fails; None is N_j^-2.", _CHANCE)] = None
-    max_epsilon: Annotated[float, Setting("A larger epsilon is refused.", POSITIVE, agreed=False)] = 10.0
-    colluders: Annotated[
-        int | None,
-        Setting(
-            "The most sites that may pool what they see; sites then share the noise. None allows any number, and "
-            "every site adds the full noise.",
-            _COUNT.or_none(),
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        check("differential privacy", self)
-        if self.epsilon > self.max_epsilon:
-            raise SettingsError(
-                f"epsilon={self.epsilon:g} promises next to nothing; raise max_epsilon if you want it all the same"
-            )
-
-    def delta_for(self, n_rows: int) -> float:
-        """Return delta at a site with `n_rows` rows.
-
-        Parameters
-        ----------
-        n_rows : int
-        """
-        return self.delta if self.delta is not None else float(max(n_rows, 2)) ** -2.0
 
 
 class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -408,6 +355,7 @@ def parts_of(given: Mapping[str, Any], *, possible: bool) -> dict[str, Any]:
 
     Examples
     --------
+    >>> from dekrr.settings import parts_of
     >>> parts_of({"shared": None}, possible=True)
     {'shared': None, 'local': 'auto', 'column_scales': 'auto'}
     >>> parts_of({"local": 20}, possible=False)
@@ -422,6 +370,7 @@ def grid_with_parts(name: str, given: Any, shared: Any) -> tuple[float, ...]:
 
     Examples
     --------
+    >>> from dekrr.settings import grid_with_parts
     >>> grid_with_parts("alpha", "auto", "auto"), len(grid_with_parts("alpha", "auto", None))
     ((0.0001,), 7)
     """
@@ -440,6 +389,7 @@ def grid_of(name: str, given: Any) -> tuple[float, ...]:
 
     Examples
     --------
+    >>> from dekrr.settings import grid_of
     >>> grid_of("alpha", 1e-3), grid_of("consensus", [0.0, 0.5]), grid_of("sigma", "auto")
     ((0.001,), (0.0, 0.5), (0.125, 0.25, 1.0, 4.0))
     """

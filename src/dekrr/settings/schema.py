@@ -7,6 +7,7 @@ that sites compare before a run, and the tables in the documentation.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
@@ -17,7 +18,18 @@ from ..errors import SettingsError
 from ..rules import Rule
 
 _ANYTHING = Rule("anything", lambda value: True)
-_SAME: Any = object()
+
+
+class _Same(Enum):
+    """The mark of a default that is the same in one process and in a deployment."""
+
+    SAME = "the same"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+_SAME: Any = _Same.SAME
 
 
 @dataclass(frozen=True)
@@ -93,7 +105,7 @@ def entries(kind: type[msgspec.Struct]) -> Mapping[str, Entry]:
 
     Examples
     --------
-    >>> from dekrr.settings import DeKRRSettings
+    >>> from dekrr.settings import DeKRRSettings, entries
     >>> entries(DeKRRSettings)["alpha"].mistake(-1.0)
     'alpha is -1.0; it must be a positive number'
     """
