@@ -213,6 +213,7 @@ def standing_status(n_runs):
     versions = [
         {"number": 1, "state": "done", "reason": "", "time": 1.79e9},
         {"number": 2, "state": "running", "reason": "", "time": 1.8e9},
+        {"number": 3, "state": "failed", "reason": "this run separates 3 rows", "time": 1.8e9},
     ]
     run = status_of("a", ["b", "c"], run="0123456789abcdef-2")
     runs = [run, {**run, "run": "ffff-1", "round": 3, "residual": None}][:n_runs]
@@ -223,8 +224,10 @@ def standing_status(n_runs):
         "certificate days left": 12.3,
         "studies": [
             {"study": "air-01234567", "digest": digest, "proposer": "b", "state": "approved", "here": "approve",
+             "why": "run 3 has failed at a: this run separates 3 rows",
              "sites": ["a", "b", "c"], "versions": versions, "current": 1},
             {"study": "ozone-89abcdef", "digest": "8" * 64, "proposer": "c", "state": "waits for a, b", "here": "",
+             "why": "b (policy): masks",
              "sites": ["a", "b", "c"], "versions": [], "current": None},
         ],
         "runs": runs,
@@ -256,6 +259,8 @@ def test_the_page_of_a_standing_site(tmp_path, browser, n_runs):
             assert len(points) == 4
         assert "a, b" in tab.locator("#approval").inner_text()
         assert "0.125" in tab.locator("#studies").inner_text()
+        assert tab.locator("#studies").inner_text().count("this run separates 3 rows") == 1
+        assert "b (policy): masks" in tab.locator("#studies").inner_text()
         assert "in 12 days" in tab.locator("#sites").inner_text()
         assert tab.get_by_text("a refused something of c").is_visible()
         tab.close()

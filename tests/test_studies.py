@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import shutil
 import time
 from typing import get_args
@@ -26,6 +27,7 @@ from dekrr.deploy.policy import Policy, SourcePolicy, read_policy, refusals, ref
 from dekrr.deploy.procedure import procedure_of
 from dekrr.deploy.sealing import DataSeal, Seal
 from dekrr.deploy.standing_file import read_standing
+from dekrr.deploy.standing_page import StandingView
 from dekrr.deploy.studies.book import ITEMS, Book
 from dekrr.deploy.studies.gossip import Gossip
 from dekrr.deploy.studies.items import Decision, Item, Proposal, Revocations, sign
@@ -246,7 +248,7 @@ def test_new_rows_call_for_a_run_and_too_few_are_refused(consortium):
         assert consortium.versions("a").current == 1
 
 
-def test_a_policy_decides_and_a_refusal_names_its_rule(consortium):
+def test_a_policy_decides_and_a_refusal_names_its_rule(consortium, logged):
     for name in "ab":
         (consortium.home(name) / "policy.toml").write_text('approval = "policy"\n')
     (consortium.home("c") / "policy.toml").write_text('approval = "policy"\n[sources.rows]\nnever = ["v"]\n')
@@ -257,12 +259,32 @@ def test_a_policy_decides_and_a_refusal_names_its_rule(consortium):
         assert state.state == "refused by c"
         assert state.decisions["c"].reason == "sources.rows.never: v"
         assert state.decisions["a"].by == "policy"
+        wait_until(lambda: [text for text in logged if text.startswith("a: c refuses study air-")])
+        assert [text for text in logged if text.endswith("policy: sources.rows.never: v")]
+    assert "c (policy): sources.rows.never: v" in consortium.command("a", "list")
     said = consortium.command("c", "approve", "air", "--digest", digest[:8], code=1)
     assert "sources.rows.never: v" in said
     assert "not 00000000" in consortium.command("a", "approve", "air", "--digest", "00000000", code=1)
 
 
-def test_a_rule_about_rows_refuses_the_run_and_all_sites_hear_why(consortium):
+@pytest.fixture
+def logged():
+    """Everything that is logged under the name dekrr."""
+    texts, handler, logger = [], logging.Handler(logging.INFO), logging.getLogger("dekrr")
+    handler.emit = lambda record: texts.append(record.getMessage())
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield texts
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def lines(text):
+    return " ".join(text.split())
+
+
+def test_a_rule_about_rows_refuses_the_run_and_all_sites_hear_why(consortium, logged):
     for name in "abc":
         (consortium.home(name) / "policy.toml").write_text('approval = "policy"\n')
     (consortium.home("b") / "policy.toml").write_text('approval = "policy"\n[sources.rows]\nleast_rows = 1000\n')
@@ -270,7 +292,22 @@ def test_a_rule_about_rows_refuses_the_run_and_all_sites_hear_why(consortium):
     with Standing(consortium) as sites:
         wait_until(lambda: len(sites["a"].book.studies[digest].reports) == 3)
         reports = sites["a"].book.studies[digest].reports
-        assert all("sources.rows.least_rows: 80 is less than 1000" in report.reason for report in reports.values())
+        why = "the policy of b refuses the run: sources.rows.least_rows: 80 is less than 1000"
+        assert all(why in report.reason for report in reports.values())
+        wait_until(lambda: why in (consortium.home("a") / "state.json").read_text())
+        for name, told in (("b", f"run 1 has failed at b: {why}"), ("a", f"run 1 has failed at b: {why}")):
+            assert told in lines(consortium.command(name, "list"))
+            shown = consortium.command(name, "show", "air")
+            assert f"b: failed: {why}" in shown
+            assert "c: failed, because it has failed at b" in shown
+            status = CliRunner().invoke(app, ["status", str(consortium.home(name) / "site.toml")])
+            assert why in status.output, status.output
+            (study,) = StandingView(sites[name].status, consortium.home(name) / "studies").studies()
+            assert why in study["why"]
+            assert why in study["versions"][0]["reason"]
+        assert [text for text in logged if text.startswith("b: run 1 of air-") and text.endswith(f"failed here: {why}")]
+        assert [text for text in logged if text.startswith("a: run 1 of air-") and text.endswith(f"failed at b: {why}")]
+        assert [text for text in logged if text.startswith("c begins run 1 of air-")]
         trail, _ = verify(consortium.home("b") / TRAIL, identity(consortium, "b").trust, "b")
     assert not [entry for entry in trail if entry["kind"] == "left" and entry["message"] != "statements"]
 
@@ -287,13 +324,19 @@ settings = { n_features = 20, privacy = { epsilon = 2.0 }, features = "plain", b
 )
 
 
+PRIVATE = (
+    'features = "plain"\nbounds = [[0, 0], [1, 1]]\nsigma = 1.0\nalpha = 0.1\nconsensus = 1.0\n'
+    "[settings.privacy]\nepsilon = 2.0\n{}"
+)
+
+
 @pytest.mark.parametrize(
     ("policy", "rule"),
     [
         (Policy(proposers=("b",)), "proposers: a is not among b"),
         (Policy(methods=("dkla",)), "methods: dekrr is not among dkla"),
         (Policy(most_features=19), "most_features: 20 is more than 19"),
-        (Policy(masks=True), "masks: the study must set masks = true"),
+        (Policy(masks=True), "masks: with differential privacy, noise takes the place of masks"),
         (Policy(most_epsilon=1.0), "most_epsilon: 2.0, and at most 1"),
         (Policy(least_rows_per_feature=2.0), "least_rows_per_feature: 1.5 is less than 2"),
         (Policy(longest_days=30), "longest_days: it expires in"),
@@ -315,6 +358,34 @@ def test_the_rule_about_features_is_about_those_of_the_shared_part_too(shared, n
         f'[data]\ntarget = "y"\ncolumns = ["u"]\n[settings]\nn_features = 20\nshared = {shared}\n'
     )
     assert len(refusals(Policy(most_features=30), study, "a", ["rows"])) == n_broken
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "policy", "rule"),
+    [
+        ("dekrr", "", Policy(masks=True, most_epsilon=0.0, least_rows_per_feature=1.5), None),
+        ("allreduce", "sigma = 1.0", Policy(masks=True), None),
+        ("dekrr", "masks = true", Policy(masks=True), None),
+        ("dekrr", "masks = false", Policy(masks=True), "masks: the study sets masks = false"),
+        ("allreduce", "sigma = 1.0\nmasks = false", Policy(masks=True), "masks: the study sets masks = false"),
+        ("dkla", "sigma = 1.0", Policy(masks=True), "masks: dkla has no masks"),
+        ("dekrr", PRIVATE.format("colluders = 1"), Policy(masks=True, most_epsilon=2.0), None),
+        ("dekrr", "masks = true\n" + PRIVATE.format("delta = 1e-7"), Policy(masks=True), "masks: with differential"),
+        ("dekrr", "", Policy(most_epsilon=1.0), "most_epsilon: no differential privacy"),
+        ("dekrr", PRIVATE.format("delta = 1e-7"), Policy(most_features=100), None),
+        ("dekrr", PRIVATE.format("delta = 1e-7"), Policy(most_features=99), "most_features: 100 is more than 99"),
+        ("dekrr", ALONE + 'allocation = "sqrt"', Policy(most_features=200), "most_features: with allocation = "),
+        ("dekrr", ALONE + 'allocation = "sqrt"\nmax_features = 200', Policy(most_features=200), None),
+        ("dekrr", ALONE + "max_features = 201", Policy(most_features=200), "most_features: with allocation = "),
+        ("dekrr", "", Policy(least_rows_per_feature=1.6), "least_rows_per_feature: 1.5 is less than 1.6"),
+    ],
+)
+def test_rules_hold_for_what_a_run_does_and_not_for_what_a_study_writes(method, settings, policy, rule):
+    study = parse_study(
+        f'name = "air"\nsites = ["a", "b"]\nsource = "rows"\nexpires = 2031-01-01\nmethod = "{method}"\n'
+        f'[data]\ntarget = "y"\ncolumns = ["u"]\n[settings]\n{settings}\n'
+    )
+    assert [text[: len(rule or "")] for text in refusals(policy, study, "a", ["rows"])] == ([rule] if rule else [])
 
 
 def test_rules_about_a_run():
@@ -689,10 +760,20 @@ def test_a_standing_site_that_was_killed_goes_on_with_its_runs(consortium):
             processes[0].wait()
             processes.append(consortium.process("b"))
             wait_until(consortium.done(1), 100)
+            processes[1].terminate()
+            assert processes[1].wait(60) == 0
     finally:
         for process in processes:
             process.kill()
             process.wait()
+    log = (consortium.home("b") / "log").read_text()
+    for line in (
+        "b begins run 1 of air-",
+        "b goes on with run 1",
+        "b has the model of run 1",
+        "b is stopped by SIGTERM",
+    ):
+        assert line in log, log
     check_models(consortium)
     assert "is whole" in consortium.command("b", "audit", "verify")
 

@@ -104,8 +104,14 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(text, category, stacklevel=level)
 
 
-def one_line(text: str) -> str:
+def one_line(text: str, longest: int = _LONGEST) -> str:
     """Return a text from elsewhere as one line that is safe to print: cut, without line ends and control characters.
+
+    Parameters
+    ----------
+    text : str
+    longest : int
+        How many characters are left.
 
     Examples
     --------
@@ -113,4 +119,4 @@ def one_line(text: str) -> str:
     'no 12:00 site ended [2J'
     """
     cleaned = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return cleaned if len(cleaned) <= _LONGEST else f"{cleaned[:_LONGEST]}..."
+    return cleaned if len(cleaned) <= longest else f"{cleaned[:longest]}..."

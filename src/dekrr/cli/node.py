@@ -82,7 +82,7 @@ def _stand(site: Path, *, page: int | None, log_json: bool) -> None:
         served = Page(page, config.site, view.sites, view.studies)
         print(f"the page of {config.site}: {served.url}", file=sys.stderr, flush=True)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: standing.stop())
+        signal.signal(number, lambda got, _: standing.stop(signal.Signals(got).name))
     standing.run()
 
 
@@ -252,7 +252,8 @@ def _show_standing(folder: Path, *, as_json: bool) -> None:
     console.print(f"{state['site']}: {near}; the certificate expires in {state['certificate days left']:.0f} days")
     for study in state["studies"]:
         versions = ", ".join(f"{one['number']} {one['state']}" for one in study["versions"])
-        console.print(f"  {study['study']}: {study['state']}; runs: {versions or 'none'}", markup=False)
+        why = f"; {study['why']}" if study.get("why") else ""
+        console.print(f"  {study['study']}: {study['state']}; runs: {versions or 'none'}{why}", markup=False)
     for run in state["runs"]:
         console.print(f"  run {run['run']}: {_line(run)}", markup=False)
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import SettingsError
+from ..errors import SettingsError, one_line
 
 study_app = typer.Typer(help="Propose, approve and follow studies of standing sites.", no_args_is_help=True)
 audit_app = typer.Typer(help="Check and read this site's audit trail.", no_args_is_help=True)
@@ -59,8 +59,11 @@ def propose(
 
 @study_app.command()
 def show(name: Named, site: SiteOption = SITE) -> None:
-    """Print a study, who has decided what, and which rules of this site's policy it breaks."""
+    """Print a study, who has decided what, which rules of this site's policy it breaks, and how its runs ended."""
     from ..deploy.policy import refusals
+    from ..deploy.standing import STUDIES
+    from ..deploy.studies.ends import WHOLE, ends, told
+    from ..deploy.studies.versions import Versions
 
     config, book, policy = _opened(site)
     state = book.find(name)
@@ -68,21 +71,26 @@ def show(name: Named, site: SiteOption = SITE) -> None:
     _say(f"digest {state.digest}, proposed by {state.proposer}: {state.state}")
     for who in state.study.sites:
         decision = state.decisions.get(who)
-        _say(f"  {who}: " + (f"{decision.says}, {decision.by}: {decision.reason}" if decision else "not decided"))
+        said = f"{decision.says}, {decision.by}: {one_line(decision.reason, WHOLE)}" if decision else "not decided"
+        _say(f"  {who}: {said}")
     for broken in refusals(policy, state.study, state.proposer, config.sources):
         _say(f"  this site's policy refuses it: {broken}")
+    for line in told(ends(state, Versions(site.parent / STUDIES / state.label), config.site)) or ["no run yet"]:
+        _say(f"  {line}")
 
 
 @study_app.command("list")
 def list_studies(site: SiteOption = SITE) -> None:
-    """List all studies that this site knows, with the runs and the version in use."""
+    """List all studies that this site knows, with the runs, the version in use, and why the last run failed."""
     from ..deploy.standing import STUDIES
+    from ..deploy.studies.ends import ends, last_failure, shortened, why_over
     from ..deploy.studies.versions import Versions
 
     config, book, _ = _opened(site)
     table = Table()
     for heading in ("study", "digest", "proposer", "state", "this site", "runs", "current"):
         table.add_column(heading)
+    reasons = []
     for state in book.studies.values():
         versions = Versions(site.parent / STUDIES / state.label)
         runs = ", ".join(f"{one.number} {one.state}" for one in versions.states)
@@ -90,7 +98,12 @@ def list_studies(site: SiteOption = SITE) -> None:
         here = decision.says if decision else "not decided" if config.site in state.study.sites else "no part"
         row = [state.label, state.digest[:12], state.proposer, state.state, here, runs, str(versions.current or "")]
         table.add_row(*row)
+        why = why_over(state) or last_failure(ends(state, versions, config.site), config.site)
+        if why:
+            reasons.append(f"{state.label}: {shortened(why)} (dekrr study show {state.label} has all of it)")
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+    for reason in reasons:
+        _say(reason)
 
 
 def _person() -> str:

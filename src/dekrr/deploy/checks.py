@@ -137,7 +137,8 @@ def check_site(site: SiteFile, mistakes: list[str]) -> None:
 def _check_names(names: Any, what: str, mistakes: list[str]) -> None:
     bad = [name for name in names if not NAME.fullmatch(name) or name in RESERVED]
     mistakes += [
-        f"{what} {name!r}: use up to 63 letters, digits, dots, dashes, underscores, and none of {', '.join(RESERVED)}"
+        f"{what} {name!r}: use up to 63 ASCII letters (a to z), digits, dots, dashes, underscores, and none of "
+        f"{', '.join(RESERVED)}"
         for name in bad
     ]
 

@@ -121,7 +121,9 @@ def new_request(site: str, host: str, key_file: Path | None = None) -> tuple[byt
         A key that is there already, for instance of a site at another host than before.
     """
     if not NAME.fullmatch(site):
-        raise KeysError(f"{site!r} cannot name a site: use up to 63 letters, digits, dots, dashes, underscores")
+        raise KeysError(
+            f"{site!r} cannot name a site: use up to 63 ASCII letters (a to z), digits, dots, dashes, underscores"
+        )
     key = ec.generate_private_key(ec.SECP256R1())
     if key_file is not None:
         found = _read(key_file, lambda data: serialization.load_pem_private_key(data, None))

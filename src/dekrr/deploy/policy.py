@@ -8,10 +8,8 @@ from typing import Any, Literal
 import msgspec
 
 from ..errors import SettingsError
-from ..settings import FeatureSettings
 from .checks import convert
 from .studies.study import StudyFile
-from .tables import parts_of_run
 
 POLICY = "policy.toml"
 
@@ -50,7 +48,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     most_features : int
         0 for any number.
     masks : bool
-        Whether sums must be masked.
+        Whether sums must be masked, as they are unless a study says otherwise.
     most_epsilon : float
         Demand differential privacy with at most this epsilon; 0 demands none.
     least_rows_per_feature : float
@@ -123,24 +121,49 @@ def refusals(policy: Policy, study: StudyFile, proposer: str, sources: Any) -> l
     beyond = [name for name in used if own.columns and name not in own.columns]
     if beyond:
         found.append(f"sources.{study.source}.columns: {', '.join(beyond)} not among {', '.join(own.columns)}")
-    n_features = study.settings.get("n_features", FeatureSettings().n_features)
-    if policy.most_features and n_features > policy.most_features:
-        found.append(f"most_features: {n_features} is more than {policy.most_features}")
-    shared = parts_of_run(study.settings)["shared"] if study.method == "dekrr" else None
-    if policy.most_features and shared is not None and (isinstance(shared, str) or shared > policy.most_features):
-        found.append(f"most_features: the shared part has {shared!r}; set shared to at most {policy.most_features}")
-    if policy.masks and not study.settings.get("masks"):
-        found.append("masks: the study must set masks = true")
-    epsilon = (study.settings.get("privacy") or {}).get("epsilon")
-    if policy.most_epsilon and (epsilon is None or epsilon > policy.most_epsilon):
-        found.append(f"most_epsilon: {epsilon or 'no differential privacy'}, and at most {policy.most_epsilon:g}")
-    rows_per_feature = study.settings.get("rows_per_feature", 1.5)
-    if rows_per_feature < policy.least_rows_per_feature:
-        found.append(f"least_rows_per_feature: {rows_per_feature:g} is less than {policy.least_rows_per_feature:g}")
+    found += _refusals_of_settings(policy, study)
     days = (study.expires - datetime.datetime.now(datetime.UTC).date()).days
     if policy.longest_days and days > policy.longest_days:
         found.append(f"longest_days: it expires in {days} days, later than {policy.longest_days}")
     return found
+
+
+def _refusals_of_settings(policy: Policy, study: StudyFile) -> list[str]:
+    """Return the rules that a study's settings break: as they hold in a run, defaults included."""
+    config, found = study.site_file(study.name, study.sites[0], {}, "rows"), []
+    settings, n_features, most = config.method_settings(), config.features().n_features, policy.most_features
+    privacy = getattr(settings, "privacy", None)
+    if most and n_features > most:
+        found.append(f"most_features: {n_features} is more than {most}")
+    elif most and study.method == "dekrr" and not 0 < settings.max_features <= most:
+        found.append(
+            f'most_features: with allocation = "{settings.allocation}" and max_features = {settings.max_features}, a '
+            f"site may have more than {most}; set max_features to at most {most}"
+        )
+    shared = settings.shared if study.method == "dekrr" else None
+    if most and shared is not None and (isinstance(shared, str) or shared > most):
+        found.append(f"most_features: the shared part has {shared!r}; set shared to at most {most}")
+    if policy.masks and (why := _why_no_masks(study.method, settings)):
+        found.append(f"masks: {why}")
+    if policy.most_epsilon and (privacy is None or privacy.epsilon > policy.most_epsilon):
+        epsilon = "no differential privacy" if privacy is None else privacy.epsilon
+        found.append(f"most_epsilon: {epsilon}, and at most {policy.most_epsilon:g}")
+    least = policy.least_rows_per_feature
+    if settings.rows_per_feature < least:
+        found.append(f"least_rows_per_feature: {settings.rows_per_feature:g} is less than {least:g}")
+    return found
+
+
+def _why_no_masks(method: str, settings: Any) -> str:
+    """Return why the sums of a run are not masked; an empty string if they are."""
+    if not hasattr(settings, "masks"):
+        return f"{method} has no masks; use dekrr or allreduce"
+    if not settings.masks:
+        return "the study sets masks = false; leave it out, or set masks = true"
+    privacy = getattr(settings, "privacy", None)
+    if privacy is not None and privacy.colluders is None:
+        return "with differential privacy, noise takes the place of masks; set colluders in privacy to have both"
+    return ""
 
 
 def refusals_of_run(policy: Policy, study: StudyFile, n_rows: int, times: list[float], now: float) -> list[str]:

@@ -29,6 +29,7 @@ from .procedure import Warm
 from .site_rows import open_rows
 from .standing_file import StandingFile
 from .studies.book import Book, StudyState
+from .studies.ends import ends, last_failure, why_over
 from .studies.gossip import CHANNEL, Gossip, told
 from .studies.items import Call, Report
 from .studies.versions import Versions
@@ -61,8 +62,8 @@ class StandingSite:
         self.folder = folder
         self._identity = config.identity(folder)
         self.trail = AuditTrail(folder / TRAIL, self._identity)
-        self._witness = Witness(config.site, self.trail)
         self.book = Book(folder, self._identity)
+        self._witness = Witness(config.site, self.trail, self.book)
         self.policy = policies.read_policy(folder / policies.POLICY)
         self._policy_seen = _changed_at(folder / policies.POLICY)
         self._certificate_seen = _changed_at(config.key_files(folder).certificate)
@@ -72,10 +73,12 @@ class StandingSite:
         self._up: dict[str, bool] = dict.fromkeys(config.neighbors, False)
         self._rows_lock = threading.Lock()
         self._stopping = threading.Event()
+        self._stopped_by = ""
         self._due: dict[str, float] = {}
 
-    def stop(self) -> None:
-        """Let `run` end; runs under way keep their checkpoints."""
+    def stop(self, reason: str = "") -> None:
+        """Let `run` end, for a reason that is logged; runs under way keep their checkpoints."""
+        self._stopped_by = reason
         self._stopping.set()
 
     def run(self) -> None:
@@ -100,6 +103,7 @@ class StandingSite:
                 except (OSError, DekrrError) as error:
                     # For instance a full disk, or a wrong clock: nothing leaves that cannot be audited or signed.
                     self._complain(str(error))
+            logger.info("%s is stopped%s", self.config.site, _how(self._stopped_by, self._runs))
 
     def _complain(self, reason: str) -> None:
         if self._is_due(f"complain {reason}", 60.0):
@@ -278,12 +282,15 @@ class StandingSite:
         studies = []
         for state in self.book.studies.values():
             versions = Versions(self.folder / STUDIES / state.label)
+            known = ends(state, versions, self.config.site)
             studies.append(
                 {
                     "study": state.label,
                     "digest": state.digest,
                     "proposer": state.proposer,
                     "state": state.state,
+                    "why": why_over(state) or last_failure(known, self.config.site),
+                    "ends": [end._asdict() for end in known],
                     "here": _decision_of(state, self.config.site),
                     "sites": list(state.study.sites),
                     "versions": [msgspec.to_builtins(one) for one in versions.states],
@@ -334,6 +341,13 @@ def _end_if_stopped(state: StudyState, run: StudyRun) -> None:
         for (who, number), report in state.reports.items():
             if number == run.number and report.outcome == "failed":
                 run.stop(f"run {number} has failed at {who}: {report.reason}")
+
+
+def _how(stopped_by: str, runs: Mapping[tuple[str, int], StudyRun]) -> str:
+    """Return by what a site is stopped, and what becomes of its runs."""
+    names = ", ".join(run.name for run in runs.values() if run.is_alive())
+    kept = f"; under way: {names}, which goes on from its checkpoint when the site is started again" if names else ""
+    return (f" by {stopped_by}" if stopped_by else "") + kept
 
 
 def _end(runs: Mapping[tuple[str, int], StudyRun]) -> None:

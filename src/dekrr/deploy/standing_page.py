@@ -80,6 +80,7 @@ class StandingView(logging.Handler):
             ]
             waits = study["state"].removeprefix("waits for ").split(", ") if "waits for" in study["state"] else []
             about = {"name": study["study"], "proposer": study["proposer"], "state": study["state"]}
+            about |= {"why": study.get("why", "")}
             found.append({**about, "waits for": waits, "versions": versions})
         return found
 

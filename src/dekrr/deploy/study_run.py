@@ -14,6 +14,7 @@ from ..networks.session import Phase
 from .node import CHECKPOINT, MODEL, Node
 from .record import RECORD, Log, Record
 from .studies.book import StudyState
+from .studies.ends import WHOLE
 from .studies.versions import Versions
 
 if TYPE_CHECKING:
@@ -83,17 +84,19 @@ class StudyRun(threading.Thread):
         place = versions.place(number)
         versions.note(number, "running")
         site.trail.decide("run begun", study=self._state.digest, run=number)
+        begins = "goes on with" if self.resumes else "begins"
+        logger.info("%s %s run %d of %s", site.config.site, begins, number, self._state.label)
         try:
             if not (place / MODEL).exists():  # a model is written when it is final
                 self._take_part(place)
         except GoneError as error:
-            self._fail("missed", str(error))
+            self._fail("missed", one_line(str(error), WHOLE))
         except OSError as error:
             if error.errno in _NO_SPACE:  # it is tried again, from its checkpoint
                 raise
-            self._fail("failed", one_line(str(error)))
+            self._fail("failed", one_line(str(error), WHOLE))
         except Exception as error:
-            self._fail("failed", one_line(f"{error}" or type(error).__name__))
+            self._fail("failed", one_line(f"{error}" or type(error).__name__, WHOLE))
             if not isinstance(error, DekrrError | OSError):
                 logger.exception("%s: run %s of %s failed", site.config.site, number, self._state.label)
         else:
@@ -102,6 +105,7 @@ class StudyRun(threading.Thread):
             digest = digest_of_file(place / MODEL)
             site.trail.decide("model", study=self._state.digest, run=number, digest=digest)
             site.report(self._state, number, "model", "")
+            logger.info("%s has the model of run %d of %s: %s", site.config.site, number, self._state.label, place)
 
     def _take_part(self, place: Path) -> None:
         node = self._site.node_of(self._state, self.number, place)
@@ -114,6 +118,8 @@ class StudyRun(threading.Thread):
     def _fail(self, state: str, reason: str) -> None:
         if self._quietly:
             return
+        name, what = self._site.config.site, "has failed" if state == "failed" else "was missed"
+        logger.warning("%s: run %d of %s %s here: %s", name, self.number, self._state.label, what, reason)
         self._versions.note(self.number, state, reason)
         self._site.report(self._state, self.number, "failed", reason)
 

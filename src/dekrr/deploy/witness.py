@@ -1,4 +1,7 @@
-"""What a standing site writes to its audit trail as it happens: what leaves, what it refuses, what is said."""
+"""What a standing site writes to its audit trail as it happens: what leaves, what it refuses, what is said.
+
+What others refuse, and which of their runs failed, is logged too.
+"""
 
 import hashlib
 import logging
@@ -6,8 +9,10 @@ import logging
 from ..errors import one_line
 from .audit_trail import AuditTrail
 from .leaving import describe
+from .studies.book import Book
+from .studies.ends import WHOLE
 from .studies.gossip import CHANNEL
-from .studies.items import Item
+from .studies.items import Decision, Item, Report
 from .studies.versions import Use
 
 logger = logging.getLogger("dekrr")
@@ -21,11 +26,14 @@ class Witness:
     ----------
     site : str
     trail : AuditTrail
+    book : Book
+        It knows the names of studies.
     """
 
-    def __init__(self, site: str, trail: AuditTrail) -> None:
+    def __init__(self, site: str, trail: AuditTrail, book: Book) -> None:
         self._site = site
         self._trail = trail
+        self._book = book
         self._told: set[tuple[str, str]] = set()
 
     def leaves(self, channel: str, receiver: str, frame: bytes) -> None:
@@ -52,7 +60,22 @@ class Witness:
             self._trail.decide("version used", study=study, run=use.number, by=use.by, reason=use.reason, id=use.id)
 
     def hear(self, item: Item) -> None:
-        """Write a statement when it is first heard of."""
+        """Write a statement when it is first heard of, and log why a study was refused or a run failed elsewhere."""
         if item.id not in self._trail.statements:
             self._trail.statements.add(item.id)
             self._trail.decide("statement", site=item.site, said=item.said, id=item.id)
+            self._log(item)
+
+    def _log(self, item: Item) -> None:
+        body = item.body
+        if isinstance(body, Decision) and body.says != "approve":
+            said, why = {"refuse": "refuses", "stop": "stops"}[body.says], one_line(body.reason, WHOLE)
+            about = self._site, item.site, said, self._label(body.study), body.by, why or "no reason given"
+            logger.warning("%s: %s %s study %s, %s: %s", *about)
+        elif isinstance(body, Report) and body.outcome == "failed" and item.site != self._site:
+            label, why = self._label(body.study), one_line(body.reason, WHOLE)
+            logger.warning("%s: run %d of %s has failed at %s: %s", self._site, body.number, label, item.site, why)
+
+    def _label(self, digest: str) -> str:
+        state = self._book.studies.get(digest)
+        return digest[:8] if state is None else state.label

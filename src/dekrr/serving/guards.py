@@ -57,7 +57,9 @@ def new_token(path: Path, name: str) -> str:
         Who gets the token. It is in the log and in no answer.
     """
     if not _NAME.fullmatch(name):
-        raise KeysError(f"{name!r} cannot name a token: use up to 63 letters, digits, dots, dashes, underscores")
+        raise KeysError(
+            f"{name!r} cannot name a token: use up to 63 ASCII letters (a to z), digits, dots, dashes, underscores"
+        )
     there = read_tokens(path) if path.exists() else {}
     if name in there.values():
         raise KeysError(f"{path} already has a token of the name {name!r}; remove its line first, or choose another")
