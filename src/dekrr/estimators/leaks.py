@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import warn
-from ..frames.tables import array_of, column_names
+from ..frames.tables import array_of, arrays_of, column_names
 
 _FEW = 50  # rows that are looked at first
 _NUMBER_OF_ROW = re.compile(r"(row|record|sample|unnamed)?[ _:.-]*(id|index|idx|no|nr|number|\d+)|row", re.IGNORECASE)
@@ -27,8 +27,8 @@ def tell_of_leaks(X: Any, y: Any, sites: Any) -> None:
     outputs = [output for output in outputs if _differs(output)]
     labels = None if sites is None else np.asarray(sites)
     few = X.iloc[:_FEW] if hasattr(X, "iloc") else X.slice(0, _FEW)
-    for name in column_names(X):
-        first = array_of(few, name, exact=True)
+    names = column_names(X)
+    for name, first in zip(names, arrays_of(few, names, exact=True), strict=True):
         if any(_equal(first, output[:_FEW]) and _equal(array_of(X, name, exact=True), output) for output in outputs):
             warn(
                 f"column {name!r} equals the response, and is predicted from: leave it out of the frame, or give its "

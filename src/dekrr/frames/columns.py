@@ -178,7 +178,8 @@ class Columns(msgspec.Struct, frozen=True):
         """Return the raw columns of a table, before they become numbers; see `encode`."""
         if not (is_frame(table) or isinstance(table, dict)):
             table = self._named(np.array(table, dtype=object) if isinstance(table, list) else np.asarray(table))
-        lacking = [name for name in self.names if name not in column_names(table)]
+        there = set(column_names(table))
+        lacking = [name for name in self.names if name not in there]
         if lacking:
             raise DataError(f"{where} lacks columns {lacking}; the model was trained on {self.names}")
         return read_raw(table, self.names, where, start)

@@ -3,7 +3,8 @@
 narwhals reads the frames. It is imported when the first frame is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,19 +38,23 @@ def column_names(table: Any) -> list[str]:
 
 def select(table: Any, names: Sequence[str]) -> Any:
     """Return a frame with some of its columns, of the same library."""
-    there = list(table.columns) if not hasattr(table, "column_names") else list(table.column_names)
-    by_word = {str(name): name for name in there}
-    wanted = [by_word[name] for name in names]
+    there = table.columns if not hasattr(table, "column_names") else table.column_names
+    if len(names) == 1 and names[0] in there:
+        wanted = list(names)
+    else:
+        by_word = {str(name): name for name in there}
+        wanted = [by_word[name] for name in names]
     return table.select(wanted) if hasattr(table, "column_names") else table[wanted]
 
 
 def require_columns(table: Any, names: Sequence[str], where: str = "the frame") -> None:
     """Refuse a table that lacks columns, or that has two of one name, and say which."""
     there = column_names(table)
-    lacking = [name for name in names if name not in there]
+    counts = Counter(there)
+    lacking = [name for name in names if name not in counts]
     if lacking:
         raise DataError(f"{where} has no column {', '.join(map(repr, lacking))}; it has {', '.join(map(repr, there))}")
-    twice = sorted({name for name in names if there.count(name) > 1})
+    twice = sorted({name for name in names if counts[name] > 1})
     if twice:
         raise DataError(f"{where} has two columns of the name {twice[0]!r}; rename one")
 
@@ -64,16 +69,45 @@ def array_of(table: Any, name: str, *, exact: bool = False) -> np.ndarray:
     exact : bool, default=False
         Whether integers stay integers, where none is missing: they may be labels. Otherwise all numbers are float64.
     """
+    if not isinstance(table, Mapping):
+        table = select(table, [name])
+    return next(arrays_of(table, [name], exact=exact))
+
+
+def arrays_of(table: Any, names: Sequence[str], *, exact: bool = False) -> Iterator[np.ndarray]:
+    """Give columns as arrays, one after another, as `array_of` does; a table of many columns is looked into once.
+
+    Parameters
+    ----------
+    table : frame, or mapping of name to array
+    names : sequence of str
+    exact : bool, default=False
+
+    Examples
+    --------
+    >>> [column.tolist() for column in arrays_of({"gust": [1, 2], "temp": [3, 4], 7: [5, 6]}, ["temp", "7"])]
+    [[3, 4], [5, 6]]
+    """
     if isinstance(table, Mapping):
-        return np.asarray(next(column for key, column in table.items() if str(key) == name))
+        columns = {str(key): column for key, column in table.items()}
+        yield from (np.asarray(columns[name]) for name in names)
+        return
     import narwhals as nw
 
     if type(table).__name__ == "RecordBatch":
         import pyarrow as pa
 
         table = pa.Table.from_batches([table])
-    frame = nw.from_native(select(table, [name]), eager_only=True)
-    column = frame.get_column(frame.columns[0])
+    frame = nw.from_native(table, eager_only=True)
+    by_word = {str(name): name for name in frame.columns}
+    for name in names:
+        yield _array(frame.get_column(by_word[name]), exact=exact)
+
+
+def _array(column: Any, *, exact: bool) -> np.ndarray:
+    """Return a column that narwhals reads as an array."""
+    import narwhals as nw
+
     kind = column.dtype
     if isinstance(kind, nw.Categorical | nw.Enum):
         column = column.cast(nw.String)
@@ -110,9 +144,9 @@ def read_raw(table: Any, names: Sequence[str], where: str = "the frame", start: 
     require_columns(table, names, where)
     found: RawTable = {}
     reasons = []
-    for name in names:
+    for name, values in zip(names, arrays_of(table, names), strict=True):
         try:
-            found[name] = raw_of(array_of(table, name), start)
+            found[name] = raw_of(values, start)
         except UnusableError as error:
             reasons.append(f"column {name!r} {error}")
     if reasons:
@@ -122,8 +156,4 @@ def read_raw(table: Any, names: Sequence[str], where: str = "the frame", start: 
 
 def is_plain(table: Any, names: Sequence[str]) -> bool:
     """Return whether some columns of a frame are finite numbers, or True and False, in every row: nothing to encode."""
-    for name in names:
-        values = array_of(table, name)
-        if values.dtype.kind not in "fiub" or np.isnan(values).any():
-            return False
-    return True
+    return all(values.dtype.kind in "fiub" and not np.isnan(values).any() for values in arrays_of(table, names))

@@ -166,8 +166,9 @@ def inputs_of(batch: Batch, columns: AnyColumns) -> Array:
         _require_finite(batch, rows, columns)
         return rows
     values = np.empty((n_rows_of(batch.table), n_columns))
+    there = column_names(batch.table)
     for j, name in enumerate(columns):
-        values[:, j] = _numbers(batch, _column(batch, name), repr(name), finite=False)
+        values[:, j] = _numbers(batch, _column(batch, name, there), repr(name), finite=False)
     _require_finite(batch, values, columns)
     return values
 
@@ -177,8 +178,9 @@ def labels_of(batch: Batch, column: str) -> np.ndarray:
     return _column(batch, column)
 
 
-def _column(batch: Batch, name: str) -> np.ndarray:
-    names = column_names(batch.table) or []
+def _column(batch: Batch, name: str, there: list[str] | None = None) -> np.ndarray:
+    """Return a column of a batch; `there` are the names of its columns, where they are known already."""
+    names = there or column_names(batch.table) or []
     if name not in names:
         raise DataError(f"{batch.where} has no column {name!r}; it has {', '.join(names)}")
     if isinstance(batch.table, Mapping):

@@ -81,7 +81,10 @@ class Greedy(Chooser):
         drawn = super().draw_pool(n_columns, rng)
         if not self.linear or drawn.phases is None:
             return drawn
-        frequencies = np.hstack([drawn.frequencies, np.zeros((n_columns, 1)), self.long_wave * np.eye(n_columns)])
+        n_drawn = drawn.n_candidates
+        frequencies = np.zeros((n_columns, n_drawn + 1 + n_columns))  # not by hstack: it copies what is large, and 0
+        frequencies[:, :n_drawn] = drawn.frequencies
+        np.fill_diagonal(frequencies[:, n_drawn + 1 :], self.long_wave)
         phases = np.concatenate([drawn.phases, [0.0], np.full(n_columns, -np.pi / 2)])
         amplitudes = np.concatenate([drawn.amplitudes, [1.0], np.full(n_columns, np.sqrt(2) / self.long_wave)])
         return Pool(frequencies, phases, amplitudes)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ..errors import DataError, one_line
-from ..frames.tables import array_of
+from ..frames.tables import arrays_of
 from ..model import SiteModel
 from ..rows.batches import Batch, inputs_of
 from ..rules import is_number
@@ -190,7 +190,7 @@ class RowReader:
     def _from_table(self, table: Any, names: Sequence[str]) -> Rows:
         _check_names(table.column_names, names)
         if self._encoded:
-            return {name: array_of(table, name) for name in names}
+            return dict(zip(names, arrays_of(table, names), strict=True))
         return inputs_of(Batch(_WHERE, 0, table), names)
 
 
