@@ -3,7 +3,7 @@
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def title(run: Run) -> str:
     features, epsilon, colluders = run
     if epsilon is None:
         return "greedy features, not private" if features == "greedy" else "plain features, no noise"
-    return f"epsilon {epsilon:g}" + (f", noise shared, {colluders} colluder" if colluders else "")
+    return f"epsilon {epsilon:g}" + (", shared noise" if colluders else "")
 
 
 def _values(data: str, run: Run, metric: str) -> list[float]:
@@ -60,26 +60,18 @@ def _ratio(data: str, run: Run, other: Run) -> str:
 
 
 def cost() -> str:
-    """Return errors and what noise multiplies them by, a line for each run."""
-    return _table(
-        ("own RSE", "union RSE", "own / no noise"),
-        lambda data, run: [_shown(data, run, "own"), _shown(data, run, "union"), _ratio(data, run, EXACT)],
-    )
+    """Return errors, and what they are beside those without noise and those of greedy features."""
+    head = ["", "own RSE", "union RSE", "own / no noise", "own / greedy"]
+    lines = [head, ["---", *["--:"] * (len(head) - 1)]]
+    for data in DATA:
+        lines.append([f"**{data}**", *[""] * (len(head) - 1)])
+        for run in runs():
+            ratios = [_ratio(data, run, other) for other in (EXACT, GREEDY)]
+            lines.append([title(run), _shown(data, run, "own"), _shown(data, run, "union"), *ratios])
+    return "\n".join("|" + "|".join(f" {cell} " if cell else " " for cell in line) + "|" for line in lines) + "\n"
 
 
-def against_greedy() -> str:
-    """Return own errors beside those of greedy features, with the number of seeds."""
-    return _table(("seeds", "own / greedy"), lambda data, run: [str(len(fits()[data, run])), _ratio(data, run, GREEDY)])
-
-
-def _table(names: Sequence[str], cells: Callable[[str, Run], list[str]]) -> str:
-    head = ["", *(f"{data}: {name}" for data in DATA for name in names)]
-    rows = [[title(run), *(cell for data in DATA for cell in cells(data, run))] for run in runs()]
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace("|  |", "| |") + "\n"
-
-
-BLOCKS: dict[str, Callable[..., str]] = {"privacy-cost": cost, "privacy-cost-greedy": against_greedy}
+BLOCKS: dict[str, Callable[..., str]] = {"privacy-cost": cost}
 
 
 def digest() -> str:

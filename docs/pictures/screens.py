@@ -30,6 +30,7 @@ PAGES = (
     "reference/errors",
     "reference/commands",
     "explanation/algorithm",
+    "explanation/privacy-evidence",
     "accuracy",
     "performance",
     "privacy",
