@@ -8,8 +8,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pygments.lexers.special import TextLexer
-
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
@@ -37,6 +35,7 @@ exclude_patterns += ["sg_execution_times.rst", "auto_gallery/sg_execution_times.
 exclude_patterns += [f"auto_gallery/*.{suffix}" for suffix in ("ipynb", "json", "md5", "py", "zip")]
 suppress_warnings = ["config.cache"]  # the gallery's settings hold a class, which cannot be kept between builds
 nitpicky = False
+smartquotes_action = "qe"  # quotes and dots, but no dashes: an option begins with two hyphens
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
@@ -120,4 +119,3 @@ def setup(app: Any) -> None:
     app.connect("html-page-context", load_nothing_from_elsewhere)
     app.connect("autodoc-process-docstring", complete, priority=400)  # before numpydoc reads it
     app.connect("autodoc-process-docstring", escape)
-    app.add_lexer("mermaid", TextLexer)  # the diagram's text is shown as it is

@@ -339,7 +339,11 @@ def write_page_of_all(folder: Path) -> None:
     mark = folder / "results.sha256"
     if not (mark.exists() and mark.read_text() == digest()):
         folder.mkdir(exist_ok=True)
-        write_report(FOLDER, folder / "paper-report.html")
+        page = folder / "paper-report.html"
+        write_report(FOLDER, page)
+        back = '<p><a href="reproduction.html">Back to the documentation: reproduction</a></p>'
+        text = page.read_text(encoding="utf-8")
+        page.write_text(text.replace("<body>", f"<body>\n{back}", 1), encoding="utf-8")
         mark.write_text(digest())
 
 

@@ -90,3 +90,10 @@ def test_the_guards_on_the_page_of_privacy_have_the_defaults_of_the_settings():
     known = defaults_on((DOCS / "settings.md").read_text(encoding="utf-8"))
     assert {"min_rows", "rows_per_feature", "max_leverage", "masks", "verify_features", "privacy"} <= set(shown)
     assert shown == {name: known[name][::-1] for name in shown}  # in a deployment, and in one process
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
+def test_no_line_begins_with_a_per_cent_sign(path):
+    """MyST takes such a line for a comment, and leaves out what follows."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert not [(number, line) for number, line in enumerate(lines, 1) if line.lstrip().startswith("%")]

@@ -20,7 +20,7 @@ rng = np.random.default_rng(0)
 def weather(n_rows):
     table = pd.DataFrame({"station": rng.choice([f"station {k:02}" for k in range(12)], n_rows)})
     table["when"] = pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 8760, n_rows), unit="h")
-    hour, day = table["when"].dt.hour, table["when"].dt.dayofyear
+    hour, day = table["when"].dt.hour, table["when"].dt.day_of_year
     table["temperature"] = 12 - 14 * np.cos(day / 365 * 2 * np.pi) + rng.normal(0, 4, n_rows)
     table["wind"] = rng.choice(["N", "NE", "E", "SE", "S", "W", "NW"], n_rows)
     table["speed"] = rng.gamma(2, 1.2, n_rows)
@@ -67,4 +67,4 @@ plt.show()
 
 # %%
 # The scale of each column shows how much it matters. All stations have agreed on these scales.
-dict(zip(together.feature_names_in_, np.asarray(together.column_scales_).round(2), strict=True))
+dict(zip(together.feature_names_in_, np.round(together.column_scales_, 2).tolist(), strict=True))

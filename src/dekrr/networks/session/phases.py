@@ -1,7 +1,7 @@
 """The phases of a site in a run, and the transitions between them: a state machine.
 
-All changes of a session's phase, and all errors that end a session, are in this table. The function `diagram` writes
-the diagram in docs/protocol.md from it.
+All changes of a session's phase, and all errors that end a session, are in this table. The function `as_markdown`
+writes the table in docs/protocol.md from it.
 """
 
 from enum import StrEnum
@@ -20,7 +20,7 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """The cause of a transition, in the words of the diagram."""
+    """The cause of a transition, in the words of the page."""
 
     RESUMED = "a checkpoint is there"
     AGREED = "all sites agree on the terms"
@@ -86,13 +86,13 @@ def error_after(phase: Phase, cause: Cause) -> type[NetworkError]:
     return target
 
 
-def diagram() -> str:
-    """Return the table as a state diagram in Mermaid's language."""
-    lines = ["stateDiagram-v2", f"    [*] --> {_GREETING}: start"]
+def as_markdown() -> str:
+    """Return the table in Markdown."""
+    lines = ["| in the phase | if | the site goes to |", "|---|---|---|"]
     for (phase, cause), target in TABLE.items():
         if isinstance(target, Phase):
-            lines.append(f"    {phase} --> {target}: {cause}")
+            there = str(target)
         else:
-            code = target.exit_code if target is not None else 0
-            lines.append(f"    {phase} --> [*]: {cause} (exit {code})")
+            there = f"its end (exit {target.exit_code if target is not None else 0})"
+        lines.append(f"| {phase} | {cause} | {there} |")
     return "\n".join(lines)

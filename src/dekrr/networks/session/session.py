@@ -2,7 +2,7 @@
 
 A session drives the site's node procedure. Its driver passes in the frames that arrived and the time, and takes away
 the frames to send. The session does not know the messages of the procedure: an `Interpreter` reads them for it.
-docs/protocol.md has the diagram of its phases and the reasons.
+docs/protocol.md has the table of its phases and the reasons.
 
 An epoch is named by the set of sites and links that are lost. Every frame carries this set. A site that receives a
 frame with another set takes the union of both. When its set grows, it restarts the procedure with what is left, and
