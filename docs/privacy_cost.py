@@ -52,7 +52,7 @@ def _deviation(values: list[float]) -> float:
 
 def _shown(data: str, run: Run, metric: str) -> str:
     values = _values(data, run, metric)
-    return f"{statistics.fmean(values):.3f} ± {_deviation(values):.3f}"
+    return f"{statistics.fmean(values):.3f} ± {_deviation(values):.3f}".replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _ratio(data: str, run: Run, other: Run) -> str:
