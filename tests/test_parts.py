@@ -16,7 +16,7 @@ from dekrr.messages import Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr as algorithm
 from dekrr.protocols import parts, shared_part
-from dekrr.protocols.column_scales import candidate_scales
+from dekrr.protocols.column_scales import best_ridge, candidate_scales
 from dekrr.protocols.roll_call import RollCall, roll_call
 from dekrr.protocols.site import Site
 from dekrr.protocols.spanning_tree import tree_result
@@ -132,15 +132,15 @@ def test_only_the_root_has_the_sum_and_all_have_the_result():
         np.testing.assert_array_equal(result, [12.0, 7.0])
 
 
-@pytest.mark.parametrize("caution", [1.0, 30.0])
+@pytest.mark.parametrize("ridge", [None, 1e-9, 0.5])
 @pytest.mark.parametrize("outputs", [(), (2,)])
-def test_the_shared_part_is_the_ridge_regression_of_pooled_rows(outputs, caution):
+def test_the_shared_part_is_the_ridge_regression_of_pooled_rows(outputs, ridge):
     rows = rows_of(np.random.default_rng(1), outputs)
     run = algorithm.plan(Greedy(5), DeKRRSettings(**IN_PROCESS))
 
     def procedure(site):
         start = Start(site, site.rows, UNSCALED, RollCall(site))
-        return (yield from shared_part.fit_shared(start, run, 14, 0.7, caution=caution))
+        return (yield from shared_part.fit_shared(start, run, 14, 0.7, ridge=ridge))
 
     fitted, network = driven(procedure, GRAPH, rows)
     pooled_X = np.vstack([part.X for part in rows.values()])
@@ -152,10 +152,11 @@ def test_the_shared_part_is_the_ridge_regression_of_pooled_rows(outputs, caution
         np.testing.assert_array_equal(part.coefficients, fitted["a"].coefficients)
         left = part.residuals(rows["a"]).arrays().y
         np.testing.assert_allclose(left, rows["a"].y - part.feature_map(rows["a"].X) @ part.coefficients, atol=1e-12)
+        assert part.ridge == ridge if ridge == 0.5 else part.ridge in shared_part.RIDGES
     assert set(network.traffic.bytes_by_kind) == {"Roll", "Total"}
 
 
-def test_the_ridge_without_a_caution_has_the_least_error_on_held_out_rows():
+def test_the_ridge_has_the_least_error_on_the_fold_that_is_held_out():
     """A few rows far from all others have large responses: generalised cross-validation takes a smaller ridge."""
     rows = rows_of(np.random.default_rng(1))
     for part in rows.values():
@@ -164,8 +165,8 @@ def test_the_ridge_without_a_caution_has_the_least_error_on_held_out_rows():
 
     def procedure(site):
         start = Start(site, site.rows, UNSCALED, RollCall(site))
-        part = yield from shared_part.fit_shared(start, run, 14, 0.7)
-        return part, *shared_part.held_out(start, run.settings)
+        part = yield from shared_part.fit_shared(start, run, 14, 0.7, fold=2)
+        return part, *shared_part.held_out(start, run.settings, 2)
 
     found, _ = driven(procedure, GRAPH, rows)
     part = found["a"][0]
@@ -173,13 +174,41 @@ def test_the_ridge_without_a_caution_has_the_least_error_on_held_out_rows():
     held_X, held_y = (np.concatenate([getattr(held, name) for _, _, held in found.values()]) for name in ("X", "y"))
     n_rows = len(kept_y) + len(held_y)
     assert n_rows == sum(part.n_rows for part in rows.values())
-    assert 0 < len(held_y) < n_rows / 5
+    assert 0 < len(held_y) < n_rows / 4
     Z, held, errors = part.feature_map(kept_X), part.feature_map(held_X), []
-    for ridge in shared_part._RIDGES:
+    for ridge in shared_part.RIDGES:
         theta = np.linalg.solve(Z.T @ Z + n_rows * ridge * np.eye(Z.shape[1]), Z.T @ kept_y)
         errors.append(np.sum((held @ theta - held_y) ** 2))
-    assert part.ridge == pytest.approx(shared_part._RIDGES[int(np.argmin(errors))])
-    assert part.caution >= 1.0
+    assert part.ridge == pytest.approx(shared_part.RIDGES[int(np.argmin(errors))])
+    np.testing.assert_allclose(part.errors, np.array(errors) / len(held_y), rtol=1e-5)
+
+
+def test_folds_divide_the_rows():
+    rows = rows_of(np.random.default_rng(1))["a"]
+    start = Start(Site("a", (), rows), rows, UNSCALED, RollCall(Site("a", (), rows)))
+    settings = DeKRRSettings(**IN_PROCESS)
+    folds = [shared_part.held_out(start, settings, fold) for fold in range(5)]
+    together = np.concatenate([held.y for _, held in folds])
+    np.testing.assert_array_equal(np.sort(together), np.sort(rows.y))
+    assert all(kept.n_rows + held.n_rows == rows.n_rows for kept, held in folds)
+
+
+def test_the_ridge_of_several_models_has_the_least_mean_of_relative_errors():
+    falling, rising = np.linspace(2.0, 1.0, 10), np.linspace(100.0, 101.0, 10)
+    assert best_ridge([falling, rising]) == shared_part.RIDGES[9]
+    assert best_ridge([falling, rising**100]) == shared_part.RIDGES[0]
+    assert best_ridge([np.zeros_like(falling)]) == shared_part.RIDGES[0]
+
+
+def test_raw_columns_of_an_elected_map_have_a_slope_of_one_bandwidth():
+    chooser = Mixed(8, sigma=0.4, pool_ratio=4)
+    pool = chooser.draw_pool(2, np.random.default_rng(3))
+    elected = chooser.elected(pool, np.arange(pool.n_candidates, dtype=float))
+    step = np.array([[0.0, 0.0], [1e-4, 0.0], [0.0, 1e-4]])
+    constant, first, second = elected(step)[:, 8:].T
+    np.testing.assert_allclose(constant, 1 / np.sqrt(2) / 0.4)
+    np.testing.assert_allclose([first[1] / 1e-4, second[2] / 1e-4], 1 / 0.4, rtol=1e-6)
+    np.testing.assert_allclose(elected.amplitudes[:8], np.sqrt(2 / 11))
 
 
 def test_votes_are_gains_of_the_greedy_path_and_the_most_wanted_are_elected():

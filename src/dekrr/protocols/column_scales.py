@@ -6,6 +6,9 @@ one sum over the spanning tree, of as many numbers as there are columns. The roo
 is its scale. A second model is fitted in these scales, and its derivatives are the scales: where many columns do not
 matter, the first model is a poor one. A third model tries the squares of the scales. Where its error on held-out rows
 is clearly lower, the squares of its scales are taken.
+
+Each of these models holds a fifth of the rows out. The ridge with the least held-out error in the mean over the models
+is the least ridge of the shared part: features are scaled so that the same ridge suits few of them and many.
 """
 
 from collections.abc import Sequence
@@ -17,7 +20,7 @@ from ..gradients import largest_squared_gradients, squared_gradients
 from ..types import Array
 from .outcome import Part
 from .run import Run
-from .shared_part import fit_shared
+from .shared_part import RIDGES, fit_shared
 from .site import Procedure
 from .spanning_tree import tree_sum
 from .stages import Start
@@ -31,8 +34,8 @@ _LEAST_FALL = 0.05  # of the held-out error, for which squares are taken
 
 def agree_on_scales(
     start: Start, run: Run, wanted: str | Sequence[float] | None, n_features: int, sigma: float, spreads: Array
-) -> Procedure[tuple[Array | None, float]]:
-    """Return a scale for each column, the largest 1 (None where all count alike), and a caution for further ridges.
+) -> Procedure[tuple[Array | None, float | None]]:
+    """Return a scale for each column, the largest 1 (None where all count alike), and the least ridge for what follows.
 
     Parameters
     ----------
@@ -48,32 +51,39 @@ def agree_on_scales(
         The standard deviations of the columns.
     """
     if wanted is None:
-        return None, 1.0
+        return None, None
     if isinstance(wanted, str):
         return (yield from learn_scales(start, run, n_features, sigma, spreads))
     scales = np.asarray(wanted, dtype=float)
     if scales.shape != (start.rows.n_columns,):
         raise SettingsError(f"column_scales has {scales.size} numbers for {start.rows.n_columns} columns")
-    return np.asarray(scales / scales.max()), 1.0
+    return np.asarray(scales / scales.max()), None
 
 
 def learn_scales(
     start: Start, run: Run, n_features: int, sigma: float, spreads: Array
 ) -> Procedure[tuple[Array, float]]:
-    """Return the scales that three small models in turn find, and the caution of the last one that is taken."""
+    """Return the scales that three small models in turn find, and the ridge that was best for them."""
 
-    def fitted(sets: tuple[tuple[float, ...], ...], purpose: str) -> Procedure[Part]:
-        return fit_shared(start, run, n_features, sigma, sets, purpose, rough=False, max_rows=_MOST_ROWS)
+    def fitted(sets: tuple[tuple[float, ...], ...], purpose: str, fold: int) -> Procedure[Part]:
+        return fit_shared(start, run, n_features, sigma, sets, purpose, rough=False, max_rows=_MOST_ROWS, fold=fold)
 
-    first = yield from fitted((), "column scales")
+    first = yield from fitted((), "column scales", 0)
     scales = yield from scales_of(start, first)
-    second = yield from fitted(candidate_scales(scales, spreads), "column scales again")
+    second = yield from fitted(candidate_scales(scales, spreads), "column scales again", 1)
     scales = yield from scales_of(start, second)
-    third = yield from fitted(candidate_scales(scales**2, spreads), "sharper column scales")
-    if third.error > (1 - _LEAST_FALL) * second.error:
-        return scales, second.caution
+    third = yield from fitted(candidate_scales(scales**2, spreads), "sharper column scales", 1)
+    ridge = best_ridge([first.errors, second.errors, third.errors])
+    if third.errors.min() > (1 - _LEAST_FALL) * second.errors.min():
+        return scales, ridge
     scales = yield from scales_of(start, third)
-    return scales**2, third.caution
+    return scales**2, ridge
+
+
+def best_ridge(errors: Sequence[Array]) -> float:
+    """Return the ridge with the least error in the mean over models, each relative to the model's least."""
+    relative = [one / max(float(one.min()), np.finfo(float).tiny) for one in errors]
+    return float(RIDGES[int(np.argmin(np.mean(relative, axis=0)))])
 
 
 def scales_of(start: Start, model: Part) -> Procedure[Array]:

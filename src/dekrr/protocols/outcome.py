@@ -43,9 +43,9 @@ class Part:
     ridge : float, default=0.0
         The ridge of the shared part, in units of Z'Z / N.
     error : float, default=nan
-        The squared error per row that was predicted for it, or found on held-out rows.
-    caution : float, default=1.0
-        By how much the ridge of least held-out error is above that of generalised cross-validation.
+        The squared error per row that was predicted for it.
+    errors : ndarray of shape (n_ridges,)
+        The squared error per row of each ridge, on held-out rows where there are some.
     gram : ndarray of shape (n_features, n_features), or None
         The sum over all sites' rows, at the root of the tree, for as long as training lasts.
     """
@@ -54,7 +54,7 @@ class Part:
     coefficients: Array
     ridge: float = 0.0
     error: float = float("nan")
-    caution: float = 1.0
+    errors: Array = field(default_factory=lambda: np.zeros(0))
     gram: Array | None = None
 
     def residuals(self, rows: Rows) -> Rows:

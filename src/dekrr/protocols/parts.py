@@ -71,12 +71,12 @@ def train(
     sigma = chooser.sigma or bandwidth_of(spreads)
     n_shared = shared_size(settings.shared or "auto", roster, start.rows.n_columns, settings.rows_per_feature)
     n_scaling = max(1, n_shared // _SHARE_OF_SCALES)
-    scales, caution = yield from agree_on_scales(start, run, settings.column_scales, n_scaling, sigma, spreads)
+    scales, ridge = yield from agree_on_scales(start, run, settings.column_scales, n_scaling, sigma, spreads)
     sets = candidate_scales(scales, spreads)
     shared: Part | None = None
     agreed = start
     if settings.shared is not None:
-        shared = yield from fit_shared(start, run, n_shared, sigma, sets, caution=caution)
+        shared = yield from fit_shared(start, run, n_shared, sigma, sets, ridge=ridge)
         agreed = replace(start, rows=shared.residuals(start.rows))
     outcome = yield from dekrr.agree(agreed, _run_of_agreed(run, sigma, sets))
     outcome.shared, outcome.column_scales, outcome.sigma = shared, scales, sigma

@@ -32,14 +32,14 @@ from .stages import Start
 
 _MOST_FEATURES = 700
 _ROWS_PER_FEATURE = 10  # of all sites together
-_RIDGES = tuple(10.0 ** np.arange(-6.5, -1.9, 0.5))  # with less, a few rows far from all others decide
+RIDGES = tuple(10.0 ** np.arange(-6.5, -1.9, 0.5))  # with less, a few rows far from all others decide
 _VOTES_PER_FEATURE = 1.5  # of all sites together; several sites vote for the same
 _FEWEST_VOTES = 5
 _MOST_ROWS = 1000  # that a site votes by
 _POOL_RATIO = 8
 _MOST_CANDIDATES = 4500  # which the ratio falls for where features are many
 _LEAST_POOL_RATIO = 2
-_HELD_OUT = 10  # one of as many rows
+_FOLDS = 5  # one of which is held out
 _FEWEST_TO_HOLD_OUT = 20
 _MOST_SPANS = 4.0  # of responses, that predictions are cut to where errors are masked
 
@@ -115,7 +115,8 @@ def fit_shared(
     *,
     rough: bool = True,
     max_rows: int = _MOST_ROWS,
-    caution: float | None = None,
+    ridge: float | None = None,
+    fold: int | None = None,
 ) -> Procedure[Part]:
     """Return a model that is the same at all sites.
 
@@ -135,13 +136,15 @@ def fit_shared(
         Whether there are Laplacian candidates.
     max_rows : int
         The most rows that a site votes by.
-    caution : float, optional
-        See `solve_shared`; without one, rows are held out (`solve_held_out`).
+    ridge : float, optional
+        See `solve_shared`.
+    fold : int, optional
+        See `solve_held_out`; without one, no rows are held out.
     """
     feature_map = yield from elect(start, n_features, sigma, column_scales, purpose, rough=rough, max_rows=max_rows)
-    if caution is None:
-        return (yield from solve_held_out(start, run, feature_map))
-    return (yield from solve_shared(start, run, feature_map, caution))
+    if fold is not None:
+        return (yield from solve_held_out(start, run, feature_map, fold))
+    return (yield from solve_shared(start, run, feature_map, ridge))
 
 
 def elect(
@@ -180,8 +183,8 @@ def elect(
     return chooser.elected(pool, total)
 
 
-def solve_shared(start: Start, run: Run, feature_map: FeatureMap, caution: float) -> Procedure[Part]:
-    """Return the ridge regression of all sites' rows, its ridge by generalised cross-validation, times a caution.
+def solve_shared(start: Start, run: Run, feature_map: FeatureMap, ridge: float | None) -> Procedure[Part]:
+    """Return the ridge regression of all sites' rows, its ridge by generalised cross-validation, but at least `ridge`.
 
     Generalised cross-validation needs the sums alone. It takes too small a ridge where few rows far from all others
     have large responses.
@@ -192,19 +195,19 @@ def solve_shared(start: Start, run: Run, feature_map: FeatureMap, caution: float
     def cautious(sums: OwnSums, n_counted: float, n_rows: int) -> list[Ridge]:
         at_root.append(sums.gram)
         best = min(_path(sums, n_counted, n_rows), key=lambda fit: fit.error)
-        return path_of(sums, n_counted, [best.ridge * caution], n_rows) if caution > 1 else [best]
+        return path_of(sums, n_counted, [ridge], n_rows) if ridge is not None and ridge > best.ridge else [best]
 
     (found,) = yield from _ridges_over_tree(start, run, feature_map, start.rows, cautious, 1)
     return Part(feature_map, *found, gram=at_root[0] if at_root else None)
 
 
-def solve_held_out(start: Start, run: Run, feature_map: FeatureMap) -> Procedure[Part]:
-    """Return the ridge regression whose ridge has the least error on a tenth of the rows, and what caution was right.
+def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int) -> Procedure[Part]:
+    """Return the ridge regression whose ridge has the least error on a fold of the rows that is held out.
 
     Where rows are not in memory, none are held out, and generalised cross-validation decides.
     """
-    rows, held = held_out(start, run.settings)
-    path = yield from _ridges_over_tree(start, run, feature_map, rows, _path, len(_RIDGES))
+    rows, held = held_out(start, run.settings, fold)
+    path = yield from _ridges_over_tree(start, run, feature_map, rows, _path, len(RIDGES))
     roster = yield from start.roll.roster()
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
     most, largest = np.inf, 1.0
@@ -214,15 +217,13 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap) -> Procedure
         largest = 2.0**masks.rows * (most + responses) ** 2 * max(1, math.prod(held.y.shape[1:]))
     errors = errors_of(held, feature_map, np.array([fit.coefficients for fit in path]), most)
     total = yield from tree_sum(start.site, roster, np.append(errors, held.n_rows), masks, largest)
-    expected = np.array([fit.error for fit in path])
-    found = total[:-1] / total[-1] if total[-1] >= 1 else expected
-    best, likely = path[int(np.argmin(found))], path[int(np.argmin(expected))]
-    caution = max(1.0, best.ridge / likely.ridge)
-    return Part(feature_map, best.coefficients, best.ridge, error=float(found.min()), caution=caution)
+    found = total[:-1] / total[-1] if total[-1] >= 1 else np.array([fit.error for fit in path])
+    best = path[int(np.argmin(found))]
+    return Part(feature_map, best.coefficients, best.ridge, errors=found)
 
 
 def _path(sums: OwnSums, n_counted: float, n_rows: int) -> list[Ridge]:
-    return path_of(sums, n_counted, _RIDGES, n_rows)
+    return path_of(sums, n_counted, RIDGES, n_rows)
 
 
 def _ridges_over_tree(
@@ -260,8 +261,8 @@ def _ridges_over_tree(
     return [Ridge(one[:-2].reshape(shape), float(one[-2]), float(one[-1])) for one in result.reshape(n_fits, -1)]
 
 
-def held_out(start: Start, settings: DeKRRSettings) -> tuple[Rows, ArrayRows]:
-    """Return the rows to fit, and those held out: a tenth where all rows are in memory, otherwise none.
+def held_out(start: Start, settings: DeKRRSettings, fold: int) -> tuple[Rows, ArrayRows]:
+    """Return the rows to fit, and those held out: a fold where all rows are in memory, otherwise none.
 
     A constant and the columns are among the features here and in the shared part, which has all rows. What the sums of
     both differ by is a sum over the held-out rows. So with `rows_per_feature` a site holds out none where that sum
@@ -270,7 +271,7 @@ def held_out(start: Start, settings: DeKRRSettings) -> tuple[Rows, ArrayRows]:
     sample = start.rows.sample
     if sample.n_rows < start.rows.n_rows or sample.n_rows < _FEWEST_TO_HOLD_OUT:
         return start.rows, sample.take(slice(0, 0))
-    is_held = start.site.rng("held out").permutation(sample.n_rows) % _HELD_OUT == 0
+    is_held = start.site.rng("held out").permutation(sample.n_rows) % _FOLDS == fold
     held = sample.take(is_held)
     in_both = sample.n_columns + 1
     if settings.rows_per_feature and start.site.neighbors:

@@ -109,7 +109,14 @@ class Mixed(Greedy):
         return votes
 
     def elected(self, pool: Pool, votes: Array) -> FeatureMap:
-        """Return the `n_features` drawn candidates with the most votes, and the constant and the raw columns."""
+        """Return the `n_features` drawn candidates with the most votes, and the constant and the raw columns.
+
+        A raw column has a slope of 1 / sigma, as steep as the cosines are. So the ridge bears on it as on them: where
+        some rows are far from all others, a plane is what is known of the responses there.
+        """
         n_drawn = round(self.n_kept * self.pool_ratio)
         first = np.argsort(-votes[:n_drawn], kind="stable")[: self.n_kept]
-        return pool.keep(np.concatenate([np.sort(first), np.arange(n_drawn, pool.n_candidates)]))
+        linear = np.arange(n_drawn, pool.n_candidates)
+        slope = 2 / np.sqrt(self.width * (first.size + linear.size))  # that the pool gives them
+        weights = np.concatenate([np.ones(first.size), np.full(linear.size, 1 / (slope * self.bandwidth))])
+        return pool.keep(np.concatenate([np.sort(first), linear]), weights)
