@@ -223,6 +223,24 @@ def _rse(value: float) -> str:
     return f"{value:.3f}".lstrip("0")
 
 
+def seeds() -> str:
+    """Return how own RSE varies with the seed, and that of the mean of all seeds' predictions."""
+    rows = []
+    for found in _json("seeds.json"):
+        low, high = min(found["errors"]), max(found["errors"])
+        mean = statistics.fmean(found["errors"])
+        shown = [_rse(mean), f"{_rse(low)} to {_rse(high)}", f"{100 * statistics.stdev(found['errors']) / mean:.0f} %"]
+        rows.append([found["response"], str(found["rows"]), *shown, _rse(found["of_mean"])])
+    head = [
+        "response",
+        "rows a site",
+        "own RSE, mean of ten seeds",
+        "from least to most",
+        "spread (standard deviation)",
+    ]
+    return table([*head, "of the mean of the ten predictions"], rows)
+
+
 def rounds() -> str:
     """Return the rounds to a relative gap of 1e-6."""
     found = _json("accuracy.json")["rounds"]
@@ -263,6 +281,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "trees": trees,
     "intervals": intervals,
     "rounds": rounds,
+    "seeds": seeds,
     "fixed-sigma": fixed_sigma,
 }
 
