@@ -320,6 +320,8 @@ def test_a_private_run_that_is_repeated_releases_nothing_new(tmp_path):
     assert errors == dict.fromkeys(mesh.names)
     first = {name: mesh.model(name) for name in mesh.names}
     assert all(0 < model.header.privacy.epsilon <= 4.0 for model in first.values())
+    (told,) = (event["reason"] for event in mesh.events("s01") if event["event"] == "noisy")
+    assert "to sums over the 60 rows of the smallest site" in told
     assert all(sum(member.weight for member in model.members) == pytest.approx(1) for model in first.values())
     _, errors = mesh.run_in_threads(force=True, fresh=True)
     assert errors == dict.fromkeys(mesh.names)

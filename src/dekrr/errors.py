@@ -15,6 +15,7 @@ __all__ = [
     "MessageError",
     "ModelFileError",
     "NetworkError",
+    "NoiseWarning",
     "SettingsError",
     "TopologyError",
     "UnusableError",
@@ -90,6 +91,10 @@ class AgreementError(NetworkError):
     exit_code = 6
 
 
+class NoiseWarning(UserWarning):
+    """Noise of differential privacy costs much of a model's accuracy, or all of it."""
+
+
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn, and point at the line of the caller's code that called into this package.
 
@@ -102,6 +107,19 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
     warnings.warn(text, category, stacklevel=level)
+
+
+class WarnOnce:
+    """Warns as `warn` does, but not twice with the same text: sites of one process may have the same to tell."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def __call__(self, text: str, category: type[Warning] = UserWarning) -> None:
+        """Warn, unless the text was told before."""
+        if text not in self._told:
+            self._told.add(text)
+            warn(text, category)
 
 
 def one_line(text: str, longest: int = _LONGEST) -> str:

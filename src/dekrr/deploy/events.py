@@ -37,6 +37,12 @@ class Exposed(Event, frozen=True, tag="exposed"):
     reason: str
 
 
+class Noisy(Event, frozen=True, tag="noisy"):
+    """Noise of differential privacy costs much of the model's accuracy, or all of it."""
+
+    reason: str
+
+
 class Finished(Status, Event, frozen=True, tag="finished"):
     """The result is final and the model is written: the status, and a summary of the outcome.
 

@@ -17,7 +17,7 @@ import msgspec
 
 from ..class_model import SiteClassifier, uncalibrated
 from ..disk import replacing, synchronise
-from ..errors import DataError, NetworkError, SettingsError
+from ..errors import DataError, NetworkError, NoiseWarning, SettingsError
 from ..messages import Offer
 from ..model import Header, SiteModel
 from ..networks.mesh import Carrier, Keys, Link, MeshNetwork
@@ -33,7 +33,7 @@ from ..protocols.reading import MessageReader
 from ..protocols.site import Procedure, Site
 from ..trained import model_of
 from . import keys
-from .events import Ended, Exposed, Started, Stopped, finished
+from .events import Ended, Exposed, Noisy, Started, Stopped, finished
 from .identity import CertificateSigner
 from .identity import Identity as CertifiedIdentity
 from .procedure import Warm, procedure_of
@@ -229,10 +229,10 @@ class Node:
         assert identity is not None
         return DataSeal(lambda: identity, neighbor, self.config.run, put)
 
-    def _tell_once(self, text: str) -> None:
+    def _tell_once(self, text: str, category: type[Warning] = UserWarning) -> None:
         if text not in self._told:
             self._told.add(text)
-            self._events.append(Exposed(reason=text))
+            self._events.append(Noisy(reason=text) if category is NoiseWarning else Exposed(reason=text))
 
     def _model(self, outcome: Outcome) -> SiteModel:
         features, columns = self.config.features(), outcome.encoding

@@ -13,13 +13,13 @@ import msgspec
 
 from ..disk import create
 from ..networks.session.events import CheckpointLost, Event, Exchanged, Gone, Refused, Refusing, Unconfirmed
-from .events import Exposed, ModelNotWritten, Stopped
+from .events import Exposed, ModelNotWritten, Noisy, Stopped
 
 RECORD = "run.jsonl"
 logger = logging.getLogger("dekrr")
 _EXCHANGES_AT_A_TIME = 128  # lines of a record in one write
 _LEFT_OUT = ("event", "neighbors", "terms", "site")  # fields that a line of the text log does not repeat
-_WARNINGS = (CheckpointLost, Exposed, Gone, ModelNotWritten, Refused, Refusing, Stopped, Unconfirmed)
+_WARNINGS = (CheckpointLost, Exposed, Gone, ModelNotWritten, Noisy, Refused, Refusing, Stopped, Unconfirmed)
 
 
 def _line(event: Event, **before: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import check_random_state
 
+from ..errors import WarnOnce
 from ..labels import names_of
 from ..networks.base import Connect, Network
 from ..networks.local import LocalNetwork
@@ -98,8 +99,9 @@ def sites_of(
     """
     labels = list(rows)
     names = names or dict(zip(labels, names_of(labels), strict=True))
+    once = WarnOnce()
     return {
-        label: Site(names[label], tuple(names[p] for p in graph[label]), own_rows, seed=seed)
+        label: Site(names[label], tuple(names[p] for p in graph[label]), own_rows, seed=seed, tell=once)
         for label, own_rows in rows.items()
     }
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..errors import MessageError, SettingsError
+from ..errors import MessageError, NoiseWarning, SettingsError
 from ..features import FeatureMap, paired
 from ..messages import RowFeatures, Sums, expect
 from ..privacy.maps_of_neighbors import fingerprint
 from ..privacy.mechanism import GaussianSums, clip_columns, clip_responses
+from ..privacy.noise_share import warning_of_noise
 from ..privacy.rows_per_feature import check_leverages, check_rows
 from ..privacy.shared_noise import SharedNoise
 from ..rows import Rows
@@ -126,7 +127,11 @@ class NoisySums(Exchange):
         roster = yield from start.roll.roster()
         if settings.privacy.colluders is not None:
             return (yield from _shared_noise(start, own_map, offers, settings, exact, digest))
-        mechanism = GaussianSums(settings.privacy, site.n_rows)
+        mechanism, fewest = GaussianSums(settings.privacy, site.n_rows), max(roster.whole.fewest[0], 1)
+        scale = GaussianSums(settings.privacy, fewest).spent.noise_scale  # of the site that noise costs most
+        warning = warning_of_noise(settings.privacy, scale, own_map.n_features, fewest)
+        if warning:
+            site.tell(warning, NoiseWarning)
         depends_on = digest + fingerprint(own_map) + repr(mechanism.spent).encode()
         own = site.vault.once(hashlib.sha256(depends_on).digest(), lambda: mechanism.perturb(exact))
         size = own_map.n_features
@@ -157,6 +162,10 @@ def _shared_noise(
     masks = yield from Agreement(site, start.roll, lone_neighbor=settings.lone_neighbor, over_tree=True).masks()
     fewest = yield from fewest_partners(site, roster, masks)
     noise = SharedNoise(privacy, roster.whole.most[0], fewest, roster.n_sites, exact.moment.shape)
+    of_total = noise.share * np.sqrt(roster.n_sites)
+    warning = warning_of_noise(privacy, of_total, own_map.n_features, roster.n_rows, roster.n_sites)
+    if warning:
+        site.tell(warning, NoiseWarning)
     depends_on = (
         digest + fingerprint(own_map) + repr((noise.spent, sorted(roster.rows.items()), roster.n_rows)).encode()
     )

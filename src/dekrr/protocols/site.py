@@ -54,7 +54,7 @@ class Site:
     identity : Identity
         The site's key for masks, and how it is proved.
     tell : callable
-        Is told, in words, what the site should know about its run; by default it warns.
+        Is told, in words and with a category of warnings, what the site should know about its run; by default it warns.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Site:
     vault: Vault = field(default_factory=Vault)
     admission: AnyAdmission | None = None
     identity: Identity = field(default_factory=Identity)
-    tell: Callable[[str], None] = warn
+    tell: Callable[..., None] = warn
 
     @property
     def n_rows(self) -> int:

@@ -102,7 +102,7 @@ def preview(study: StudyFile, config: StandingFile, folder: Path) -> Preview:
     return Preview(lines, facts.n_rows if facts is not None else own_rows(None).n_rows, neighbors)
 
 
-def _unheard(text: str) -> None:
+def _unheard(text: str, category: type[Warning] = UserWarning) -> None:
     """Tell nobody: the neighbourhoods of the other sites are made up."""
 
 
