@@ -75,8 +75,9 @@ def fit(
     """Train a model for every site in a table, and write the models to a folder.
 
     Columns may be numbers, True and False, words and dates, with missing values. The table is read in batches, so it
-    may be larger than memory. First, settings are tuned and errors are measured on held-out rows. Then the models are
-    trained on all rows, with the same settings.
+    may be larger than memory. First, a part of the rows is held out to measure errors. Then the models are trained
+    on all rows. With the defaults nothing is tuned; where you give several values, or --shared none, the first fit
+    chooses, and the second has the same settings.
 
     A target of words has classes: `dekrr predict` then adds the predicted class and the probability of each. Classes
     are learnt from a table that fits into memory.
