@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import re
@@ -14,9 +15,11 @@ import pytest
 from cryptography import x509
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy, load
+from dekrr.cli import up
 from dekrr.cli.app import app
 from dekrr.deploy.files import read_network, read_site, to_toml
 from dekrr.deploy.keys import Authority, check, host_of, read_request, site_of
@@ -100,9 +103,10 @@ def test_up_does_not_wait_for_a_site_that_cannot_take_part(trial):
     rows.write_text("\n".join(rows.read_text().split("\n")[:3]).replace("y", "why", 1))
     command = [sys.executable, "-c", "from dekrr.cli import main; main()", "up", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    told = (done.stdout + done.stderr).replace("\n", " ")
+    told = done.stdout + done.stderr
     assert done.returncode != 0
-    assert "1 of 3 sites cannot take part: station-01 (exit 1)" in told
+    assert told.count("has no columns y") == 1, told
+    assert "1 of 3 sites cannot take part:\n  station-01 (exit 1): " in told
     assert "has no columns y" in told
     assert "start_patience = 3000 seconds, and were stopped" in told
 
@@ -476,3 +480,38 @@ def test_a_network_has_sites(tmp_path):
     path.write_text("site = []\n" + path.read_text().partition("[[site]]")[0])
     with pytest.raises(SettingsError, match="there is no site"):
         read_network(path)
+
+
+class Shown:
+    """What the table of `dekrr up` shows of a site."""
+
+    def __init__(self, name, *, errors, neighbors, code=0, reason="", gone=()):
+        about = {p: {"waited for": True} for p in neighbors}
+        self.status = {"phase": "running", "round": 1234, "residual": 1e-3, "message bytes sent": 1_234_567_890}
+        self.status |= {"gone": list(gone), "neighbors": about}
+        self.name, self.errors, self.code, self.reason = name, errors, code, reason
+        self.running, self.phase = not code, f"exit {code}" if code else "running"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("errors", [{}, {"held-out RSE": 0.5}, {"held-out accuracy": 0.5, "held-out log loss": 0.7}])
+@pytest.mark.parametrize("stem", ["station", "a-hospital-with-a-long-name"])
+@pytest.mark.parametrize("gone", [(), ("elsewhere",)])
+def test_names_of_sites_are_whole_whatever_the_width(width, errors, stem, gone):
+    names = [f"{stem}-{k:02d}" for k in range(3)]
+    fleet = [Shown(name, errors=errors, neighbors=names, gone=gone) for name in names]
+    console = Console(width=width, file=io.StringIO())
+    console.print(up._table(fleet, width))
+    told = console.file.getvalue()
+    assert all(len(line) <= width for line in told.splitlines())
+    assert all(re.search(rf"│ {name} +│ running +│", told) for name in names), told
+    assert ("kB sent" in told) or width < 200
+    assert gone or "gone" not in told
+    assert all(name in told.replace("\n", " ") for name in errors if width >= (80 if stem == "station" else 120))
+
+
+def test_errors_of_sites_are_told_once_for_each_reason():
+    fleet = [Shown(name, errors={}, neighbors=[], code=3, reason="error: c is missing") for name in "ab"]
+    fleet.append(Shown("c", errors={}, neighbors=[], code=1, reason="error: rows.csv does not exist"))
+    assert up._endings(fleet) == "  a (exit 3), b (exit 3): c is missing\n  c (exit 1): rows.csv does not exist"
+    assert "missing" not in "".join(str(cell) for column in up._table(fleet, 80).columns for cell in column.cells)

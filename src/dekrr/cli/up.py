@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 import webbrowser
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -24,6 +25,11 @@ from ..deploy.tables import NetworkFile
 from ..errors import DataError, NetworkError, SettingsError
 from .network import SITE_FILE, SITES, site_tables
 from .node import INTERRUPTED, TERMINATED, Stopped, kilobytes, stop_on, waited_for
+
+_WARNINGS = ("noisy", "exposed")  # events that a person should read
+_WHERE_KNOWN = (*HELD_OUT, "gone")  # columns that most networks do not need
+_COLUMNS = ("site", "phase", "round", "residual", "kB sent", *HELD_OUT, "gone", "waiting for")
+_LEFT_OUT = ("kB sent", "residual", "waiting for", "round", "gone", *reversed(HELD_OUT))  # where it is narrow, in order
 
 
 def up(
@@ -69,20 +75,21 @@ def up(
             process.terminate()
         for process in fleet:
             process.wait()
-        for process in fleet:
-            if process.reason and process.code not in (-signal.SIGTERM, TERMINATED, INTERRUPTED):
-                console.print(process.ending, markup=False)
+        ended = [process for process in fleet if process.reason]
+        ended = [process for process in ended if process.code not in (-signal.SIGTERM, TERMINATED, INTERRUPTED)]
+        if ended:
+            console.print(_endings(ended), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
+    for warning, sites in _together((process.name, text) for process in fleet for text in process.warnings).items():
+        console.print(f"warning at {', '.join(sites)}: {warning}", markup=False, highlight=False, soft_wrap=True)
     if refused:
-        listed = "; ".join(process.ending for process in refused)
         raise NetworkError(
-            f"{len(refused)} of {len(fleet)} sites cannot take part: {listed}. The others would have waited for "
-            f"start_patience = {described.start_patience:g} seconds, and were stopped"
+            f"{len(refused)} of {len(fleet)} sites cannot take part:\n{_endings(refused)}\nThe others would have "
+            f"waited for start_patience = {described.start_patience:g} seconds, and were stopped"
         )
     failed = [process for process in fleet if process.code]
     if failed:
-        listed = "; ".join(process.ending for process in failed)
-        raise NetworkError(f"{len(failed)} of {len(fleet)} sites failed: {listed}")
+        raise NetworkError(f"{len(failed)} of {len(fleet)} sites failed:\n{_endings(failed)}")
     console.print(f"{len(fleet)} models in {folder}/*/model.safetensors")
 
 
@@ -104,7 +111,7 @@ def _watch(fleet: list["_Process"], console: Console) -> list["_Process"]:
         while any(process.running for process in fleet):
             time.sleep(0.25)
             if live is not None:
-                live.update(_table(fleet))
+                live.update(_table(fleet, console.width))
             else:
                 tell()
             if not refused:
@@ -112,10 +119,10 @@ def _watch(fleet: list["_Process"], console: Console) -> list["_Process"]:
                 for process in fleet if refused else ():
                     process.terminate()
         if live is not None:
-            live.update(_table(fleet))
+            live.update(_table(fleet, console.width))
     if not console.is_terminal:
         tell()
-        console.print(_table(fleet))
+        console.print(_table(fleet, console.width))
     return refused
 
 
@@ -143,6 +150,7 @@ class _Process:
         self._view = SiteView(read_site(site), site.parent)
         self.status: dict[str, Any] = {}
         self.errors: dict[str, float] = {}  # on the site's held-out rows, where it has some
+        self.warnings: list[str] = []
         self.began = False
         self.reason = ""
         self._process = subprocess.Popen(
@@ -164,11 +172,6 @@ class _Process:
         return self._process.returncode or 0
 
     @property
-    def ending(self) -> str:
-        """The exit code, and the reason."""
-        return f"{self.name} (exit {self.code}): {self.reason}"
-
-    @property
     def phase(self) -> str:
         """What the site does, in a word or two."""
         if self.running or not self.code:
@@ -177,9 +180,9 @@ class _Process:
 
     @property
     def line(self) -> str:
-        """What the site does, in a line."""
+        """What the site does, in a line; why it failed is told once, at the end."""
         if not self.running and self.code:
-            return self.ending
+            return f"{self.name}: {self.phase}"
         waits = waited_for(self.status) if self.running and self.status and self.phase != "finished" else ""
         about = f", waits for {waits}" if waits else ""
         return f"{self.name}: {self.phase}" + (f", round {self.status['round']}{about}" if self.status else "")
@@ -214,26 +217,62 @@ class _Process:
             self._view.note(event)
             self.began |= event.get("event") == "started"
             self.errors |= {name: event[name] for name in HELD_OUT if name in event}
+            if event.get("event") in _WARNINGS:
+                self.warnings.append(event["reason"])
             if "phase" in event:
                 self.status = event
 
 
-def _table(fleet: list[_Process]) -> Table:
+def _endings(fleet: Iterable[_Process]) -> str:
+    """Return why sites failed, a line for each reason, with all sites that have it."""
+    ends = _together(
+        (f"{process.name} (exit {process.code})", process.reason.removeprefix("error: ")) for process in fleet
+    )
+    return "\n".join(f"  {', '.join(sites)}: {reason}" for reason, sites in ends.items())
+
+
+def _together(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return who says each text.
+
+    Examples
+    --------
+    >>> _together([("a", "no rows"), ("b", "no keys"), ("c", "no rows")])
+    {'no rows': ['a', 'c'], 'no keys': ['b']}
+    """
+    found: dict[str, list[str]] = {}
+    for who, text in said:
+        found.setdefault(text, []).append(who)
+    return found
+
+
+def _table(fleet: Sequence[_Process], width: int) -> Table:
+    """Return the state of all sites as a table; columns are left out where it would be too wide, names never."""
+    rows = [_row(process) for process in fleet]
+    headings = [name for name in _COLUMNS if name not in _WHERE_KNOWN or any(row.get(name) for row in rows)]
+    for name in _LEFT_OUT:
+        if _width(headings, rows) > width and name in headings:
+            headings.remove(name)
     table = Table()
-    measured = [name for name in HELD_OUT if any(name in process.errors for process in fleet)]
-    numbers = ("round", "residual", "kB sent", *measured)
-    for heading in ("site", "phase", "round", "residual", "kB sent", *measured, "gone", "waiting for"):
-        table.add_column(heading, justify="right" if heading in numbers else "left")
-    for process in fleet:
-        status = process.status
-        ending = escape(process.reason) if not process.running and process.code else ""
-        if not status:
-            table.add_row(process.name, process.phase, "", "", "", *("" for _ in measured), "", ending)
-            continue
-        residual = "" if status["residual"] is None else f"{status['residual']:.2e}"
-        waits = waited_for(status) if process.running and status["phase"] != "finished" else ""
-        errors = [f"{process.errors[name]:.4f}" if name in process.errors else "" for name in measured]
-        gone = ", ".join(status["gone"])
-        row = [process.name, process.phase, str(status["round"]), residual, kilobytes(status)]
-        table.add_row(*row, *errors, gone, ending or waits)
+    for name in headings:
+        is_text = name in ("site", "phase", "gone", "waiting for")
+        overflow: Literal["fold", "ellipsis"] = "fold" if name == "site" else "ellipsis"
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=name != "waiting for", overflow=overflow)
+    for row in rows:
+        table.add_row(*(escape(row.get(name, "")) for name in headings))
     return table
+
+
+def _width(headings: Sequence[str], rows: Sequence[Mapping[str, str]]) -> int:
+    """Return the least width of a table with these columns; who is waited for may take several lines."""
+    longest = {name: max(len(name), *(len(row.get(name, "")) for row in rows)) for name in headings}
+    return 1 + sum(3 + (len(name) if name == "waiting for" else size) for name, size in longest.items())
+
+
+def _row(process: _Process) -> dict[str, str]:
+    status, row = process.status, {"site": process.name, "phase": process.phase}
+    if not status:
+        return row
+    waits = waited_for(status) if process.running and status["phase"] != "finished" else ""
+    row |= {name: f"{value:.4f}" for name, value in process.errors.items()}
+    row |= {"round": str(status["round"]), "kB sent": kilobytes(status), "gone": ", ".join(status["gone"])}
+    return row | {"residual": "" if status["residual"] is None else f"{status['residual']:.2e}", "waiting for": waits}
