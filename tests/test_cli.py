@@ -3,6 +3,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from dekrr import DataError, DeKRRClassifier, DeKRRRegressor, load, rse
 from dekrr.cli import app as cli_app
 from dekrr.cli.app import app
 from dekrr.data import make_sites
-from dekrr.errors import ModelFileError, SettingsError
+from dekrr.errors import DekrrWarning, ModelFileError, PoorFitWarning, SettingsError
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
 COLUMNS = ["place", "north", "east"]
@@ -127,9 +128,35 @@ def test_fit_measures_errors_on_rows_that_it_did_not_see(table):
     assert f"{north.header.site} " in words
     assert f"{rse(frame[held]['y'], north.predict(frame[held][COLUMNS])):.4f}" in words  # its union error
     words = " ".join(fitted(table, "--force", "--holdout", 0).output.split())
-    assert re.search(r"own RSE ┃ union RSE .*held-out RSE: own [\d.]+ on \d+ rows, union [\d.]+ on \d+ of them", words)
+    assert re.search(r"own RSE ┃ union RSE .*held-out RSE: own [\d.]+ on \d+ rows, union [\d.]+ on all of them", words)
     words = " ".join(fitted(table, "--force", "--holdout", 0, "--no-intervals").output.split())
     assert "no error was measured; --holdout 0.2 holds out a fifth of the rows to measure it" in words
+
+
+@pytest.mark.parametrize(
+    ("options", "figures"),
+    [((), r"RSE is \S+ \(own\) and \S+ \(union\), and 1 is .* 3 of"), (("--holdout", 0, "--no-intervals"), "^3 of")],
+)
+def test_fit_warns_of_models_that_are_worse_than_the_mean_once(table, options, figures):
+    frame = pd.read_csv(table / "data.csv")
+    frame["y"] = np.exp(frame["y"])
+    frame.loc[7, "y"] = 49_454.0
+    frame.to_csv(table / "cost.csv", index=False)
+    command = ("fit", table / "cost.csv", "--target", "y", "--site", "station", "--out", table / "models", *options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        words = " ".join(run(*command).output.split())
+    (told,) = [str(each.message) for each in caught if issubclass(each.category, PoorFitWarning)]
+    assert re.search(f"{figures} {len(frame)} rows carry", told, flags=re.IGNORECASE)
+    measured = re.search(r"held-out RSE: own ([\d.]+)", words)
+    assert (measured is None) == bool(options)
+    assert measured is None or f"{float(measured[1]):.3g} (own)" in told
+
+
+def test_warnings_of_dekrr_are_printed_as_one_line_and_others_are_not(capsys):
+    cli_app._show_warning(DekrrWarning("few rows"), DekrrWarning, "file", 1)
+    cli_app._show_warning(UserWarning("of another library"), UserWarning, "file", 1)
+    assert capsys.readouterr().err == "warning: few rows\n"
 
 
 def test_score(table):

@@ -20,7 +20,7 @@ def warned(call, category):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    (warning,) = [each for each in caught if each.category is category]
+    (warning,) = [each for each in caught if issubclass(each.category, category)]
     assert warning.filename == __file__
     return warning.lineno
 

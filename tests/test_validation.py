@@ -2,16 +2,23 @@
 
 import pickle
 import re
+import warnings
+from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.metrics import accuracy_score, log_loss
 
-from dekrr import CentralizedKRR, DeKRRClassifier, DeKRRRegressor, rse
+from dekrr import CentralizedKRR, DeKRRClassifier, DeKRRRegressor, LocalRegressor, rse
 from dekrr.classes import scores
+from dekrr.errors import DekrrWarning, PoorFitWarning
 from dekrr.estimators import validation
+from dekrr.estimators.advice import share_of_few, tell_of_many_columns, tell_of_poor_fit
 from dekrr.model import Header
 from dekrr.protocols import calibration
+from dekrr.rows import ArrayRows
 from dekrr.trained import model_of
 
 RNG = np.random.default_rng(0)
@@ -90,7 +97,7 @@ def test_the_summary_shows_them_with_the_rows_they_rest_on():
     fitted = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
     errors, summary = fitted.validation_["RSE"], fitted.fit_summary()
     n_rows = sum(errors.n_rows.values())
-    told = f"own {errors.mean_own:.4g} on {n_rows} rows, union {errors.mean_union:.4g} on {errors.n_union} of them"
+    told = f"own {errors.mean_own:.4g} on {n_rows} rows, union {errors.mean_union:.4g} on all of them"
     assert f"held-out RSE: {told}; by a second training without them" in str(summary)
     west = summary.sites["west"]
     assert (west["held out"], west["own RSE"]) == (str(errors.n_rows["west"]), f"{errors.own['west']:.4g}")
@@ -161,3 +168,94 @@ def test_no_held_out_row_stays_in_the_estimator():
     inner = np.sort(X[:, 0])[1:-1]  # the scaling has the others
     assert np.sort(X[:, 0])[0].tobytes() in stored
     assert not any(value.tobytes() in stored for value in inner)
+
+
+def test_where_the_union_error_rests_on_fewer_rows_the_summary_says_how_many(monkeypatch):
+    monkeypatch.setattr("dekrr.estimators.validation._MOST_PREDICTIONS", 60)
+    fitted = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
+    errors = fitted.validation_["RSE"]
+    assert errors.n_union < sum(errors.n_rows.values())
+    assert f" on {errors.n_union} of them; by a second" in str(fitted.fit_summary())
+
+
+def _warnings_of(fit):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit()
+    return [str(each.message) for each in caught if issubclass(each.category, PoorFitWarning)]
+
+
+def _with_one_large():
+    responses = np.exp(y)
+    responses[7] = 49_454.0
+    return responses
+
+
+def test_a_fit_that_is_worse_than_the_mean_says_so_and_what_to_do():
+    regressor = DeKRRRegressor(random_state=0)
+    (told,) = _warnings_of(lambda: regressor.fit(X, _with_one_large(), sites=SITES))
+    errors = regressor.validation_["RSE"]
+    assert f"the held-out RSE is {errors.mean_own:.3g} (own) and {errors.mean_union:.3g} (union), and 1 is" in told
+    assert f"3 of {len(y)} rows carry nearly all of the variance of the response" in told
+    assert "TransformedTargetRegressor(DeKRRRegressor(), func=np.log1p, inverse_func=np.expm1)" in told
+    of_logarithm = TransformedTargetRegressor(DeKRRRegressor(**SMALL), func=np.log1p, inverse_func=np.expm1)
+    assert not _warnings_of(lambda: of_logarithm.fit(X, np.exp(y), sites=SITES))
+
+
+@pytest.mark.parametrize("kind", [LocalRegressor, CentralizedKRR, partial(DeKRRRegressor, intervals=False)])
+def test_where_nothing_is_held_out_few_rows_with_most_of_the_variance_are_told(kind):
+    (told,) = _warnings_of(lambda: kind(sigma=0.5, alpha=1e-4, random_state=0).fit(X, _with_one_large(), sites=SITES))
+    assert told.startswith(f"3 of {len(y)} rows carry nearly all of the variance of the response: look whether")
+    assert not _warnings_of(lambda: kind(sigma=0.5, alpha=1e-4, random_state=0).fit(X, y, sites=SITES))
+
+
+def test_rows_of_files_are_judged_by_what_the_fit_has_read(tmp_path):
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(y=_with_one_large(), site=SITES)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    regressor = DeKRRRegressor(**SMALL | {"intervals": False})
+    (told,) = _warnings_of(lambda: regressor.fit(tmp_path / "rows.csv", "y", sites="site"))
+    assert f"3 of {len(y)} rows" in told
+
+
+@pytest.mark.parametrize(
+    ("errors", "few", "told"),
+    [
+        ((0.4, 0.9), (0.9, 500), None),  # a few rows carry most of it, and are predicted
+        ((None, None), (0.4, 500), None),
+        ((None, None), (0.6, 500), "3 of 500 rows carry 60 % of the variance"),
+        ((1.2, 1.1), (0.1, 500), "1.2 (own) and 1.1 (union), and 1 is that of always predicting the mean: these mod"),
+        ((1.2, float("nan")), (0.1, 500), "RSE is 1.2 (own), and 1 is"),
+        ((0.5, 1.4), (0.1, 500), "a site's model is of use for rows of its own site alone"),
+    ],
+)
+def test_what_is_told_of_poor_fits(errors, few, told):
+    found = _warnings_of(lambda: tell_of_poor_fit(*errors, few))
+    assert len(found) == (told is not None)
+    assert all(told in text for text in found)
+
+
+def test_rare_classes_are_no_large_responses():
+    classes = np.where(X[:, 0] > 0.5, "high", "low").astype(object)
+    classes[:2] = "rare"
+    assert not _warnings_of(lambda: DeKRRClassifier(n_features=10, random_state=0).fit(X, classes, sites=SITES))
+
+
+@pytest.mark.parametrize("n_rows", [99, 100])
+def test_the_share_of_few_rows_is_that_of_many(n_rows):
+    responses = np.zeros((n_rows, 2))
+    responses[:, 0] = np.arange(n_rows)
+    responses[5, 1] = 1.0
+    share, counted = share_of_few(
+        {"a": ArrayRows(X[:60], responses[:60]), "b": ArrayRows(X[60:n_rows], responses[60:])}
+    )
+    by_hand = (0.99**2 + 2 * 0.01**2) / (0.99**2 + 99 * 0.01**2)  # of the second output, whose mean is 0.01
+    assert (share, counted) == (pytest.approx(by_hand if n_rows == 100 else 0.0), n_rows)
+    assert share_of_few({"a": ArrayRows(X[:200], np.ones(200))})[0] == 0
+
+
+def test_thousands_of_columns_are_told_before_a_fit():
+    with pytest.warns(DekrrWarning, match=r"3001 columns of numbers: .* 4,000 columns took about 20 s .*SelectKBest"):
+        tell_of_many_columns(3001)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tell_of_many_columns(3000)

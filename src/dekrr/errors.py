@@ -9,6 +9,7 @@ __all__ = [
     "AgreementError",
     "DataError",
     "DekrrError",
+    "DekrrWarning",
     "DisconnectedError",
     "GoneError",
     "KeysError",
@@ -16,6 +17,7 @@ __all__ = [
     "ModelFileError",
     "NetworkError",
     "NoiseWarning",
+    "PoorFitWarning",
     "SettingsError",
     "TopologyError",
     "UnusableError",
@@ -91,11 +93,19 @@ class AgreementError(NetworkError):
     exit_code = 6
 
 
-class NoiseWarning(UserWarning):
+class DekrrWarning(UserWarning):
+    """What dekrr warns of; `dekrr` prints it as one line."""
+
+
+class NoiseWarning(DekrrWarning):
     """Noise of differential privacy costs much of a model's accuracy, or all of it."""
 
 
-def warn(text: str, category: type[Warning] = UserWarning) -> None:
+class PoorFitWarning(DekrrWarning):
+    """Models predict held-out rows worse than their mean does, or few rows carry most of the response's variance."""
+
+
+def warn(text: str, category: type[Warning] = DekrrWarning) -> None:
     """Warn, and point at the line of the caller's code that called into this package.
 
     Parameters

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..errors import DekrrError
+from ..errors import DekrrError, DekrrWarning
 from .lazy import lazy_app
 
 COMMANDS = {
@@ -124,7 +124,8 @@ def _with_extra(error: BaseException) -> str:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
     exceptions = sys.modules.get("sklearn.exceptions")  # if it is not imported, it cannot have warned
-    if exceptions is not None and issubclass(category, exceptions.ConvergenceWarning):
+    others = () if exceptions is None else (exceptions.ConvergenceWarning,)
+    if issubclass(category, (DekrrWarning, *others)):
         _tell("[yellow]warning:[/]", str(message))
 
 

@@ -1,7 +1,9 @@
 """`dekrr fit`: models from a table with a site column."""
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+import warnings
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import DataError, SettingsError
+from ..errors import DataError, PoorFitWarning, SettingsError
 from ..estimators import DeKRRRegressor
+from ..estimators.advice import advise
 from ..estimators.parameters import parameters_of
+from ..estimators.summary import share_in_words
 from ..model import SiteModel
 from ..rows.sources import open_source
 from ..settings import Entry, FeatureSettings, entries
@@ -127,10 +131,22 @@ def fit(
                 raise
             settings |= tuned
         regressor = DeKRRRegressor(**settings, intervals=intervals)
-        regressor.fit(data, targets, sites=site, columns=wanted, sample_weight=weight)
+        with _without_advice(errors is not None or not tells):
+            regressor.fit(data, targets, sites=site, columns=wanted, sample_weight=weight)
         if tells:
             _write(regressor.models_, out)
             _summary(regressor, out, site, errors)
+            if errors is not None:
+                advise(regressor, errors.own(), errors.union())
+
+
+@contextmanager
+def _without_advice(quiet: bool = True) -> Iterator[None]:
+    """Have a fit give no advice by errors of its own, where others are shown."""
+    with warnings.catch_warnings():
+        if quiet:
+            warnings.simplefilter("ignore", PoorFitWarning)
+        yield
 
 
 def _write(models: Mapping[Hashable, SiteModel], out: Path) -> None:
@@ -155,7 +171,8 @@ def _held_out(
     """Return the errors on held-out rows of a fit to the others, where they are told, and the tuned settings."""
     trial = DeKRRRegressor(**settings, intervals=False)
     kept = parts_of(data, site, share, held_out=False)
-    trial.fit(kept, target, sites=site, columns=columns, sample_weight=weight)
+    with _without_advice():
+        trial.fit(kept, target, sites=site, columns=columns, sample_weight=weight)
     tuned = {name: getattr(trial, f"{name}_") for name in _TUNED} if trial.tuning_ else {}
     if not tells:
         return None, tuned
@@ -251,7 +268,7 @@ def _measured(regressor: DeKRRRegressor, errors: Errors | None) -> tuple[str, di
         return "no error was measured; --holdout 0.2 holds out a fifth of the rows to measure it", {}
     text = (
         f"held-out RSE: own {found.mean_own:.4f} on {sum(found.n_rows.values())} rows, union {found.mean_union:.4f} on "
-        f"{found.n_union} of them, by a second training without them"
+        f"{share_in_words(found)}, by a second training without them"
     )
     nothing = float("nan")
     return text, {

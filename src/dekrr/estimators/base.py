@@ -29,6 +29,7 @@ from ..rows.spread import is_spread, predicted
 from ..settings import EstimatorSettings, FeatureSettings, GuardSettings
 from ..types import Array, Block
 from . import arrays, frames, parameters, streams
+from .advice import advise, share_of_few, tell_of_many_columns
 from .intervals import intervals_of, tell_of_too_few
 from .leaks import tell_of_leaks
 from .many_models import different, mean_of, refuse_unknown
@@ -95,6 +96,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit_rows(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
         self.sites_: list[Hashable] = list(rows)
+        tell_of_many_columns(count_of(self._reading))
         self._fit(rows, seed)
         self.models_: Any = Models(vars(self)["models_"])
         self.n_rows_ = {label: own_rows.n_rows for label, own_rows in rows.items()}
@@ -104,6 +106,12 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if hasattr(self, "columns_") and scales is not None and len(scales) == self.columns_.n_out:
             of_columns = self.columns_.per_column(scales)
             self.column_scales_: Array = of_columns / (of_columns.max() or 1.0)
+        self._advise(rows)
+
+    def _advise(self, rows: Mapping[Hashable, Rows]) -> None:
+        """Warn of models that are worse than the mean of the responses."""
+        self._few = share_of_few(rows)
+        advise(self)
 
     @abstractmethod
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:

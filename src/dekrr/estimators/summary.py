@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from .validation import HeldOutErrors
+
 _CHOSEN = ("sigma", "alpha", "consensus", "own_weight")
 _WITHOUT = (
     "none, because no rows were held out, or because the models have been updated since; fit with intervals=True, "
@@ -116,6 +118,11 @@ def _number(value: float) -> str:
     return "-" if np.isnan(value) else f"{value:.4g}"
 
 
+def share_in_words(errors: HeldOutErrors) -> str:
+    """Return on how many of the held-out rows the union errors rest."""
+    return "all of them" if errors.n_union == sum(errors.n_rows.values()) else f"{errors.n_union} of them"
+
+
 def _held_out(regressor: Any) -> dict[str, str]:
     """Return what is known of errors on rows that were held out, in words."""
     facts = {}
@@ -125,7 +132,7 @@ def _held_out(regressor: Any) -> dict[str, str]:
     for name, errors in (validation or {}).items():
         n_rows = sum(errors.n_rows.values())
         own = f"own {_number(errors.mean_own)} on {n_rows} rows"
-        union = f"union {_number(errors.mean_union)} on {errors.n_union} of them"
+        union = f"union {_number(errors.mean_union)} on {share_in_words(errors)}"
         if not errors.union:
             union = "union unknown, because other sites are in other processes"
         facts[f"held-out {name}"] = f"{own}, {union}; by a second training without them"
