@@ -97,8 +97,9 @@ def tell_of_poor_fit(own: float | None, union: float | None, few: tuple[float, i
         advice = f". {heavy[0].upper()}{heavy[1:]}"
     elif errors.get("own", 0.0) > 1:
         advice = (
-            ": these models are no better than that. See whether the columns say anything about the response, and whether a few "
-            "rows have very large responses: of such a response train on the logarithm, with TransformedTargetRegressor"
+            ": these models are no better than that. See whether the columns say anything about the response, and "
+            "whether a few rows have very large responses: of such a response train on the logarithm, with "
+            "TransformedTargetRegressor"
         )
     else:
         advice = (
