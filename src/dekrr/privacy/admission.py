@@ -8,8 +8,9 @@ later runs and later rows.
 
 A row is withheld where it stands alone: where its leverage z(x)'(Z'Z)^-1 z(x) among reference features z is above a
 limit. Those are plain random waves of several lengths, with at least three rows a feature. A single sum with such a row
-tells where it is. A withheld row has no part in anything that leaves the site: neither in sums for neighbours nor in
-the site's own sums, because coefficients show those.
+tells where it is. A withheld row has no part in any sum over features that leaves the site: neither in sums for
+neighbours nor in the site's own sums, because coefficients show those. What sites tell about raw columns, before
+features are drawn, counts all rows: which of them stand alone is known only when columns are numbers.
 """
 
 import os
