@@ -248,6 +248,18 @@ def _rse(value: float) -> str:
     return f"{value:.3f}".lstrip("0")
 
 
+def archives() -> str:
+    """Return the files in which the data sets are found, and where to get them."""
+    from dekrr.data import CATALOGUE
+
+    rows = [
+        [f"`{name}`", f"`{entry.archive}`", ", ".join(f"`{member}`" for member in entry.members), f"<{entry.url}>"]
+        for name, entry in CATALOGUE.items()
+        if entry.archive
+    ]
+    return table(["data set", "archive", "or its files, unpacked", "from"], rows, n_labels=4)
+
+
 def seeds() -> str:
     """Return how own RSE varies with the seed, and that of the mean of all seeds' predictions."""
     rows = []
@@ -308,6 +320,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "intervals": intervals,
     "rounds": rounds,
     "seeds": seeds,
+    "archives": archives,
     "fixed-sigma": fixed_sigma,
 }
 
