@@ -4,6 +4,7 @@ import tarfile
 import threading
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -207,8 +208,11 @@ def test_beijing_reads_stations_and_drops_incomplete_rows(tmp_path):
 
 def test_missing_data_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.delenv("DEKRR_DATA", raising=False)
-    with pytest.raises(DataError, match="set the environment variable DEKRR_DATA"):
+    remedy = r".* dekrr data fetch houses, which .*: put https://\S+5976036 there, as cal_housing.tgz, or unpacked: "
+    with pytest.raises(DataError, match=f"set the environment variable DEKRR_DATA{remedy}"):
         data.load("houses")
+    with pytest.raises(DataError, match=r"set the environment variable DEKRR_DATA$"):
+        data.load("moon")
     with pytest.raises(DataError, match="dekrr data fetch houses"):
         data.load("houses", tmp_path)
     with pytest.raises(DataError, match="dekrr data fetch houses"):
@@ -217,7 +221,7 @@ def test_missing_data_says_what_to_do(tmp_path, monkeypatch):
         data.load("twitter13813", tmp_path)
     with pytest.raises(DataError, match="not in the catalogue"):
         data.load("moon", tmp_path)
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match=f"does not exist, so houses cannot be read from it{remedy}"):
         data.load("houses", tmp_path / "nowhere")
     (tmp_path / "cal_housing.tgz").write_bytes(b"half a file")
     files.require("houses", tmp_path)
@@ -268,8 +272,7 @@ def served(tmp_path):
 def test_fetch_downloads_and_checks(tmp_path, served, monkeypatch):
     pytest.importorskip("pooch")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    target = tmp_path / "data"
-    target.mkdir()
+    target = tmp_path / "new" / "data"  # which is made
     means = tuple(np.abs(part).mean() for part in (houses_lines()[:, 8], houses_lines()[:, :8]))
     small = replace(catalogue.CATALOGUE["houses"], url=served, n_rows=5, sha256=None, means=means)
     for module in (fetching, files):
@@ -289,6 +292,17 @@ def test_fetch_downloads_and_checks(tmp_path, served, monkeypatch):
             fetching.fetch("houses", target)
     with pytest.raises(DataError, match="no public source"):
         fetching.fetch("twitter13813", target)
+    lost = replace(small, url=served.replace("cal_housing", "nothing"), archive="nothing.tgz")
+    monkeypatch.setattr(fetching, "CATALOGUE", {"houses": lost})
+    with pytest.raises(DataError, match=r"cannot be fetched \(.*404.*\): load it elsewhere, and put it .*/nothing.tgz"):
+        fetching.fetch("houses", target)
+
+
+def test_the_page_of_the_reproduction_names_the_files_of_every_data_set():
+    page = (Path(__file__).parents[1] / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    for name, entry in catalogue.CATALOGUE.items():
+        wanted = f"{files.originals_of(entry)} | <{entry.url}>" if entry.url else f"{name}.parquet | none"
+        assert f"| `{name}` | {wanted} |" in page
 
 
 def test_the_authors_files_are_read(tmp_path):

@@ -9,6 +9,7 @@ from sklearn.exceptions import ConvergenceWarning
 import dekrr.model
 from dekrr import DeKRRRegressor, DifferentialPrivacy
 from dekrr.data import make_sites
+from dekrr.errors import DekrrWarning
 from dekrr.settings import ALONE
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
@@ -20,7 +21,7 @@ def warned(call, category):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    (warning,) = [each for each in caught if issubclass(each.category, category)]
+    (warning,) = [each for each in caught if each.category is category]
     assert warning.filename == __file__
     return warning.lineno
 
@@ -39,7 +40,7 @@ def test_warnings_of_fit_and_partial_fit_point_at_the_caller():
 def test_warnings_of_features_under_privacy_point_at_the_caller():
     settings = {**HASTY, "scale": None, "max_rounds": 500, "features": "energy"}
     regressor = DeKRRRegressor(**settings, privacy=DifferentialPrivacy(5.0))
-    assert warned(lambda: regressor.fit(X, y, sites=SITES), UserWarning) == here()
+    assert warned(lambda: regressor.fit(X, y, sites=SITES), DekrrWarning) == here()
 
 
 def test_warnings_of_predict_point_at_the_caller(monkeypatch):

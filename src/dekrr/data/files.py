@@ -68,13 +68,28 @@ def import_pandas() -> Any:
     return pd
 
 
-def data_directory(directory: str | os.PathLike[str] | None, wanted: str) -> Path:
-    """Return `directory`, or the value of ``DEKRR_DATA``; raise `DataError` if there is neither."""
+def data_directory(directory: str | os.PathLike[str] | None, wanted: str, *, make: bool = False) -> Path:
+    """Return `directory`, or the value of ``DEKRR_DATA``; raise `DataError` if there is neither.
+
+    Parameters
+    ----------
+    directory : path-like or None
+    wanted : str
+        The data set that is looked for.
+    make : bool, default=False
+        Whether a folder that does not exist is made.
+    """
     folder = directory or os.environ.get(ENVIRONMENT_VARIABLE)
+    entry = CATALOGUE.get(wanted)
+    advice = f". {_remedy(wanted, entry)}" if entry is not None and entry.url else ""
     if not folder:
-        raise DataError(f"where is {wanted}? Give a directory, or set the environment variable {ENVIRONMENT_VARIABLE}")
+        raise DataError(
+            f"where is {wanted}? Give a directory, or set the environment variable {ENVIRONMENT_VARIABLE}{advice}"
+        )
+    if make:
+        Path(folder).mkdir(parents=True, exist_ok=True)
     if not Path(folder).is_dir():
-        raise DataError(f"the data directory {folder} does not exist, so {wanted} cannot be read from it")
+        raise DataError(f"the data directory {folder} does not exist, so {wanted} cannot be read from it{advice}")
     return Path(folder)
 
 
@@ -151,8 +166,26 @@ def _missing(name: str, entry: Entry | None, folder: Path) -> str:
     if not entry.url:
         return f"{folder} has no {name}.parquet (it has {there}); {entry.note}"
     return (
-        f"{folder} has neither {name}.parquet (it has {there}) nor the original, {entry.archive} or "
-        f"{entry.members[0]}. With internet access: dekrr data fetch {name}. Without: put {entry.url} there"
+        f"{folder} has neither {name}.parquet (it has {there}) nor the original, {originals_of(entry)}. "
+        f"{_remedy(name, entry)}"
+    )
+
+
+def originals_of(entry: Entry) -> str:
+    """Return the names of the files that a data set is read from, in words: the archive, or what is in it.
+
+    Examples
+    --------
+    >>> originals_of(CATALOGUE["wave"])
+    'large-scale+wave+energy+farm.zip, or unpacked: WEC_Perth_49.csv, WEC_Sydney_49.csv'
+    """
+    return f"{entry.archive}, or unpacked: {', '.join(entry.members)}"
+
+
+def _remedy(name: str, entry: Entry) -> str:
+    return (
+        f"With internet access: dekrr data fetch {name}, which makes the folder. Without: put {entry.url} there, as "
+        f"{originals_of(entry)}"
     )
 
 
