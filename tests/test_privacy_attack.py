@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from dekrr.attacks import campaign as attack
 from dekrr.attacks.features import recover_rows
 from dekrr.attacks.lattice import Lattice
 from dekrr.attacks.overhearing import overhear
-from dekrr.attacks.problems import read_problem
+from dekrr.attacks.problems import problem_of_table, read_problem
 from dekrr.attacks.sums import (
     Membership,
     NullSpace,
@@ -343,3 +344,53 @@ def test_command_attacks_sums_too(tmp_path, monkeypatch):
     assert any("refused" in line and "5 of 5" in line for line in others)
     heard = [cell[4] for cell in cells if cell[6] == "3"]
     assert heard == ["sums of one site (no masks)"] * 2 + ["sums of a neighbourhood (masks)", "the final model"]
+
+
+def own_table(path, n_sites, n_rows=200):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {"age": rng.integers(18, 95, n_sites * n_rows), "severity": rng.gamma(2, 1.5, n_sites * n_rows)}
+    )
+    table["cost"] = np.sin(table["age"] / 20) + table["severity"] + rng.normal(0, 0.1, len(table))
+    table = table.assign(ward="x", hospital=np.repeat([f"H{k}" for k in range(n_sites)], n_rows))
+    table.loc[::50, "severity"] = np.nan
+    table.to_csv(path, index=False)
+    return table
+
+
+def test_the_command_attacks_a_table_of_ones_own(tmp_path, monkeypatch):
+    from dekrr.cli.app import app
+
+    monkeypatch.setenv("COLUMNS", "200")
+    own_table(tmp_path / "own.csv", 4)
+    words = [str(tmp_path / "own.csv"), "--target", "cost", "--site", "hospital", "-D", "10", "--targets", "1"]
+    words += ["--effort", "1", "--no-features", "--no-tuned", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["attack", *words])
+    assert result.exit_code == 0, result.output
+    rows = [re.split(r"\s*│\s*", line) for line in result.output.splitlines() if "│ own.csv" in line]
+    assert {"a site lost", "trained again", "the final model"} <= {cell for row in rows for cell in row}
+    (refused,) = (row for row in rows if "again after each new row (refused)" in row)
+    assert refused[-2] == "12 of 12"
+
+
+def test_a_problem_of_a_table_has_its_rows_without_gaps_and_all_mistakes_are_named(tmp_path):
+    path = tmp_path / "own.csv"
+    table = own_table(path, 4).dropna()
+    problem = problem_of_table(path, "cost", "hospital")
+    assert [site.name for site in problem.sites] == ["H0", "H1", "H2", "H3"]
+    rows = {site.name: site.n_rows + len(problem.spare[site.name][0]) for site in problem.sites}
+    assert rows == table["hospital"].value_counts().to_dict()
+    assert {site.rows.n_columns for site in problem.sites} == {2}
+    assert problem_of_table(path, "cost", "hospital", ["age"]).sites[0].rows.n_columns == 1
+    for words, match in (
+        (("costs", "hospital"), "has no column costs; it has age"),
+        (("ward", "hospital"), "columns of numbers, not on ward"),
+        (("cost", "hospital", ["ward"]), "columns of numbers, not on ward"),
+        (("cost", "ward"), "1 sites; an attack needs at least 4 sites"),
+        (("cost", "age"), r"too few rows without gaps at .* more; an attack needs"),
+    ):
+        with pytest.raises(DataError, match=match):
+            problem_of_table(path, *words)
+    from dekrr.cli.app import app
+
+    assert "give --target and --site" in str(CliRunner().invoke(app, ["attack", str(path)]).exception)

@@ -1,12 +1,16 @@
 """The sites under attack: synthetic, the authors' splits, or a data set divided by its response."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .. import topology
 from ..data import by_response, halves, load, make_sites
+from ..data.files import read_table
+from ..errors import DataError
 from ..networks.local import LocalNetwork
 from ..privacy.admission import Admission, learn
 from ..privacy.rows_per_feature import longest_shortlist
@@ -19,6 +23,9 @@ from ..selection import Chooser, Greedy
 from ..settings import DeKRRSettings
 from ..types import Array
 
+_FEWEST_ROWS, _FEWEST_SITES = 80, 4  # of a table of one's own; one site is nobody's target or neighbour, and is lost
+_NEIGHBORS, _NEIGHBORS_OF_FEW = 4, 2
+_PAIRS, _LEAST_SIGMA, _LISTED = 2000, 0.01, 5
 # The defaults of a deployment. One round is enough: further rounds show only a site's own sums, which are granted.
 GUARDED = DeKRRSettings(scale=None, masks=False)
 
@@ -92,6 +99,64 @@ def read_problem(
     return _divided(name, X, y, sites, n_features or 60, sigma or 0.25, seed)
 
 
+def problem_of_table(
+    path: Path,
+    target: str,
+    site: str,
+    columns: Sequence[str] = (),
+    n_features: int | None = None,
+    sigma: float | None = None,
+    seed: int = 0,
+) -> Problem:
+    """Return a problem of a table of one's own: half of each site's rows train, the others are known to be no members.
+
+    Parameters
+    ----------
+    path : path
+        A CSV or Parquet file.
+    target, site : str
+        The column to predict, and the one that has the site of each row.
+    columns : sequence of str, default=()
+        The columns to predict from; by default all others that are numbers. Rows with gaps in them are left out.
+    n_features : int, optional
+        By default a quarter of the rows that train at the smallest site, at most 60, as the guards allow.
+    sigma : float, optional
+        By default half the median distance between rows.
+    seed : int, default=0
+    """
+    frame = read_table(path)
+    missing = [name for name in (target, site, *columns) if name not in frame.columns]
+    if missing:
+        raise DataError(f"{path} has no column {', '.join(missing)}; it has {', '.join(map(str, frame.columns))}")
+    numbers = [name for name in frame.select_dtypes(["number", "bool"]).columns if name not in (target, site)]
+    used = list(columns) or numbers
+    words = [name for name in (*used, target) if not (name in numbers or (name == target and _is_number(frame[name])))]
+    if words or not used:
+        named = f"not on {', '.join(words)}" if words else "of which it has none"
+        raise DataError(f"{path}: attacks are on columns of numbers, {named}; name columns with --columns")
+    kept = frame[[*used, target, site]].dropna()
+    counts = kept[site].value_counts()
+    few = [f"{name!r} ({count})" for name, count in counts.items() if count < _FEWEST_ROWS]
+    if few or len(counts) < _FEWEST_SITES:
+        listed = ", ".join(few[:_LISTED]) + (f" and {len(few) - _LISTED} more" if len(few) > _LISTED else "")
+        reason = f"too few rows without gaps at {listed}" if few else f"{len(counts)} sites"
+        raise DataError(
+            f"{path}: {reason}; an attack needs at least {_FEWEST_SITES} sites with {_FEWEST_ROWS} rows each: leave "
+            "small sites out of the file, or join them"
+        )
+    X, y = kept[used].to_numpy(dtype=float), kept[target].to_numpy(dtype=float)
+    if sigma is None:
+        box = Scaling.of(X, y).rows(X)
+        pairs = np.random.default_rng(seed).integers(len(box), size=(2, _PAIRS))
+        sigma = max(0.5 * float(np.median(np.linalg.norm(box[pairs[0]] - box[pairs[1]], axis=1))), _LEAST_SIGMA)
+    n_features = n_features or min(60, int(counts.min()) // 8)
+    return _divided(path.name, X, y, kept[site].astype(str).to_numpy(), n_features, round(sigma, 3), seed)
+
+
+def _is_number(column: Any) -> bool:
+    return bool(column.dtype.kind in "iufb")
+
+
 def in_agreed_units(problem: Problem, settings: DeKRRSettings | None = None) -> Problem:
     """Return the problem as a deployment's sums have it: without withheld rows, scaled and clipped by agreed bounds.
 
@@ -148,6 +213,7 @@ def _problem(
     n_features: int,
     sigma: float,
 ) -> Problem:
-    graph = topology.build("ring", list(train), 4)
+    n_neighbors = _NEIGHBORS if len(train) > _NEIGHBORS + 1 else _NEIGHBORS_OF_FEW
+    graph = topology.build("ring", list(train), n_neighbors)
     sites = [Site(j, tuple(graph[j]), ArrayRows(X, y)) for j, (X, y) in train.items()]
     return Problem(name, sites, spare, sigma, n_features)

@@ -16,15 +16,25 @@ from rich.table import Table
 from ..attacks import campaign as attacks
 from ..attacks import members as tests
 from ..attacks import release
-from ..attacks.problems import Problem, in_agreed_units, read_problem
+from ..attacks.problems import Problem, in_agreed_units, problem_of_table, read_problem
 from ..attacks.sums import Advantage
 from ..attacks.views import View
 from ..errors import DataError
 from ..types import Array
 
+_FILES = (".csv", ".tsv", ".gz", ".parquet", ".pq")
+
 
 def attack(
-    data: Annotated[list[str] | None, typer.Argument(help="Data sets in the data directory, such as houses.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(help="Data sets in the data directory, such as houses; or CSV or Parquet files of your own."),
+    ] = None,
+    target: Annotated[str, typer.Option(help="For a file of your own: the column to predict.")] = "",
+    site: Annotated[str, typer.Option("--site", help="For a file of your own: the column with the sites.")] = "",
+    columns: Annotated[
+        str, typer.Option(help="For a file of your own: columns of numbers, separated by commas; all by default.")
+    ] = "",
     data_dir: Annotated[
         Path | None,
         typer.Option(envvar="DEKRR_DATA", help="Where the data sets are; splits/ in it has the authors' splits."),
@@ -66,7 +76,8 @@ def attack(
     Against exchange="features" (the paper's) one neighbour solves for the rows. Against the default exchange
     neighbours use all sums of a whole run under a deployment's guards. They are given more than their messages hold:
     the target's own sums, which they would have to work out from coefficients, and rows of the target's kind as a
-    reference. If no data set is named, they attack a made-up one.
+    reference. If no data set is named, they attack a made-up one. Of a file of your own, half of each site's rows
+    train, and the others are the non-members; its sites form a ring.
     """
     import matplotlib.pyplot  # noqa: F401 - a missing package is reported before the computation
 
@@ -74,7 +85,12 @@ def attack(
     names: list[str | None] = [*data] if data else [None]
     sizes: list[int | None] = [*n_features] if n_features else [None]
     widths: list[float | None] = [*sigma] if sigma else [None]
-    problems = [read_problem(name, data_dir, size, width, seed) for name, size, width in product(names, sizes, widths)]
+    problems = [
+        problem_of_table(Path(name), target, site, [*filter(None, columns.split(","))], size, width, seed)
+        if name is not None and _is_own(name, target, site)
+        else read_problem(name, data_dir, size, width, seed)
+        for name, size, width in product(names, sizes, widths)
+    ]
     pictures = []
     from_features, from_sums, inferred, audited = _features_table(), _rows_table(), _inference_table(), _release_table()
     shadowed = _members_table()
@@ -137,6 +153,17 @@ def attack(
         )
     if pictures:
         console.print(f"picture: {_draw(pictures, out)}")
+
+
+def _is_own(name: str, target: str, site: str) -> bool:
+    """Return whether a name is that of a file, which needs the names of two columns."""
+    if target and site:
+        return True
+    if Path(name).suffix in _FILES or target or site:
+        raise DataError(
+            f"{name}: for a file of your own, give --target and --site, the columns with responses and sites"
+        )
+    return False
 
 
 def _report(progress: Progress, task: TaskID, seconds: float) -> None:
