@@ -385,6 +385,32 @@ def test_the_package_can_be_run_as_a_module():
     assert done.stdout == run("--version").output
 
 
+def test_the_help_of_fit_is_readable_on_a_narrow_terminal():
+    printed = CliRunner().invoke(app, ["fit", "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    lines = printed.splitlines()
+    assert len(lines) < 130
+    assert max(map(len, lines)) <= 80
+    assert "predict; repeat the option for" in printed
+    assert "An object may" not in " ".join(printed.split())  # which only Python can give
+
+
+def test_columns_that_all_models_have_are_shown_once(table):
+    fitted(table)
+    printed = run("inspect", table / "models").output
+    assert printed.count("site: ") == 4
+    assert " ".join(printed.split()).count("columns, the same in all 4 models") == 1
+    assert printed.count("│ place ") == 1
+    one = run("inspect", table / "models" / "station 01.safetensors").output
+    assert one.count("│ place ") == 1
+    names = [{"column": name} for name in ("a", "b")]
+    with pytest.MonkeyPatch.context() as patch:
+        told = iter([names[:1], names[1:], names[:1], names[:1]])
+        patch.setattr("dekrr.cli.predicting._columns", lambda model: next(told))
+        printed = run("inspect", table / "models").output
+    assert printed.count("│ a ") == 3
+    assert printed.count("│ b ") == 1
+
+
 @pytest.mark.parametrize("option", ["--version", "--help"])
 def test_version_and_help_load_no_command(option):
     printed, modules = modules_after(option)

@@ -39,9 +39,10 @@ def _stand_in() -> None:
 def _imported(home: str, name: str) -> Any:
     module, attribute = home.split(":")
     found = getattr(import_module(f".{module}", __package__), attribute)
-    parent = typer.Typer()
     if isinstance(found, typer.Typer):
+        parent = typer.Typer()
         parent.add_typer(found, name=name)
     else:
+        parent = typer.Typer(rich_markup_mode=None)  # in a frame, the help of an option has 18 of 80 characters
         parent.command(name)(found)
     return get_group(parent).commands[name]

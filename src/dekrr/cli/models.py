@@ -31,10 +31,10 @@ _SEED = entries(FeatureSettings)["seed"]
 _TUNED = ("sigma", "alpha", "consensus")
 
 
-def _option(entry: Entry) -> Any:
-    """Return the command-line option of a setting."""
-    words = entry.words()
-    return typer.Option(help=f"{entry.setting.text} It is {words}." if words else entry.setting.text)
+def _option(entry: Entry, sentences: int | None = None) -> Any:
+    """Return the command-line option of a setting, with the first sentences of its text; the others are for Python."""
+    words, text = entry.words(), ". ".join(entry.setting.text.removesuffix(".").split(". ")[:sentences])
+    return typer.Option(help=f"{text}. It is {words}." if words else f"{text}.")
 
 
 def fit(
@@ -51,8 +51,8 @@ def fit(
     holdout: Annotated[
         float, typer.Option(help="The share of rows to hold out for measuring errors; 0 measures none.", min=0, max=0.5)
     ] = 0.2,
-    n_features: Annotated[str, _option(_SETTINGS["n_features"])] = "auto",
-    features: Annotated[str, _option(_SETTINGS["features"])] = _SETTINGS["features"].in_process,
+    n_features: Annotated[str, _option(_SETTINGS["n_features"], 3)] = "auto",
+    features: Annotated[str, _option(_SETTINGS["features"], 1)] = _SETTINGS["features"].in_process,
     kernel: Annotated[str, _option(_SETTINGS["kernel"])] = _SETTINGS["kernel"].in_process,
     sigma: Annotated[str, _option(_SETTINGS["sigma"])] = _SETTINGS["sigma"].in_process,
     alpha: Annotated[str, _option(_SETTINGS["alpha"])] = _SETTINGS["alpha"].in_process,

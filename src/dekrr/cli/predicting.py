@@ -248,19 +248,26 @@ def inspect(
         typer.echo(json.dumps([_facts(model) for model in by_site.values()], indent=1))
         return
     console = Console()
-    for model in by_site.values():
-        facts = _facts(model)
-        columns = facts.pop("columns")
+    described = [_facts(model) for model in by_site.values()]
+    columns = [facts.pop("columns") for facts in described]
+    agree = len(columns) > 1 and all(each == columns[0] for each in columns)
+    for facts, own in zip(described, columns, strict=True):
         for name, value in facts.items():
             console.print(f"[bold]{name}[/]: {value}", highlight=False)
-        if columns:
-            table = Table(title="columns")
-            for heading in columns[0]:
-                table.add_column(heading)
-            for row in columns:
-                table.add_row(*map(str, row.values()))
-            console.print(table)
+        if own and not agree:
+            console.print(_table_of_columns(own, "columns"))
         console.print()
+    if agree and columns[0]:
+        console.print(_table_of_columns(columns[0], f"columns, the same in all {len(columns)} models"))
+
+
+def _table_of_columns(columns: list[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title)
+    for heading in columns[0]:
+        table.add_column(heading)
+    for row in columns:
+        table.add_row(*map(str, row.values()))
+    return table
 
 
 def _facts(model: SiteModel) -> dict[str, Any]:
