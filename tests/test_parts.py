@@ -25,6 +25,7 @@ from dekrr.ridge import fold_errors, path_of
 from dekrr.rows import ArrayRows
 from dekrr.scaling import UNSCALED
 from dekrr.selection import Greedy, Mixed
+from dekrr.selection.mixed import with_columns
 from dekrr.selection.pool import random_columns
 from dekrr.settings import ALONE, DeKRRSettings
 from dekrr.statistics import OwnSums
@@ -140,7 +141,8 @@ def test_the_shared_part_is_the_ridge_regression_of_pooled_rows(outputs, ridge):
 
     def procedure(site):
         start = Start(site, site.rows, UNSCALED, RollCall(site))
-        return (yield from shared_part.fit_shared(start, run, 14, 0.7, ridge=ridge))
+        kinds = shared_part.both_kinds(14, ((1.0,) * 3,), ((1.0,) * 3,))
+        return (yield from shared_part.fit_shared(start, run, 0.7, kinds, ridge=ridge))
 
     fitted, network = driven(procedure, GRAPH, rows)
     pooled_X = np.vstack([part.X for part in rows.values()])
@@ -165,7 +167,7 @@ def test_the_ridge_has_the_least_error_on_the_fold_that_is_held_out():
 
     def procedure(site):
         start = Start(site, site.rows, UNSCALED, RollCall(site))
-        part = yield from shared_part.fit_shared(start, run, 14, 0.7, fold=2)
+        part = yield from shared_part.fit_shared(start, run, 0.7, [shared_part.Candidates("test", 14)], fold=2)
         return part, *shared_part.held_out(start, run.settings, 2)
 
     found, _ = driven(procedure, GRAPH, rows)
@@ -200,15 +202,42 @@ def test_the_ridge_of_several_models_has_the_least_mean_of_relative_errors():
     assert best_ridge([np.zeros_like(falling)]) == shared_part.RIDGES[0]
 
 
-def test_raw_columns_of_an_elected_map_have_a_slope_of_one_bandwidth():
-    chooser = Mixed(8, sigma=0.4, pool_ratio=4)
-    pool = chooser.draw_pool(2, np.random.default_rng(3))
-    elected = chooser.elected(pool, np.arange(pool.n_candidates, dtype=float))
+def test_maps_are_joined_and_raw_columns_have_a_slope_of_one_bandwidth():
+    rng = np.random.default_rng(3)
+    maps = [random_map(rng, 2, 5), random_map(rng, 2, 3)]
+    joined = with_columns(maps, 0.4)
     step = np.array([[0.0, 0.0], [1e-4, 0.0], [0.0, 1e-4]])
-    constant, first, second = elected(step)[:, 8:].T
+    expected = np.sqrt(2 / 11) * np.hstack([one(step) / one.amplitudes for one in maps])
+    np.testing.assert_allclose(joined(step)[:, :8], expected)
+    constant, first, second = joined(step)[:, 8:].T
     np.testing.assert_allclose(constant, 1 / np.sqrt(2) / 0.4)
     np.testing.assert_allclose([first[1] / 1e-4, second[2] / 1e-4], 1 / 0.4, rtol=1e-6)
-    np.testing.assert_allclose(elected.amplitudes[:8], np.sqrt(2 / 11))
+
+
+def test_half_of_the_shared_features_are_smooth_and_of_all_columns():
+    scales = ((1.0, 2.0),)
+    mixed, smooth = shared_part.both_kinds(15, (), scales)
+    assert (mixed.n_features, smooth.n_features) == (8, 7)
+    pool = smooth.chooser(0.5, linear=False).draw_pool(2, np.random.default_rng(0))
+    assert np.all(pool.frequencies != 0)
+    np.testing.assert_allclose(pool.frequencies.std(axis=1), [2.0, 4.0], rtol=0.3)
+    assert np.any(mixed.chooser(0.5, linear=False).draw_pool(2, np.random.default_rng(0)).frequencies == 0)
+    assert [kind.n_features for kind in shared_part.both_kinds(15, scales, ())] == [15]
+
+
+def test_features_without_votes_are_the_drawn_ones_and_nothing_is_sent_for_them():
+    kind = shared_part.Candidates("plain", 14, rough=False, whole=True, voted=False)
+
+    def procedure(site):
+        start = Start(site, site.rows, UNSCALED, RollCall(site))
+        return (yield from shared_part.elect(start, 0.7, kind, linear=True))
+
+    maps, network = driven(procedure, GRAPH, rows_of(np.random.default_rng(1)))
+    assert set(network.traffic.bytes_by_kind) == {"Roll"}
+    assert maps["a"].n_features == 14
+    for one in maps.values():
+        np.testing.assert_array_equal(one.frequencies, maps["a"].frequencies)
+    assert np.all(maps["a"].frequencies != 0)
 
 
 def test_votes_are_gains_of_the_greedy_path_and_the_most_wanted_are_elected():
@@ -223,7 +252,7 @@ def test_votes_are_gains_of_the_greedy_path_and_the_most_wanted_are_elected():
     first, best = int(np.argmax(alone)), int(np.argmax(votes[:32]))
     assert votes[first] == pytest.approx(alone[first])
     elected = chooser.elected(pool, votes)
-    assert elected.n_features == 8 + 1 + 2
+    assert elected.n_features == 8
     assert any(np.array_equal(column, pool.frequencies[:, best]) for column in elected.frequencies.T)
 
 

@@ -7,11 +7,16 @@ is its scale. A second model is fitted in these scales, and its derivatives are 
 matter, the first model is a poor one. A third model tries the squares of the scales. Where its error on held-out rows
 is clearly lower, the squares of its scales are taken.
 
+Half of the features of the shared part are smooth and depend on all columns. A fourth model, of such features alone and
+without votes, finds the scales for these. Where its held-out error is clearly higher than the second model's, there are
+no such features.
+
 Each of these models holds a fifth of the rows out. The ridge with the least held-out error in the mean over the models
 is the least ridge of the shared part: features are scaled so that the same ridge suits few of them and many.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +25,7 @@ from ..gradients import largest_squared_gradients, squared_gradients
 from ..types import Array
 from .outcome import Part
 from .run import Run
-from .shared_part import RIDGES, fit_shared
+from .shared_part import RIDGES, Candidates, Scales, fit_shared
 from .site import Procedure
 from .spanning_tree import tree_sum
 from .stages import Start
@@ -29,13 +34,32 @@ _LEAST = 0.01  # of the largest scale
 _POWERS = (0.0, 0.5, 1.0)  # of the scales that candidates are drawn in
 _MOST_ROWS = 500  # that a site votes by
 _MOST_WITHOUT = 0.5  # of the columns, that may not matter where candidates are drawn in equal scales
+_MOST_RISE = 0.12  # of the held-out error without votes and features of few columns, for which there are more of such
 _LEAST_FALL = 0.05  # of the held-out error, for which squares are taken
+
+
+class Learnt(NamedTuple):
+    """What the models that scales are learnt from tell.
+
+    Parameters
+    ----------
+    scales : ndarray of shape (n_columns,), or None
+        A scale for each column, the largest 1; None where all count alike.
+    of_whole : ndarray of shape (n_columns,), or None
+        The same for features that are smooth and depend on all columns; None where there should be none.
+    ridge : float or None
+        The least ridge for what follows.
+    """
+
+    scales: Array | None = None
+    of_whole: Array | None = None
+    ridge: float | None = None
 
 
 def agree_on_scales(
     start: Start, run: Run, wanted: str | Sequence[float] | None, n_features: int, sigma: float, spreads: Array
-) -> Procedure[tuple[Array | None, float | None]]:
-    """Return a scale for each column, the largest 1 (None where all count alike), and the least ridge for what follows.
+) -> Procedure[Learnt]:
+    """Return a scale for each column, and what else was learnt with them.
 
     Parameters
     ----------
@@ -51,33 +75,37 @@ def agree_on_scales(
         The standard deviations of the columns.
     """
     if wanted is None:
-        return None, None
+        return Learnt()
     if isinstance(wanted, str):
         return (yield from learn_scales(start, run, n_features, sigma, spreads))
     scales = np.asarray(wanted, dtype=float)
     if scales.shape != (start.rows.n_columns,):
         raise SettingsError(f"column_scales has {scales.size} numbers for {start.rows.n_columns} columns")
-    return np.asarray(scales / scales.max()), None
+    scales = np.asarray(scales / scales.max())
+    return Learnt(scales, scales)
 
 
-def learn_scales(
-    start: Start, run: Run, n_features: int, sigma: float, spreads: Array
-) -> Procedure[tuple[Array, float]]:
-    """Return the scales that three small models in turn find, and the ridge that was best for them."""
+def learn_scales(start: Start, run: Run, n_features: int, sigma: float, spreads: Array) -> Procedure[Learnt]:
+    """Return the scales that small models in turn find, and the ridge that was best for them."""
 
-    def fitted(sets: tuple[tuple[float, ...], ...], purpose: str, fold: int) -> Procedure[Part]:
-        return fit_shared(start, run, n_features, sigma, sets, purpose, rough=False, max_rows=_MOST_ROWS, fold=fold)
+    def fitted(purpose: str, sets: Scales, fold: int) -> Procedure[Part]:
+        kind = Candidates(purpose, n_features, sets, rough=False, max_rows=_MOST_ROWS)
+        return fit_shared(start, run, sigma, [kind], fold=fold)
 
-    first = yield from fitted((), "column scales", 0)
+    first = yield from fitted("column scales", (), 0)
     scales = yield from scales_of(start, first)
-    second = yield from fitted(candidate_scales(scales, spreads), "column scales again", 1)
+    second = yield from fitted("column scales again", candidate_scales(scales, spreads), 1)
     scales = yield from scales_of(start, second)
-    third = yield from fitted(candidate_scales(scales**2, spreads), "sharper column scales", 1)
-    ridge = best_ridge([first.errors, second.errors, third.errors])
-    if third.errors.min() > (1 - _LEAST_FALL) * second.errors.min():
-        return scales, ridge
-    scales = yield from scales_of(start, third)
-    return scales**2, ridge
+    third = yield from fitted("sharper column scales", candidate_scales(scales**2, spreads), 1)
+    alone = candidate_scales(scales, spreads)[-1:]
+    kind = Candidates("column scales of smooth features", n_features, alone, rough=False, whole=True, voted=False)
+    smooth = yield from fit_shared(start, run, sigma, [kind], fold=1)
+    of_whole: Array | None = None
+    if smooth.errors.min() <= (1 + _MOST_RISE) * second.errors.min():
+        of_whole = yield from scales_of(start, smooth)
+    if third.errors.min() <= (1 - _LEAST_FALL) * second.errors.min():
+        scales = (yield from scales_of(start, third)) ** 2
+    return Learnt(scales, of_whole, best_ridge([model.errors for model in (first, second, third, smooth)]))
 
 
 def best_ridge(errors: Sequence[Array]) -> float:
@@ -102,7 +130,7 @@ def scales_of(start: Start, model: Part) -> Procedure[Array]:
     return np.asarray(np.maximum(roots / roots.max(), _LEAST))
 
 
-def candidate_scales(scales: Array | None, spreads: Array) -> tuple[tuple[float, ...], ...]:
+def candidate_scales(scales: Array | None, spreads: Array) -> Scales:
     """Return the column scales that candidates take turns in: none, half and all of what was learnt.
 
     Where most columns do not matter, no candidates are drawn in equal scales. The scales are brought to the same mean

@@ -22,11 +22,12 @@ from . import dekrr
 from .column_scales import agree_on_scales, candidate_scales
 from .outcome import Beneath, Outcome, Part
 from .run import Run
-from .shared_part import agree_on_spreads, bandwidth_of, fit_shared, shared_size
+from .shared_part import agree_on_spreads, bandwidth_of, both_kinds, fit_shared, shared_size
 from .site import Procedure, Site
 from .tuning import Tuning
 
-_SHARE_OF_SCALES = 3  # the model that scales are learnt from has so much fewer features than the shared part
+_SHARE_OF_SCALES = 2  # the models that scales are learnt from have so much fewer features than the shared part
+_MOST_FOR_SCALES = 170  # and no more than these
 
 
 def train(
@@ -70,16 +71,17 @@ def train(
     spreads = yield from agree_on_spreads(start)
     sigma = chooser.sigma or bandwidth_of(spreads)
     n_shared = shared_size(settings.shared or "auto", roster, start.rows.n_columns, settings.rows_per_feature)
-    n_scaling = max(1, n_shared // _SHARE_OF_SCALES)
-    scales, ridge = yield from agree_on_scales(start, run, settings.column_scales, n_scaling, sigma, spreads)
-    sets = candidate_scales(scales, spreads)
+    n_scaling = max(1, min(n_shared // _SHARE_OF_SCALES, _MOST_FOR_SCALES))
+    learnt = yield from agree_on_scales(start, run, settings.column_scales, n_scaling, sigma, spreads)
+    sets = candidate_scales(learnt.scales, spreads)
     shared: Part | None = None
     agreed = start
     if settings.shared is not None:
-        shared = yield from fit_shared(start, run, n_shared, sigma, sets, ridge=ridge)
+        kinds = both_kinds(n_shared, sets, candidate_scales(learnt.of_whole, spreads)[-1:])
+        shared = yield from fit_shared(start, run, sigma, kinds, ridge=learnt.ridge)
         agreed = replace(start, rows=shared.residuals(start.rows))
     outcome = yield from dekrr.agree(agreed, _run_of_agreed(run, sigma, sets))
-    outcome.shared, outcome.column_scales, outcome.sigma = shared, scales, sigma
+    outcome.shared, outcome.column_scales, outcome.sigma = shared, learnt.scales, sigma
     if settings.local is not None:
         outcome.local = local_part(site, outcome, settings, sets, spreads, prediction, objective, beneath)
     return outcome

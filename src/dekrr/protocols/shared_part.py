@@ -2,12 +2,15 @@
 
 All sites draw the same pool from the run's seed. Each votes for the candidates that its own rows would take, with their
 gains in a greedy selection. The votes are summed over the tree, and the candidates with the most are the features of
-all. Then every site sums Z'Z, Z'y and y'y over its rows. The sums go up the tree, the root solves the ridge regression
-of the pooled rows, and its coefficients come down. No site but the root learns sums over all rows.
+all. Half of them are of mixed kinds. The others are smooth and depend on all columns, in scales that such features
+alone have found: these are better where responses have heavy tails. Then every site sums Z'Z, Z'y and y'y over its
+rows. The sums go up the tree, the root solves the ridge regression of the pooled rows, and its coefficients come down.
+No site but the root learns sums over all rows.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +21,7 @@ from ..privacy.rows_per_feature import check_leverages, check_rows_of_shared, lo
 from ..ridge import Ridge, path_of
 from ..rows import ArrayRows, Rows
 from ..scaling import Unscaled
-from ..selection.mixed import Mixed
+from ..selection.mixed import Mixed, cosines_of, with_columns
 from ..settings import DeKRRSettings
 from ..statistics import OwnSums, accumulate, pack_symmetric, unpack_symmetric
 from ..types import Array
@@ -29,6 +32,8 @@ from .run import Run
 from .site import Procedure
 from .spanning_tree import tree_result, tree_sum
 from .stages import Start
+
+Scales = tuple[tuple[float, ...], ...]
 
 _MOST_FEATURES = 700
 _ROWS_PER_FEATURE = 10  # of all sites together
@@ -105,76 +110,118 @@ def most_shared(wanted: int | str, n_rows: int, n_columns: int, rows_per_feature
     return size + n_columns + 1 if size > n_columns else size
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """What some features of a shared model are taken from: a pool that all sites draw alike.
+
+    Parameters
+    ----------
+    purpose : str
+        Names the pool: each purpose has its own.
+    n_features : int
+        As many are taken.
+    column_scales : tuple of tuples of float
+        As `dekrr.selection.Chooser` has them.
+    rough : bool, default=True
+        Whether there are Laplacian candidates.
+    whole : bool, default=False
+        Whether all candidates depend on all columns; otherwise half of them depend on few.
+    voted : bool, default=True
+        Whether the sites vote; otherwise there are no more candidates than features.
+    max_rows : int
+        The most rows that a site votes by.
+    """
+
+    purpose: str
+    n_features: int
+    column_scales: tuple[tuple[float, ...], ...] = ()
+    rough: bool = True
+    whole: bool = False
+    voted: bool = True
+    max_rows: int = _MOST_ROWS
+
+    def chooser(self, sigma: float, *, linear: bool) -> Mixed:
+        """Return the choice from the pool."""
+        ratio = max(_LEAST_POOL_RATIO, min(_POOL_RATIO, _MOST_CANDIDATES / self.n_features)) if self.voted else 1.0
+        return Mixed(
+            self.n_features,
+            sigma=sigma,
+            rough=self.rough,
+            linear=linear,
+            max_columns=None if self.whole else Mixed.max_columns,
+            column_scales=self.column_scales,
+            pool_ratio=ratio,
+            max_rows=self.max_rows,
+        )
+
+
+def both_kinds(n_features: int, sets: Scales, of_whole: Scales) -> list[Candidates]:
+    """Return the candidates of the shared part: half of mixed kinds, half smooth and of all columns.
+
+    Parameters
+    ----------
+    n_features : int
+    sets : tuple of tuples of float
+        The column scales of the mixed kinds.
+    of_whole : tuple of tuples of float
+        Those of the others; where there are none, neither are these.
+    """
+    n_whole = n_features // 2 if of_whole else 0
+    kinds = [Candidates("shared part", n_features - n_whole, sets)]
+    if n_whole:
+        kinds.append(Candidates("smooth shared part", n_whole, of_whole, rough=False, whole=True))
+    return kinds
+
+
 def fit_shared(
     start: Start,
     run: Run,
-    n_features: int,
     sigma: float,
-    column_scales: Sequence[Sequence[float]] = (),
-    purpose: str = "shared part",
+    kinds: Sequence[Candidates],
     *,
-    rough: bool = True,
-    max_rows: int = _MOST_ROWS,
     ridge: float | None = None,
     fold: int | None = None,
 ) -> Procedure[Part]:
     """Return a model that is the same at all sites.
+
+    Where it has more features than there are columns, a constant and the raw columns come on top.
 
     Parameters
     ----------
     start : Start
         With the rows to fit.
     run : Run
-    n_features : int
     sigma : float
         The bandwidth, the same at all sites.
-    column_scales : sequence of sequences of float
-        As `dekrr.selection.Chooser` has them.
-    purpose : str
-        Names the pool: each purpose has its own.
-    rough : bool, default=True
-        Whether there are Laplacian candidates.
-    max_rows : int
-        The most rows that a site votes by.
+    kinds : sequence of Candidates
     ridge : float, optional
         See `solve_shared`.
     fold : int, optional
         See `solve_held_out`; without one, no rows are held out.
     """
-    feature_map = yield from elect(start, n_features, sigma, column_scales, purpose, rough=rough, max_rows=max_rows)
+    linear = sum(kind.n_features for kind in kinds) > start.rows.n_columns
+    maps: list[FeatureMap] = []
+    for kind in kinds:
+        maps += [(yield from elect(start, sigma, kind, linear=linear))]
+    feature_map = with_columns(maps, sigma) if linear else cosines_of(maps)
     if fold is not None:
         return (yield from solve_held_out(start, run, feature_map, fold))
     return (yield from solve_shared(start, run, feature_map, ridge))
 
 
-def elect(
-    start: Start,
-    n_features: int,
-    sigma: float,
-    column_scales: Sequence[Sequence[float]],
-    purpose: str,
-    *,
-    rough: bool = True,
-    max_rows: int = _MOST_ROWS,
-) -> Procedure[FeatureMap]:
-    """Return the features that all sites vote for."""
+def elect(start: Start, sigma: float, kind: Candidates, *, linear: bool) -> Procedure[FeatureMap]:
+    """Return the features that all sites vote for, in a choice with the raw columns or without."""
     site, sample = start.site, start.rows.sample
     roster = yield from start.roll.roster()
-    chooser = Mixed(
-        n_features,
-        sigma=sigma,
-        rough=rough,
-        linear=n_features > sample.n_columns,
-        column_scales=tuple(map(tuple, column_scales)),
-        pool_ratio=max(_LEAST_POOL_RATIO, min(_POOL_RATIO, _MOST_CANDIDATES / n_features)),
-        max_rows=max_rows,
-    )
-    pool = chooser.draw_pool(sample.n_columns, site_rng(site.seed, "", purpose))
-    n_votes = max(_FEWEST_VOTES, math.ceil(_VOTES_PER_FEATURE * n_features / roster.n_sites))
+    chooser = kind.chooser(sigma, linear=linear)
+    pool = chooser.draw_pool(sample.n_columns, site_rng(site.seed, "", kind.purpose))
+    if not kind.voted:
+        return chooser.elected(pool, np.zeros(pool.n_candidates))
+    n_votes = max(_FEWEST_VOTES, math.ceil(_VOTES_PER_FEATURE * kind.n_features / roster.n_sites))
     votes = np.zeros(pool.n_candidates)
     if sample.n_rows:
         taken = min(n_votes, sample.n_rows)
-        votes = sample.expansion * chooser.votes(pool, sample.X, sample.y, taken, site.rng(purpose))
+        votes = sample.expansion * chooser.votes(pool, sample.X, sample.y, taken, site.rng(kind.purpose))
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
     largest = 1.0
     if masks is not None:

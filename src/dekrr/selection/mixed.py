@@ -1,6 +1,6 @@
 """Greedy choice from a mixed pool: smooth and rough candidates, of all columns and of few, in several column scales."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from ..features import FeatureMap
 from ..kernels import Gaussian, Kernel, Laplacian
-from ..rules import FLAG, Rule, whole_number
+from ..rules import FLAG, Rule
 from ..types import Array
 from .choosers import scales_of
 from .greedy import Greedy, PoolSums, Products, greedy_path
@@ -24,14 +24,14 @@ class Mixed(Greedy):
     A third of the candidates has Gaussian frequencies of bandwidth sigma. The others have Laplacian frequencies, whose
     heavy tails fit responses with kinks and jumps. In n columns the Laplacian kernel of bandwidth sqrt(n) sigma is
     about as wide as the Gaussian kernel of bandwidth sigma; a third has this bandwidth, and a third twice that. Every
-    second candidate depends on 1 to `max_columns` random columns alone, which are drawn by their scales. `kernel` and
-    `bandwidths` have no effect.
+    second candidate depends on 1 to `max_columns` random columns alone, which are drawn by their scales; with None, all
+    depend on all columns. `kernel` and `bandwidths` have no effect.
 
     Parameters
     ----------
     rough : bool, default=True
         Whether there are Laplacian candidates. Without, all are Gaussian.
-    max_columns : int, default=3
+    max_columns : int or None, default=3
     pool_ratio : float, default=10
     shortlist : float, default=1.0
 
@@ -48,11 +48,11 @@ class Mixed(Greedy):
     6
     """
 
-    rules: ClassVar[Mapping[str, Rule]] = {**Greedy.rules, "max_columns": whole_number(1), "rough": FLAG}
+    rules: ClassVar[Mapping[str, Rule]] = {**Greedy.rules, "rough": FLAG}
 
     rough: bool = True
     bandwidths: tuple[float, ...] = (1.0,)
-    max_columns: int = 3
+    max_columns: int | None = 3
     pool_ratio: float = 10
     shortlist: float = 1.0
 
@@ -63,7 +63,7 @@ class Mixed(Greedy):
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
         """Return a length that a candidate's frequency exceeds with probability at most `chance`."""
-        counts = {n_columns, *range(1, min(self.max_columns, n_columns) + 1)}
+        counts = {n_columns, *range(1, min(self.max_columns or 0, n_columns) + 1)}
         longest = max(
             float(np.sqrt(n_columns / q)) * kernel.longest_frequency(q, chance)
             for kernel in self._kernels_for(n_columns)
@@ -78,8 +78,10 @@ class Mixed(Greedy):
             kernel.draw_frequencies(n_columns, part.size, rng) for kernel, part in zip(kernels, parts, strict=True)
         ]
         frequencies = np.hstack(drawn)
-        few = random_columns(n_columns, n_candidates, self.max_columns, rng, scales_of(self, n_columns, n_candidates))
-        frequencies[:, ::2] *= few[:, ::2]
+        if self.max_columns is not None:
+            scales = scales_of(self, n_columns, n_candidates)
+            few = random_columns(n_columns, n_candidates, self.max_columns, rng, scales)
+            frequencies[:, ::2] *= few[:, ::2]
         phases = rng.uniform(0, 2 * np.pi, n_candidates) if self.mapping == "cos" else None
         return Pool(self.scaled(frequencies), phases)
 
@@ -109,14 +111,44 @@ class Mixed(Greedy):
         return votes
 
     def elected(self, pool: Pool, votes: Array) -> FeatureMap:
-        """Return the `n_features` drawn candidates with the most votes, and the constant and the raw columns.
-
-        A raw column has a slope of 1 / sigma, as steep as the cosines are. So the ridge bears on it as on them: where
-        some rows are far from all others, a plane is what is known of the responses there.
-        """
+        """Return the `n_features` drawn candidates with the most votes."""
         n_drawn = round(self.n_kept * self.pool_ratio)
         first = np.argsort(-votes[:n_drawn], kind="stable")[: self.n_kept]
-        linear = np.arange(n_drawn, pool.n_candidates)
-        slope = 2 / np.sqrt(self.width * (first.size + linear.size))  # that the pool gives them
-        weights = np.concatenate([np.ones(first.size), np.full(linear.size, 1 / (slope * self.bandwidth))])
-        return pool.keep(np.concatenate([np.sort(first), linear]), weights)
+        return pool.keep(np.sort(first))
+
+
+def with_columns(maps: Sequence[FeatureMap], sigma: float, long_wave: float = Mixed.long_wave) -> FeatureMap:
+    """Return the cosines of several maps with equal amplitudes, a constant and the raw columns.
+
+    A raw column has a slope of 1 / sigma, as steep as the cosines are. So the ridge bears on it as on them: where some
+    rows are far from all others, a plane is what is known of the responses there.
+
+    Parameters
+    ----------
+    maps : sequence of FeatureMap
+        With one phase for each frequency.
+    sigma : float
+    long_wave : float, default=0.02
+        The frequency of the cosine that represents a raw column; see `Greedy`.
+
+    Examples
+    --------
+    >>> cosine = FeatureMap(np.array([[3.0]]), np.zeros(1), np.ones(1))
+    >>> with_columns([cosine, cosine], sigma=0.5)(np.array([[0.0], [0.1]])).round(3)
+    array([[0.707, 0.707, 1.414, 0.   ],
+           [0.676, 0.676, 1.414, 0.2  ]])
+    """
+    cosines, n_columns = cosines_of(maps), maps[0].n_columns
+    n_features = cosines.n_features + 1 + n_columns
+    amplitudes = [np.sqrt(2 / n_features), np.sqrt(0.5) / sigma, 1 / (long_wave * sigma)]
+    return FeatureMap(
+        np.hstack([cosines.frequencies, np.zeros((n_columns, 1)), long_wave * np.eye(n_columns)]),
+        np.concatenate([cosines.phases, [0.0], np.full(n_columns, -np.pi / 2)]),
+        np.repeat(amplitudes, [cosines.n_features, 1, n_columns]),
+    )
+
+
+def cosines_of(maps: Sequence[FeatureMap]) -> FeatureMap:
+    """Return the features of several maps in one, with equal amplitudes."""
+    frequencies, phases = np.hstack([one.frequencies for one in maps]), np.concatenate([one.phases for one in maps])
+    return FeatureMap.unweighted(frequencies, phases)
