@@ -11,7 +11,7 @@ from dekrr import DeKRRRegressor, DifferentialPrivacy, SettingsError, local_part
 from dekrr.data import make_sites
 from dekrr.features import FeatureMap
 from dekrr.gradients import largest_squared_gradients, squared_gradients
-from dekrr.local_part import descend, draw_local, fit_local
+from dekrr.local_part import descend, draw_local, fit_local, share_for_all, with_predictions
 from dekrr.messages import Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr as algorithm
@@ -307,11 +307,9 @@ def test_the_local_part_is_a_ridge_regression_of_the_residuals(outputs):
     weight = rng.uniform(0.5, 2.0, 200)
     block = Block(rows, left, weight / weight.mean())
     full = fit_local(block, feature_map, np.random.default_rng(1))
-    half = fit_local(block, feature_map, np.random.default_rng(1), share=0.5)
-    np.testing.assert_allclose(half, full / 2)
     Z, w = feature_map(rows), block.weight
     candidates = []
-    for ridge in (1.0, 3.0, 10.0, 30.0):
+    for ridge in (0.3, 1.0, 3.0, 10.0, 30.0):
         exact = np.linalg.solve((Z.T * w) @ Z + ridge * np.eye(40), (Z.T * w) @ left)
         share = np.vdot(full, exact) / np.vdot(exact, exact)
         candidates.append(np.abs(full - share * exact).max() if 0 < share < 1 + 1e-9 else np.inf)
@@ -328,11 +326,54 @@ def test_a_local_part_is_fitted_to_rows_and_to_what_the_other_parts_predict(outp
     local = model.members[-1]
     Z, left = local.feature_map(np.column_stack([X[at], others])), response[at] - others
     candidates = []
-    for ridge in (1.0, 3.0, 10.0, 30.0):
+    for ridge in (0.3, 1.0, 3.0, 10.0, 30.0):
         exact = np.linalg.solve(Z.T @ Z + ridge * np.eye(Z.shape[1]), Z.T @ left)
         weight = np.vdot(local.coefficients, exact) / np.vdot(exact, exact)
         candidates.append(np.abs(local.coefficients - weight * exact).max() if 0 < weight < 1 + 1e-9 else np.inf)
     assert min(candidates) < 1e-8
+
+
+@pytest.mark.parametrize("outputs", [(), (2,)])
+def test_a_correction_by_predictions_alone_counts_less_where_other_rows_matter(outputs):
+    rng = np.random.default_rng(0)
+    rows, predicted = rng.random((640, 2)), rng.normal(size=(640, *outputs))
+    block = with_predictions(Block(rows, predicted), predicted)
+
+    def share(*columns):  # of the correction cos(x_1) + cos(x_2) + ... of these columns
+        frequencies = np.zeros((block.X.shape[1], len(columns)))
+        frequencies[list(columns), range(len(columns))] = 6.0
+        feature_map = FeatureMap(frequencies, np.zeros(len(columns)), np.ones(len(columns)))
+        return share_for_all(
+            block, feature_map, np.ones((len(columns), *outputs)), np.random.default_rng(1)
+        ), feature_map
+
+    by_rows, _ = share(0)
+    by_predictions, _ = share(2)
+    assert 0.85 < by_rows <= 0.9
+    if outputs:  # a function of one output's prediction alone, for both outputs
+        assert by_predictions < by_rows
+    else:
+        assert by_predictions == 0.4
+    mixed, feature_map = share(0, 0, 0, 2)
+    corrections = (feature_map(block.X) @ np.ones((4, *outputs))).reshape(640, -1)
+    explained = 0.0  # by the means of sixteen bins, as a regression on dummies
+    for k, one in enumerate(corrections.T):
+        dummies = np.eye(16)[np.argsort(np.argsort(block.X[:, 2 + k])) // 40]
+        explained += np.sum((dummies @ np.linalg.lstsq(dummies, one, rcond=None)[0]) ** 2)
+    assert mixed == pytest.approx(0.4 + 0.5 * max(0.0, 1 - 3 * explained / np.sum(corrections**2)))
+    assert 0.4 < mixed < by_rows
+
+
+def test_the_local_part_counts_full_for_own_rows_in_part_for_all_and_not_at_all_for_others():
+    models = {
+        objective: DeKRRRegressor(**SMALL, objective=objective).fit(X, y, sites=SITES).models_["station 01"]
+        for objective in ("own", "mean", "union")
+    }
+    assert "local" not in models["union"].header.parts
+    own, mean = (models[objective].members[-1].coefficients for objective in ("own", "mean"))
+    shares = mean / own
+    np.testing.assert_allclose(shares, shares[0])
+    assert 0.399 < shares[0] < 0.901
 
 
 def test_half_of_the_local_features_change_with_predictions_and_less_with_rows():

@@ -23,7 +23,7 @@ from .statistics import OwnSums, weighted_features, weighted_responses
 from .types import Array, Block
 
 _BANDWIDTHS = (0.5, 1.0, 2.0)
-_RIDGES = (1.0, 3.0, 10.0, 30.0)  # of Z'Z, where a row's features have length 1
+_RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0)  # of Z'Z, where a row's features have length 1
 _FOLDS = 3
 _ROWS_PER_FEATURE = 3
 _MOST_SUMMED = 1500  # features whose products are summed
@@ -34,7 +34,9 @@ _FIRST_STEEPNESS = 0.1  # of predictions, from which a site learns its own
 _STEPS = 50  # of conjugate gradients
 _RIDGE = 1.0
 _LEAST_RIDGE = 0.1  # where the noise was learnt, as features do not have the kernel exactly
-_SHARES = {"own": (1.0, 1.0), "mean": (0.4, 0.8), "union": (0.0, 0.0)}  # of the weight, for few and many features
+_SHARES = (0.4, 0.9)  # of the weight, where others' rows matter: if a third of it follows from predictions, or none
+_BINS = 16  # of predictions
+_ROWS_PER_BIN = 60
 _FEWEST_ROWS = 20
 _LEAST_GAIN = 0.002  # of the squared residual, below which the part is left out
 
@@ -42,21 +44,6 @@ _LEAST_GAIN = 0.002  # of the squared residual, below which the part is left out
 def local_size(wanted: int | str, n_rows: int) -> int:
     """Return the number of local features: as wanted or, for "auto", by the site's rows."""
     return min(_MOST_FEATURES, n_rows // _ROWS_PER_FEATURE) if isinstance(wanted, str) else wanted
-
-
-def local_share(objective: str, n_features: int) -> float:
-    """Return by what the weight of the part is multiplied, as a correction for own rows is mostly none for others'.
-
-    A site with many rows has features for what the few features of the other parts cannot hold. More of it is true of
-    others' rows.
-
-    Parameters
-    ----------
-    objective : {"own", "mean", "union"}
-        Whose rows matter.
-    n_features : int
-    """
-    return _SHARES[objective][n_features > _MOST_SUMMED]
 
 
 def with_predictions(block: Block, predicted: Array) -> Block:
@@ -126,9 +113,7 @@ def draw_for(
     return draw_local(n_features, sigma, scales, steepness, rng), _RIDGE
 
 
-def fit_local(
-    block: Block, feature_map: FeatureMap, rng: np.random.Generator, share: float = 1.0, ridge: float = _RIDGE
-) -> Array | None:
+def fit_local(block: Block, feature_map: FeatureMap, rng: np.random.Generator, ridge: float = _RIDGE) -> Array | None:
     """Return the coefficients of the local part, shape (n_features, ...) as `block.y` has it; None if it does not help.
 
     Parameters
@@ -138,21 +123,47 @@ def fit_local(
     feature_map : FeatureMap
     rng : Generator
         Of the folds.
-    share : float, default=1.0
-        The weight that the folds find is multiplied by it: a correction for the site's own rows is none for others'.
     ridge : float, default=1.0
         Where features are too many for folds to choose one.
     """
-    if share <= 0 or block.n_rows < max(_FEWEST_ROWS, 2 * _FOLDS):
+    if block.n_rows < max(_FEWEST_ROWS, 2 * _FOLDS):
         return None
     if block.weight is not None:  # a common factor of all weights changes nothing
         block = block._replace(weight=block.weight / max(float(block.weight.mean()), np.finfo(float).tiny))
     fold_of = rng.permutation(block.n_rows) % _FOLDS
     if feature_map.n_features <= _MOST_SUMMED:
-        found = _by_sums(block, feature_map, fold_of)
-    else:
-        found = _by_steps(block, feature_map, fold_of, ridge)
-    return None if found is None else np.asarray(share * found)
+        return _by_sums(block, feature_map, fold_of)
+    return _by_steps(block, feature_map, fold_of, ridge)
+
+
+def share_for_all(block: Block, feature_map: FeatureMap, coefficients: Array, rng: np.random.Generator) -> float:
+    """Return by what to multiply the part where others' rows matter as much as the site's own.
+
+    The other parts are right in the mean over all sites, for each value that they predict. What a site's correction is
+    as a function of predictions alone is therefore wrong for others' rows. The rest may be what few features of the
+    other parts cannot hold, and true of others' rows as well. So the share is the smaller, the more of the correction's
+    squares the means in bins of equal prediction have.
+
+    Parameters
+    ----------
+    block : Block
+        The site's rows as `with_predictions` has them. Where they are many, some of them will do.
+    feature_map : FeatureMap
+    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
+    rng : Generator
+        Of the rows.
+    """
+    n_rows = min(block.n_rows, _BINS * _ROWS_PER_BIN)
+    block = block.take(rng.permutation(block.n_rows)[:n_rows])
+    corrections = feature_map.apply(block.X, coefficients).reshape(n_rows, -1)
+    predicted = block.X[:, -corrections.shape[1] :]
+    n_bins = max(1, min(_BINS, n_rows // _FEWEST_ROWS))
+    bins = np.argsort(np.argsort(predicted, axis=0), axis=0) * n_bins // n_rows
+    of_means = 0.0
+    for one, bin_of in zip(corrections.T, bins.T, strict=True):
+        of_means += float(np.sum(np.bincount(bin_of, one) ** 2 / np.bincount(bin_of)))
+    part = of_means / max(float(np.vdot(corrections, corrections)), np.finfo(float).tiny)
+    return float(_SHARES[0] + max(0.0, 1 - 3 * part) * (_SHARES[1] - _SHARES[0]))
 
 
 def _by_sums(block: Block, feature_map: FeatureMap, fold_of: np.ndarray) -> Array | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import msgspec
 
-from ..local_part import draw_for, fit_local, local_share, local_size, with_predictions
+from ..local_part import draw_for, fit_local, local_size, share_for_all, with_predictions
 from ..selection import Chooser, Greedy, Mixed
 from ..settings import DeKRRSettings
 from ..types import Array
@@ -129,8 +129,7 @@ def local_part(
     rows = site.rows.sample if site.rows.streamed else site.rows
     block = rows.scaled(outcome.scaling).arrays()
     n_features = local_size(settings.local, block.n_rows)
-    share = local_share(objective, n_features)
-    if not share or n_features < 1:
+    if n_features < 1 or objective == "union":
         return None
     others = outcome.whole_prediction(block.X, prediction)
     read = others if beneath is None else others + beneath(rows.arrays().X, outcome.scaling)
@@ -138,8 +137,12 @@ def local_part(
     scales = sets[-1] if sets else (1.0,) * rows.n_columns
     sigma = outcome.sigma or bandwidth_of(spreads)
     feature_map, ridge = draw_for(block, n_features, sigma, scales, site.rng("local part"))
-    coefficients = fit_local(block, feature_map, site.rng("local folds"), share, ridge)
-    return Part(feature_map, coefficients) if coefficients is not None else None
+    coefficients = fit_local(block, feature_map, site.rng("local folds"), ridge)
+    if coefficients is None:
+        return None
+    if objective == "mean":
+        coefficients = coefficients * share_for_all(block, feature_map, coefficients, site.rng("local share"))
+    return Part(feature_map, coefficients)
 
 
 def _run_of_agreed(run: Run, sigma: float, sets: tuple[tuple[float, ...], ...]) -> Run:

@@ -124,7 +124,7 @@ class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Setting(
             "What tuning minimises on held-out rows: the error of a site's own model, that of its neighbours' models, "
-            "or the mean of both.",
+            "or the mean of both. The local part counts full for own, in part for the mean, and not for union.",
             one_of("mean", "own", "union"),
         ),
     ] = "mean"
