@@ -81,19 +81,19 @@ def test_generalised_cross_validation_is_that_of_the_hat_matrix(seed, outputs):
     np.testing.assert_allclose(fit.coefficients, expected, atol=1e-9)
 
 
-@given(st.integers(0, 2**16), st.sampled_from([(), (2,)]))
-def test_errors_of_folds_are_those_of_refits(seed, outputs):
+@given(st.integers(0, 2**16), st.sampled_from([(), (2,)]), st.sampled_from([1e-5, 0.5]))
+def test_errors_of_folds_are_those_of_refits(seed, outputs, smallest):
     rng = np.random.default_rng(seed)
     Z, y, fold = rng.normal(size=(24, 5)), rng.normal(size=(24, *outputs)), np.arange(24) % 3
-    ridges = [0.5, 5.0]
+    ridges = [smallest, 5.0]
     found = fold_errors([sums_of(Z[fold == k], y[fold == k]) for k in range(3)], ridges)
     for i, ridge in enumerate(ridges):
         held = np.zeros_like(y)
         for k in range(3):
             A = Z[fold != k]
             held[fold == k] = Z[fold == k] @ np.linalg.solve(A.T @ A + ridge * np.eye(5), A.T @ y[fold != k])
-        assert found.products[i] == pytest.approx(np.vdot(held, y))
-        assert found.squares[i] == pytest.approx(np.vdot(held, held))
+        assert found.products[i] == pytest.approx(np.vdot(held, y), rel=1e-4, abs=1e-4)
+        assert found.squares[i] == pytest.approx(np.vdot(held, held), rel=1e-4, abs=1e-4)
 
 
 def driven(procedure, graph, rows):
@@ -353,15 +353,15 @@ def test_a_correction_by_predictions_alone_counts_less_where_other_rows_matter(o
     if outputs:  # a function of one output's prediction alone, for both outputs
         assert by_predictions < by_rows
     else:
-        assert by_predictions == 0.4
+        assert by_predictions == 0.45
     mixed, feature_map = share(0, 0, 0, 2)
     corrections = (feature_map(block.X) @ np.ones((4, *outputs))).reshape(640, -1)
     explained = 0.0  # by the means of sixteen bins, as a regression on dummies
     for k, one in enumerate(corrections.T):
         dummies = np.eye(16)[np.argsort(np.argsort(block.X[:, 2 + k])) // 40]
         explained += np.sum((dummies @ np.linalg.lstsq(dummies, one, rcond=None)[0]) ** 2)
-    assert mixed == pytest.approx(0.4 + 0.5 * max(0.0, 1 - 3 * explained / np.sum(corrections**2)))
-    assert 0.4 < mixed < by_rows
+    assert mixed == pytest.approx(0.45 + 0.45 * max(0.0, 1 - 3 * explained / np.sum(corrections**2)))
+    assert 0.45 < mixed < by_rows
 
 
 def test_the_local_part_counts_full_for_own_rows_in_part_for_all_and_not_at_all_for_others():
@@ -373,7 +373,7 @@ def test_the_local_part_counts_full_for_own_rows_in_part_for_all_and_not_at_all_
     own, mean = (models[objective].members[-1].coefficients for objective in ("own", "mean"))
     shares = mean / own
     np.testing.assert_allclose(shares, shares[0])
-    assert 0.399 < shares[0] < 0.901
+    assert 0.449 < shares[0] < 0.901
 
 
 def test_half_of_the_local_features_change_with_predictions_and_less_with_rows():

@@ -85,6 +85,8 @@ class FoldErrors(NamedTuple):
 def fold_errors(folds: Sequence[OwnSums], ridges: Sequence[float]) -> FoldErrors:
     """Return the products of held-out predictions, from the sums of each fold alone.
 
+    Regressions are solved in single precision, as their errors alone matter, unless a ridge is too small for that.
+
     Parameters
     ----------
     folds : sequence of OwnSums
@@ -95,16 +97,20 @@ def fold_errors(folds: Sequence[OwnSums], ridges: Sequence[float]) -> FoldErrors
     gram = sum((fold.gram for fold in folds), np.zeros_like(folds[0].gram))
     moment = sum((fold.moment for fold in folds), np.zeros_like(folds[0].moment))
     products, squares = np.zeros(len(ridges)), np.zeros(len(ridges))
+    is_rough = min(ridges) > 32 * np.finfo(np.float32).eps * np.trace(gram)
+    precision = np.float32 if is_rough else np.float64
     for fold in folds:
+        of_others = (gram - fold.gram).astype(precision), (moment - fold.moment).astype(precision)
+        held, held_moment = fold.gram.astype(precision), fold.moment.astype(precision)
         for i, ridge in enumerate(ridges):
-            theta = solve(gram - fold.gram, moment - fold.moment, ridge)
-            products[i] += np.vdot(theta, fold.moment)
-            squares[i] += np.vdot(theta, fold.gram @ theta)
+            theta = solve(*of_others, ridge)
+            products[i] += np.vdot(theta, held_moment)
+            squares[i] += np.vdot(theta, held @ theta)
     return FoldErrors(products, squares)
 
 
-def solve(gram: Array, moment: Array, ridge: float) -> Array:
-    """Return (Z'Z + ridge I)^-1 Z'y."""
+def solve(gram: np.ndarray, moment: np.ndarray, ridge: float) -> np.ndarray:
+    """Return (Z'Z + ridge I)^-1 Z'y, in the precision of the sums."""
     shifted = gram.copy()
     shifted.flat[:: len(gram) + 1] += ridge
     return np.asarray(cho_solve(cho_factor(shifted, overwrite_a=True, check_finite=False), moment, check_finite=False))
