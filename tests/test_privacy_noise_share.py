@@ -77,6 +77,7 @@ def test_a_fit_warns_once_in_words_and_not_where_rows_are_many(colluders):
             warnings.simplefilter("default")
             model.fit(X, np.sin(3 * X[:, 0]), sites=np.repeat(["a", "b", "c"], n_rows))
         told[n_rows] = [str(one.message) for one in caught if one.category is NoiseWarning]
+        assert {one.filename for one in caught if one.category is NoiseWarning} <= {__file__}
     assert told[6000] == []
     (text,) = told[60]
     assert ("of the smallest site" in text) == (colluders is None)

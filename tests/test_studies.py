@@ -308,6 +308,7 @@ def test_a_rule_about_rows_refuses_the_run_and_all_sites_hear_why(consortium, lo
         assert [text for text in logged if text.startswith("b: run 1 of air-") and text.endswith(f"failed here: {why}")]
         assert [text for text in logged if text.startswith("a: run 1 of air-") and text.endswith(f"failed at b: {why}")]
         assert [text for text in logged if text.startswith("c begins run 1 of air-")]
+        assert not [text for text in logged if "failed at a: run 1" in text or "failed at c: run 1" in text]
         trail, _ = verify(consortium.home("b") / TRAIL, identity(consortium, "b").trust, "b")
     assert not [entry for entry in trail if entry["kind"] == "left" and entry["message"] != "statements"]
 

@@ -13,17 +13,22 @@ rows the cost is smaller. With too few of them a model is worse than always pred
 # the guarantee. Here the description of ``make_sites`` gives them: places lie along a coast from 0 to 1, and somewhat
 # beyond; the other columns lie between 0 and 1; the response is a sum of waves of heights 1, 1 and 0.3, and of noise.
 # Values outside are clipped.
+import warnings
+
 import matplotlib.pyplot as plt
 import numpy as np
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy
 from dekrr.data import make_sites
+from dekrr.errors import NoiseWarning
 from dekrr.settings import ALONE  # the agreed part alone, as in the paper
 
 lower, upper = (-0.5, 0.0, 0.0, -3.0), (1.5, 1.0, 1.0, 3.0)  # of three columns and, last, of the response
 
 # %%
-# Every fit here has rows of its own. Several fits to the same rows would spend the sum of their epsilons.
+# Every fit here has rows of its own. Several fits to the same rows would spend the sum of their epsilons. A fit whose
+# model would drown in noise warns beforehand, and says how many rows it takes. Here we want to see such fits, too.
+warnings.simplefilter("ignore", NoiseWarning)
 settings = {
     **ALONE,
     "n_features": 20,

@@ -120,16 +120,23 @@ def warn(text: str, category: type[Warning] = DekrrWarning) -> None:
 
 
 class WarnOnce:
-    """Warns as `warn` does, but not twice with the same text: sites of one process may have the same to tell."""
+    """Warns as `warn` does, but not twice with the same text: sites of one process may have the same to tell.
+
+    It points at the line that called into this package when it was made, since sites may run in threads.
+    """
 
     def __init__(self) -> None:
         self._told: set[str] = set()
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+            frame = frame.f_back
+        self._place = frame.f_code.co_filename, frame.f_lineno
 
-    def __call__(self, text: str, category: type[Warning] = UserWarning) -> None:
+    def __call__(self, text: str, category: type[Warning] = DekrrWarning) -> None:
         """Warn, unless the text was told before."""
         if text not in self._told:
             self._told.add(text)
-            warn(text, category)
+            warnings.warn_explicit(text, category, *self._place)
 
 
 def one_line(text: str, longest: int = _LONGEST) -> str:

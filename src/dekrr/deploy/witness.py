@@ -10,7 +10,7 @@ from ..errors import one_line
 from .audit_trail import AuditTrail
 from .leaving import describe
 from .studies.book import Book
-from .studies.ends import WHOLE
+from .studies.ends import WHOLE, is_echo
 from .studies.gossip import CHANNEL
 from .studies.items import Decision, Item, Report
 from .studies.versions import Use
@@ -72,7 +72,7 @@ class Witness:
             said, why = {"refuse": "refuses", "stop": "stops"}[body.says], one_line(body.reason, WHOLE)
             about = self._site, item.site, said, self._label(body.study), body.by, why or "no reason given"
             logger.warning("%s: %s %s study %s, %s: %s", *about)
-        elif isinstance(body, Report) and body.outcome == "failed" and item.site != self._site:
+        elif isinstance(body, Report) and body.outcome == "failed" and item.site != self._site and not is_echo(body):
             label, why = self._label(body.study), one_line(body.reason, WHOLE)
             logger.warning("%s: run %d of %s has failed at %s: %s", self._site, body.number, label, item.site, why)
 

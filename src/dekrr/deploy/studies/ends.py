@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ...errors import one_line
 from .book import StudyState
+from .items import Report
 from .versions import Versions
 
 _SHORT = 110  # characters of a reason in a list
@@ -106,7 +107,12 @@ def shortened(reason: str) -> str:
     return reason if len(reason) <= _SHORT else f"{reason[:_SHORT].rsplit(' ', 1)[0]} …"
 
 
-def _cause(end: End) -> tuple[str, str] | None:
+def is_echo(said: Report) -> bool:
+    """Return whether a site reports that a run has failed because it has failed elsewhere, which is told already."""
+    return _cause(said) is not None
+
+
+def _cause(end: End | Report) -> tuple[str, str] | None:
     """Return the site whose end ended this run, and its reason, if it was another's."""
     found = re.fullmatch(rf"run {end.number} has failed at ([^:]+): (.*)", end.reason, flags=re.S)
     return (found[1], found[2]) if found else None
