@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from sphinx.util import logging
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
@@ -99,6 +101,14 @@ def load_nothing_from_elsewhere(app: Any, page: str, template: str, context: dic
     context["body"] = re.sub(r'<link rel="stylesheet"\s+href="https://[^>]*>', "", context.get("body") or "")
 
 
+def refuse_warnings(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Say which examples and notebooks show a warning of Python, or a path of the machine that builds the site."""
+    body = context.get("body") or ""
+    shown = re.findall(r'class="(?:sphx-glr-script-out|cell_output)[ "].*?</pre>', body, flags=re.S)
+    if str(HERE.parent) in body or any(re.search(r"\w*Warning</?[^>]*>?: |\w+Warning: ", part) for part in shown):
+        logging.getLogger(__name__).warning("%s shows a warning of Python, or a path of this machine", page)
+
+
 def link_files(app: Any, page: str, source: list[str]) -> None:
     """Make links of names of files of the source archive, such as `benchmarks/mesh.py`; the site brings them along."""
 
@@ -117,5 +127,6 @@ def setup(app: Any) -> None:
     """Add to Sphinx what the pages need."""
     app.connect("source-read", link_files)
     app.connect("html-page-context", load_nothing_from_elsewhere)
+    app.connect("html-page-context", refuse_warnings)
     app.connect("autodoc-process-docstring", complete, priority=400)  # before numpydoc reads it
     app.connect("autodoc-process-docstring", escape)

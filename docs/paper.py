@@ -342,7 +342,7 @@ def write_page_of_all(folder: Path) -> None:
         page = folder / "paper-report.html"
         write_report(FOLDER, page)
         back = '<p><a href="reproduction.html">Back to the documentation: reproduction</a></p>'
-        text = page.read_text(encoding="utf-8")
+        text = page.read_text(encoding="utf-8").replace(str(FOLDER), str(FOLDER.relative_to(HERE.parent)))
         page.write_text(text.replace("<body>", f"<body>\n{back}", 1), encoding="utf-8")
         mark.write_text(digest())
 
