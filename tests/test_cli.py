@@ -159,6 +159,19 @@ def test_warnings_of_dekrr_are_printed_as_one_line_and_others_are_not(capsys):
     assert capsys.readouterr().err == "warning: few rows\n"
 
 
+def test_a_table_in_another_encoding_says_what_to_do_and_leaves_no_folder(table):
+    frame = pd.read_csv(table / "data.csv").assign(town="Dülmen")
+    frame.to_csv(table / "old.csv", index=False, encoding="latin-1")
+    command = ("fit", table / "old.csv", "--target", "y", "--site", "station", "--out", table / "models", *SMALL)
+    with pytest.raises(DataError, match=r"text is not UTF-8 .*Save it as CSV UTF-8, or .*encoding='latin-1'"):
+        run(*command)
+    assert not (table / "models").exists()
+    (table / "models").mkdir()
+    with pytest.raises(DataError, match="not UTF-8"):
+        run(*command)
+    assert (table / "models").is_dir()  # which was there before
+
+
 def test_score(table):
     fitted(table, "--holdout", 0)
     words = " ".join(

@@ -44,6 +44,14 @@ def regressor(**changes):
         ),
         ((FRAME, None, "station"), "y is None: give an array, or the name of the column to predict"),
         ((FRAME, "sky", "station"), "the response of row 0 is '[a-z]+': a regressor predicts numbers; DeKRRClassifier"),
+        (
+            (FRAME.assign(power=FRAME["power"].map(str)), "power", "station"),
+            r"the response of row 0 is '[\d.]+', a number written as text: make all of them numbers, .*pd.to_numeric",
+        ),
+        (
+            (FRAME.assign(sun=FRAME["sun"].map(str)), "power", "station"),
+            r"If these are numbers written as text: table\['sun'\] = pd.to_numeric\(table\['sun'\]\)",
+        ),
         ((FRAME[:0], "power", "station"), "the frame has no rows"),
         ((FRAME[["sun"]], y, SITES[:-1]), "89 site labels for 90 rows; give one label per row"),
         (
@@ -107,7 +115,7 @@ def test_mistakes_that_scikit_learn_words():
         regressor().predict(X)
     with pytest.raises(ValueError, match="Expected 2D array"):
         regressor().fit(y, y, sites=SITES)
-    with pytest.raises(TypeError, match="Sparse data"):
+    with pytest.raises(TypeError, match=r"Sparse data.*OneHotEncoder\(sparse_output=False\)"):
         regressor().fit(scipy.sparse.csr_matrix(X), y, sites=SITES)
     with pytest.raises(TypeError, match="unexpected keyword argument 'site'"):
         regressor().fit(FRAME, "power", site="station")
@@ -232,7 +240,7 @@ def test_a_deployment_has_its_own_defaults():
     assert {verdict.n_rows for verdict in fitted.deployment_.values()} == {200}
     given = regressor(deployment=True, rows_per_feature=2.0).run_settings()
     assert given.rows_per_feature == 2.0
-    with pytest.warns(UserWarning, match=r"in a network, sites need other names than 'a b'"):
+    with pytest.warns(UserWarning, match=r"need other names than 'a b': up to 63 ASCII letters \(a to z\)"):
         regressor(deployment=True).fit(*table, sites=np.where(labels == "north", "a b", labels))
 
 

@@ -547,3 +547,33 @@ def test_a_table_of_many_columns_is_looked_into_once(kind, monkeypatch):
     tell_of_leaks(table, np.zeros(60), None)
     assert len(calls) == 3
     np.testing.assert_array_equal(raw["c299"].values, np.arange(60.0) ** (1 + 299 / 300))
+
+
+def test_the_summary_counts_words_that_became_other():
+    frame = make_frame()
+    typed = [0, 5, 9, 30]
+    frame.loc[typed, "wind"] = ["Nn", "n", "Nn", "S "]
+    frame.loc[3, "kind"] = None  # no word is none of the categories, and not other
+    settings = {"n_features": 10, "sigma": 1.0, "alpha": 1e-3, "consensus": 1.0, "random_state": 0}
+    fitted = DeKRRRegressor(**settings).fit(frame, "pm", sites="station")
+    assert "words that are no category, and count as other: wind in 4 rows\n" in str(fitted.fit_summary())
+    fitted.fit(make_frame(), "pm", sites="station")
+    assert "count as other" not in str(fitted.fit_summary())
+    fitted.fit(frame[["temp", "pm", "station"]].fillna(0.0), "pm", sites="station")
+    assert "count as other" not in str(fitted.fit_summary())
+
+
+def test_columns_that_were_meant_otherwise_are_told():
+    frame = make_frame()[["station", "temp", "pm"]]
+    frame["age"] = np.where(np.arange(600) % 2, "1", "") + pd.Series(np.arange(600) % 12).map(str)
+    frame["code"] = pd.Series(np.arange(600) % 3).map(str)  # few of them are codes
+    frame["never"] = np.nan
+    settings = {"n_features": 10, "sigma": 1.0, "alpha": 1e-3, "consensus": 1.0, "random_state": 0}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        DeKRRRegressor(**settings).fit(frame, "pm", sites="station")
+    told = [str(each.message) for each in caught if issubclass(each.category, dekrr.errors.DekrrWarning)]
+    assert len(told) == 2
+    assert "column 'age' has numbers written as text, such as '0', and they became categories" in told[0]
+    assert "table['age'] = pd.to_numeric(table['age'])" in told[0]
+    assert told[1] == "column 'never' has no value in any row: it says nothing, so leave it out"

@@ -17,6 +17,7 @@ __all__ = [
     "ModelFileError",
     "NetworkError",
     "NoiseWarning",
+    "NotNumbersError",
     "PoorFitWarning",
     "SettingsError",
     "TopologyError",
@@ -37,6 +38,10 @@ class DataError(DekrrError, ValueError):
 
 class UnusableError(DataError):
     """A column of a table cannot be used; the text names the column and the reason, and says what to do."""
+
+
+class NotNumbersError(DataError):
+    """A column has something else than finite numbers: words, NaN or infinite values."""
 
 
 class SettingsError(DekrrError, ValueError):

@@ -61,7 +61,9 @@ def sites(regressor: Any, X: Any, y: Any, sites: Any, *, ax: Any = None) -> Any:
     nx.draw_networkx_edges(graph, places, ax=axes, edge_color="0.8")
     nodes = nx.draw_networkx_nodes(graph, places, ax=axes, node_color=colours, cmap="viridis_r", node_size=500)
     for site, (x, height) in places.items():
-        axes.text(x, height, str(site), ha="center", va="center", fontsize=8, backgroundcolor=(1, 1, 1, 0.85))
+        axes.annotate(  # below the node, whose colour is to be seen
+            str(site), (x, height), xytext=(0, -14), textcoords="offset points", ha="center", va="top", fontsize=8
+        )
     axes.figure.colorbar(nodes, ax=axes, label="RSE of the site's own model on its rows", shrink=0.8)
     axes.set(title="Sites and their errors")
     axes.margins(0.15)

@@ -21,7 +21,7 @@ from ..model import SiteModel
 from ..rows.sources import open_source
 from ..settings import Entry, FeatureSettings, entries
 from .class_fitting import fit_classes, has_words, tell_of_classes
-from .outputs import require_folder
+from .outputs import not_left_empty, require_folder
 from .ranks import NetworkOption, network_of
 from .scoring import Errors, errors_on, parts_of
 
@@ -86,7 +86,7 @@ def fit(
     A target of words has classes: `dekrr predict` then adds the predicted class and the probability of each. Classes
     are learnt from a table that fits into memory.
     """
-    with network_of(network) as ranks:
+    with network_of(network) as ranks, not_left_empty(out):
         tells = ranks is None or ranks.rank == 0
         targets: Any = target[0] if len(target) == 1 else target
         for column in (*target, site, *([weight] if weight else [])):

@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,19 @@ def require_folder(out: Path) -> None:
             pass
     except OSError as error:
         raise DataError(f"{out} cannot be written to ({error.strerror or error}): give another folder") from None
+
+
+@contextmanager
+def not_left_empty(out: Path) -> Iterator[None]:
+    """Remove a folder that was made in this context, where what should have filled it fails."""
+    there = out.exists()
+    try:
+        yield
+    except BaseException:
+        if not there:
+            with suppress(OSError):  # it has files, or was not made
+                out.rmdir()
+        raise
 
 
 def require_output(out: Path | None, *inputs: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..classes import codes
 from ..disk import replacing
-from ..errors import DataError
+from ..errors import DataError, NotNumbersError
 from ..frames import Columns, Facts, read_raw
 from ..privacy import admission
 from ..privacy.history import History, row_hashes
@@ -27,7 +27,7 @@ from ..protocols.columns import agree_on_columns, columns_alone
 from ..protocols.shared_part import most_shared
 from ..protocols.site import Procedure, Site
 from ..rows import ArrayRows, Rows, StreamedRows
-from ..rows.batches import Batch, NotNumbersError, inputs_of, labels_of, require_weights
+from ..rows.batches import Batch, inputs_of, labels_of, require_weights
 from ..rows.sources import Source, open_source
 from ..rows.spread import SpreadRows, SpreadSource, spread_files
 from ..settings import DeKRRSettings

@@ -133,6 +133,10 @@ def telling_of_words(X: Any) -> Iterator[None]:
     """Say where the first word of an array is, where words cannot be made numbers."""
     try:
         yield
+    except TypeError as error:
+        if "Sparse data" not in str(error):
+            raise
+        raise TypeError(f"{error} In a pipeline, write OneHotEncoder(sparse_output=False)") from None
     except ValueError as error:
         values = np.asarray(X)
         if "could not convert string to float" not in str(error) or values.ndim != 2:
@@ -158,7 +162,13 @@ def refuse_missing_responses(y: Any) -> None:
         if missing:
             raise DataError(f"Input y contains NaN or infinity: row {missing[0]} is None; drop such rows")
     if values.dtype.kind in "OUST" and values.ndim == 1:
-        words = [row for row, value in enumerate(values) if isinstance(value, str) and not is_number(value)]
+        texts = [row for row, value in enumerate(values) if isinstance(value, str)]
+        words = [row for row in texts if not is_number(values[row])]
+        if texts and not words:
+            raise DataError(
+                f"the response of row {texts[0]} is {values[texts[0]]!r}, a number written as text: make all of them "
+                "numbers, as in table[name] = pd.to_numeric(table[name])"
+            )
         if words:
             raise DataError(
                 f"the response of row {words[0]} is {values[words[0]]!r}: a regressor predicts numbers; "

@@ -16,14 +16,14 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 
-from ..errors import SettingsError, warn
+from ..errors import NotNumbersError, SettingsError, warn
 from ..frames import Columns, is_frame
 from ..labels import factorise, listed, places_of
 from ..metrics import relative, rse
 from ..model import Header
 from ..networks.traffic import Traffic
 from ..rows import Rows
-from ..rows.batches import AnyColumns, NotNumbersError, count_of, counted, names_of
+from ..rows.batches import AnyColumns, count_of, counted, names_of
 from ..rows.sources import is_mapping
 from ..rows.spread import is_spread, predicted
 from ..settings import EstimatorSettings, FeatureSettings, GuardSettings
@@ -205,6 +205,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.columns_, self._traffic_of_columns = frames.agree(
             facts, self.min_rows, graph_of, getattr(self, "network", None)
         )
+        self._others = frames.judged(facts, self.columns_)
 
     @property
     def _columns(self) -> streams.Columns:

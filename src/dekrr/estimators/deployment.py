@@ -103,8 +103,8 @@ def judge(
     odd = [label for label, site in sites.items() if not NAME.fullmatch(site.name)]
     if odd:
         warn(
-            f"in a network, sites need other names than {listed(odd)}: up to 63 letters, digits, dots, dashes and "
-            "underscores"
+            f"in a network, sites need other names than {listed(odd)}: up to 63 ASCII letters (a to z), digits, "
+            "dots, dashes and underscores"
         )
     refused = [f"site {label!r} {verdict.reason}" for label, verdict in verdicts.items() if verdict.reason]
     if refused:

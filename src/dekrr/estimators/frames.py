@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import topology as topologies
-from ..errors import DataError, SettingsError
+from ..errors import DataError, SettingsError, warn
 from ..frames import Columns, Facts, RawTable, is_frame, is_plain, read_raw
 from ..frames.kinds_of_columns import is_missing
 from ..frames.tables import array_of, column_names, require_columns, select
@@ -16,9 +16,12 @@ from ..networks.traffic import Traffic
 from ..protocols.columns import agree_on_columns
 from ..rows.batches import labels_of
 from ..rows.sources import Source
+from ..rules import is_number
 from .network import Graph, run, sites_of
 from .streams import is_names
 from .updates import ForgottenRows
+
+_FEW_CODES = 10  # categories that may be codes, though all are numbers
 
 
 class Named(NamedTuple):
@@ -176,6 +179,36 @@ def facts_of_sources(
                 found.setdefault(own, Facts(columns)).add(part, batch.where)
     labels, _ = factorise(list(found), len(found))
     return {label: found[label] for label in labels}
+
+
+def judged(facts: Mapping[Hashable, Facts], columns: Columns) -> dict[str, int]:
+    """Return how many rows have words that are no category, by column; warn of columns that were meant otherwise.
+
+    Parameters
+    ----------
+    facts : mapping of site to Facts
+        Of the sites of this process. Nothing is sent.
+    columns : Columns
+        As all sites agreed.
+    """
+    others = {}
+    for column in columns.columns:
+        own = [site.columns[column.name] for site in facts.values()]
+        if own and all(each.n_missing == each.n_rows for each in own):
+            warn(f"column {column.name!r} has no value in any row: it says nothing, so leave it out")
+        if column.kind != "category":
+            continue
+        if len(column.categories) > _FEW_CODES and all(map(is_number, column.categories)):
+            warn(
+                f"column {column.name!r} has numbers written as text, such as {column.categories[0]!r}, and they "
+                "became categories: if they are amounts, make them numbers, as in "
+                f"table[{column.name!r}] = pd.to_numeric(table[{column.name!r}])"
+            )
+        known = set(column.categories)
+        n_other = sum(count for each in own for word, count in each.counts.items() if word not in known)
+        if n_other:
+            others[column.name] = n_other
+    return others
 
 
 def agree(

@@ -78,6 +78,10 @@ def summary_of(regressor: Any) -> FitSummary:
     columns = [str(name) for name in getattr(regressor, "feature_names_in_", [])] or names
     shown = ", ".join(columns[:12]) + (f", ... ({len(columns)} in all)" if len(columns) > 12 else "")
     facts["columns"] = shown if len(names) == len(columns) else f"{shown}; as {len(names)} numbers"
+    others = getattr(regressor, "_others", {}) if hasattr(regressor, "columns_") else {}
+    if others:
+        counts = ", ".join(f"{name} in {count} rows" for name, count in others.items())
+        facts["words that are no category, and count as other"] = counts
     chosen = {name: getattr(regressor, f"{name}_", None) for name in _CHOSEN}
     used = [f"{name} {value:g}" for name, value in chosen.items() if value is not None]
     if used:

@@ -123,7 +123,8 @@ def _refuse_unusable(told: Mapping[str, ToldColumn], min_rows: int) -> None:
         elif column.kind == "category" and not column.shares:
             reasons.append(
                 f"column {name!r} has words, none of them in at least min_rows={min_rows} rows of a site, like a "
-                "column of names or identifiers: drop it, or turn it into numbers or fewer categories"
+                "column of names or identifiers: drop it, or turn it into numbers or fewer categories. If these are "
+                f"numbers written as text: table[{name!r}] = pd.to_numeric(table[{name!r}])"
             )
     if reasons:
         raise DataError("; ".join(reasons))

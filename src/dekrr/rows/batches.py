@@ -5,16 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, NotNumbersError
 from ..frames import Columns
 from ..types import Array, Block
 
 AnyColumns = Sequence[str] | int | Columns
 """The names of the columns, how many there are where they have no names, or what columns that are no numbers become."""
-
-
-class NotNumbersError(DataError):
-    """A column has something else than finite numbers."""
 
 
 def names_of(columns: AnyColumns) -> Sequence[str] | None:

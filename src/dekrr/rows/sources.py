@@ -88,7 +88,7 @@ class _Files(Source):
                 return without_index(_parquet().read_schema(path))
             return [str(name) for name in _read_csv(path, nrows=0).columns]
         except (ValueError, OSError) as error:
-            raise DataError(f"{path} cannot be read as a table: {error}") from None
+            raise DataError(f"{path} cannot be read as a table: {_reason(error)}") from None
 
     def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
         for path in self._paths:
@@ -98,11 +98,21 @@ class _Files(Source):
                 try:
                     table = next(tables, None)
                 except (ValueError, OSError) as error:
-                    raise DataError(f"{path} cannot be read as a table, after row {start}: {error}") from None
+                    raise DataError(f"{path} cannot be read as a table, after row {start}: {_reason(error)}") from None
                 if table is None:
                     break
                 yield Batch(str(path), start, table)
                 start += len(table)
+
+
+def _reason(error: Exception) -> str:
+    """Return why a file cannot be read; of a text in another encoding than UTF-8, with what to do."""
+    if not isinstance(error, UnicodeDecodeError):
+        return str(error)
+    return (
+        f"its text is not UTF-8 ({error}). Save it as CSV UTF-8, or convert it, as in "
+        "pd.read_csv(path, encoding='latin-1').to_csv(path, index=False)"
+    )
 
 
 def _parquet_tables(path: Path, wanted: Sequence[str] | None) -> Iterator[Any]:
