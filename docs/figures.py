@@ -240,7 +240,7 @@ def trees() -> str:
         title = _SITES[data]
         shown = [f"**{_rse(value)}**" if value == min(own) else _rse(value) for value in own]
         shown[0] += f" / {_rse(statistics.fmean(fit['union'] for fit in ours))}"
-        rows.append([title, str(ours[0]["n_features"]), *shown, str(len(ours))])
+        rows.append([title, f"{ours[0]['features_own']:.0f}", *shown, str(len(ours))])
     return table(["", "D", "dekrr: own / union", "trees at each site: own", "trees on pooled rows", "seeds"], rows)
 
 
