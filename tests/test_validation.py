@@ -83,14 +83,23 @@ def test_own_and_union_errors_are_those_of_the_second_models(seconds, intervals)
 
 
 def test_held_out_errors_are_near_those_on_new_rows_and_above_those_on_training_rows():
-    fitted = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
-    new = np.random.default_rng(1)
-    X_new, sites = new.random((3000, 3)), new.choice(["north", "south", "west"], 3000, p=[4 / 9, 3.5 / 9, 1.5 / 9])
-    y_new = np.sin(6 * X_new[:, 0]) + X_new[:, 1] * (sites == "west") + 0.3 * new.normal(size=3000)
-    errors = fitted.validation_["RSE"]
-    assert errors.mean_own == pytest.approx(fitted.rse(X_new, y_new, sites=sites), rel=0.2)
-    assert errors.mean_union == pytest.approx(fitted.rse(X_new, y_new, sites=sites, metric="union"), rel=0.2)
-    assert errors.mean_own > 1.1 * fitted.rse(X, y, sites=SITES)
+    """In the mean over three draws of rows: the error on the 180 rows that one draw holds out varies by a tenth."""
+
+    def drawn(rng, n_rows):
+        X, sites = rng.random((n_rows, 3)), rng.choice(["north", "south", "west"], n_rows, p=[4 / 9, 3.5 / 9, 1.5 / 9])
+        return X, np.sin(6 * X[:, 0]) + X[:, 1] * (sites == "west") + 0.3 * rng.normal(size=n_rows), sites
+
+    X_new, y_new, sites_new = drawn(np.random.default_rng(1), 3000)
+    found = []
+    for X_one, y_one, sites in [(X, y, SITES), *(drawn(np.random.default_rng(seed), 900) for seed in (101, 102))]:
+        fitted = DeKRRRegressor(**SMALL).fit(X_one, y_one, sites=sites)
+        errors = fitted.validation_["RSE"]
+        on_new = [fitted.rse(X_new, y_new, sites=sites_new, metric=metric) for metric in ("own", "union")]
+        found.append([errors.mean_own, errors.mean_union, *on_new, fitted.rse(X_one, y_one, sites=sites)])
+    own, union, own_new, union_new, own_seen = np.mean(found, axis=0)
+    assert own == pytest.approx(own_new, rel=0.15)
+    assert union == pytest.approx(union_new, rel=0.15)
+    assert own > 1.1 * own_seen
 
 
 def test_the_summary_shows_them_with_the_rows_they_rest_on():
