@@ -176,6 +176,13 @@ def stages_of(members: Sequence[Member]) -> tuple[Member, Member | None]:
     return joined(first), joined(second) if second else None
 
 
+def _through(stages: tuple[Member, Member | None], rows: Array) -> Array:
+    """Return what both stages predict for scaled rows."""
+    first, second = stages
+    found = first.predict(rows)
+    return found if second is None else found + second.predict(np.column_stack((rows, found)))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class SiteModel:
     """A site's model. Its prediction is the weighted sum of its members' predictions, in the units of the response.
@@ -292,7 +299,7 @@ class SiteModel:
                 "too few rows. Fit with intervals=True"
             )
         rows = self.scaling.rows(rows)
-        middle = self._predict_scaled(rows)
+        middle = _through(self._stages, rows)
         radius = self.calibration.radius(self.feature_map(rows), coverage).reshape(middle.shape)
         return np.stack([self.scaling.undo(middle - radius), self.scaling.undo(middle + radius)], axis=1)
 
@@ -367,12 +374,7 @@ class SiteModel:
         rows : ndarray of shape (n_rows, header.n_columns)
         """
         rows = self.scaling.rows(rows)
-        return self.scaling.undo(self._predict_scaled(rows))
-
-    def _predict_scaled(self, rows: Array) -> Array:
-        first, second = self._stages
-        found = first.predict(rows)
-        return found if second is None else found + second.predict(np.column_stack((rows, found)))
+        return self.scaling.undo(_through(self._stages, rows))
 
     @cached_property
     def _stages(self) -> tuple[Member, Member | None]:

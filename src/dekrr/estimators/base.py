@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
@@ -51,6 +51,8 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     min_rows: int = setting(GuardSettings, "min_rows")
     unknown_sites: str = setting(EstimatorSettings, "unknown_sites")
     random_state: Any = setting(EstimatorSettings, "random_state")
+
+    _has_codes: ClassVar[bool] = False  # responses are codes of classes, of which rare ones are far from the mean
 
     # scikit-learn's metadata routing passes sites on without a request
     __metadata_request__fit = MappingProxyType({"sites": True, "columns": False})
@@ -106,12 +108,9 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if hasattr(self, "columns_") and scales is not None and len(scales) == self.columns_.n_out:
             of_columns = self.columns_.per_column(scales)
             self.column_scales_: Array = of_columns / (of_columns.max() or 1.0)
-        self._advise(rows)
-
-    def _advise(self, rows: Mapping[Hashable, Rows]) -> None:
-        """Warn of models that are worse than the mean of the responses."""
-        self._few = share_of_few(rows)
-        advise(self)
+        if not self._has_codes:
+            self._few = share_of_few(rows)
+            advise(self)
 
     @abstractmethod
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:

@@ -1,6 +1,5 @@
 """Classification by least squares on class codes, with probabilities that are calibrated on held-out rows."""
 
-from collections.abc import Hashable, Mapping
 from dataclasses import field, fields
 from types import MappingProxyType
 from typing import Any, Self
@@ -19,7 +18,6 @@ from ..frames.kinds_of_columns import is_missing
 from ..intervals import too_few_text
 from ..labels import factorise
 from ..protocols.calibration import keep_classes
-from ..rows import Rows
 from ..types import Array
 from . import arrays, frames, streams
 from .base import unchanged_by_failure
@@ -39,6 +37,7 @@ _FROM_REGRESSOR = (
 class _OfCodes(DeKRRRegressor):
     """The regressor of class codes: its second training is for probabilities."""
 
+    _has_codes = True
     _keep_of_second = staticmethod(keep_classes)
 
     def _keep_run(self, run: Run, *others: Any, **more: Any) -> None:
@@ -49,9 +48,6 @@ class _OfCodes(DeKRRRegressor):
 
     def _finds_intervals(self, *, tuned: bool) -> bool:
         return self.privacy is None
-
-    def _advise(self, rows: Mapping[Hashable, Rows]) -> None:
-        """Give no advice about codes of classes, of which rare ones are far from the mean."""
 
 
 _OfCodes.__name__ = "DeKRRClassifier"  # in messages and in the headers of models
