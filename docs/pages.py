@@ -22,6 +22,9 @@ def write_pages(folder: Path) -> None:
     for path in (folder / "reference").glob("*.md"):
         if path.name not in pages and path.read_text(encoding="utf-8").startswith(NOTE):
             path.unlink()  # an earlier version made it
+    for path in (folder / "reference" / "api").glob("*.rst"):
+        if not re.search(rf"^   {re.escape(path.stem.split('.')[-1])}$", pages["api.md"], re.MULTILINE):
+            path.unlink()  # the name is not public any more
     for name, text in pages.items():
         path = folder / "reference" / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:

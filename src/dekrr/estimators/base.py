@@ -108,7 +108,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if hasattr(self, "columns_") and scales is not None and len(scales) == self.columns_.n_out:
             of_columns = self.columns_.per_column(scales)
             self.column_scales_: Array = of_columns / (of_columns.max() or 1.0)
-        if not self._has_codes:
+        if not self._has_codes and getattr(self, "privacy", None) is None:  # a private fit keeps nothing of rows
             self._few = share_of_few(rows)
             advise(self)
 
