@@ -1,4 +1,4 @@
-"""Errors, rounds and tuning on real data: the tables of docs/explanation/accuracy-of-dekrr-alone.md.
+"""Errors, rounds and tuning on real data: the tables of docs/accuracy.md.
 
     python benchmarks/accuracy.py --data-dir DIR [--seeds 10] [--jobs 2] [--out benchmarks/results/accuracy.json]
 
@@ -26,10 +26,10 @@ from dekrr.data import by_response, halves, read_table
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows
 from dekrr.selection import Energy
 from dekrr.settings import ALONE, DeKRRSettings
 from dekrr.solvers import lower_end
+from dekrr.tables.rows import ArrayRows
 from dekrr.topology import build
 
 SPLITS = {"houses": 60, "airquality": 70, "energy": 90}
@@ -83,7 +83,6 @@ def regressor(method, name, seed, sigma, alpha, scale):
                 features="energy",
                 **given,
                 consensus=PATH,
-                objective="own",
                 prediction="own",
                 **common,
             )

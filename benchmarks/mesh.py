@@ -30,6 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # as `dekrr up` does
@@ -39,18 +40,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from dekrr.deploy.files import read_site
-from dekrr.deploy.node import Node, link_of
-from dekrr.deploy.record import RECORD, Record
 from dekrr.features import FeatureMap
+from dekrr.mesh.carrier import Carrier, Ways
+from dekrr.mesh.files import read_site
+from dekrr.mesh.node import Node, link_of
+from dekrr.mesh.record import RECORD, Record
+from dekrr.mesh.session.events import Exchanged
 from dekrr.messages import Coefficients, encode, expect
-from dekrr.networks.mesh import MeshNetwork
-from dekrr.networks.session.events import Exchanged
 from dekrr.protocols.outcome import Outcome
 from dekrr.protocols.roll_call import roll_call
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows
 from dekrr.scaling import UNSCALED
+from dekrr.tables.rows import ArrayRows
 from meshes import Mesh
 
 D = 100
@@ -72,17 +73,16 @@ class Watch:
 
 def bare_rounds(link, rounds, barrier, n_ready):
     """Exchange frames with the neighbours, and nothing else; return the seconds of a round, by the clock and of CPU."""
-    network = MeshNetwork(link)
     body = encode(Coefficients(np.zeros(D), PROGRESS))
     frame = msgspec.msgpack.encode(["data", "bare", link.name, (), 0, msgspec.Raw(body)])
-    with network.open("bare") as (arrivals, speak):
+    with closing(Carrier(Ways(link))) as carrier, carrier.open("bare", lambda *_: None) as (arrivals, speak):
         heard = set()
         while n_ready.value < barrier.parties:  # until every link is up
             for publisher in speak.values():
                 publisher.put(b"ready")
             time.sleep(0.05)
-            while len(heard) < len(link.neighbors) and (sample := arrivals.try_recv()) is not None:
-                heard |= {sender_of(sample)} & set(link.neighbors)
+            while len(heard) < len(link.neighbors) and (arrival := arrivals.try_recv()) is not None:
+                heard.add(arrival[0])
                 if len(heard) == len(link.neighbors):
                     with n_ready.get_lock():
                         n_ready.value += 1
@@ -97,18 +97,11 @@ def bare_rounds(link, rounds, barrier, n_ready):
             for publisher in speak.values():
                 publisher.put(frame)
             while min(counts.values()) < number:
-                sample = arrivals.recv()
-                sender = sender_of(sample)
-                sample.payload.to_bytes()
-                if sender in counts:
-                    counts[sender] += 1
+                if (arrival := arrivals.recv()) is not None:
+                    counts[arrival[0]] += 1
         costs = watch.per_round(rounds)
         barrier.wait()
     return costs
-
-
-def sender_of(sample):
-    return str(sample.key_expr).split("/")[-2]
 
 
 def without_solver(node, neighbors):
@@ -238,7 +231,7 @@ def main():
     parser.add_argument("--fits", action="store_true", help="compare whole fits with masks and without")
     arguments = parser.parse_args()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dekrr.deploy.node", "dekrr.cli.network", "pandas", "pyarrow.parquet"])
+    context.set_forkserver_preload(["dekrr.mesh.node", "dekrr.mesh.commands.network", "pandas", "pyarrow.parquet"])
     if arguments.fits:
         compare_fits(arguments.sites, arguments.repeats)
         return

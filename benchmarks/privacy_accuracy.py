@@ -10,8 +10,8 @@ the other half test (of household_power every tenth row of it); a seed changes t
 from the operating system's secure source, and is another one in every fit. Bounds are what one knows of such
 instruments beforehand, not what the rows show. sigma and consensus were chosen once on training rows. The first fit of
 each data set and seed is without privacy: the library's default greedy features, for which neighbours are asked, with
-the settings of the other fits but consensus 1. All fits are of DeKRR alone, without a shared and a local part, which a
-private run cannot have.
+the settings of the other fits but consensus 1. All fits are of DeKRR alone, without a shared part, which a private run
+cannot have, and without a local part, which sites do not pass on.
 """
 
 import argparse

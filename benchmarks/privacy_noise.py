@@ -4,7 +4,7 @@
 
 Results go to benchmarks/results/privacy_noise.json: for each problem, number of sites, rows of a site, number of
 features, epsilon and colluders, the own RSE with noise and without, the scale of the noise, and its share by
-`dekrr.privacy.noise_share`. The rule of thumb there is from this file, whose table this program prints.
+`dekrr.privacy.mechanism`. The rule of thumb there is from this file, whose table this program prints.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import numpy as np
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy
 from dekrr.data import make_sites
-from dekrr.privacy.noise_share import noise_share
+from dekrr.privacy.mechanism import noise_share
 
 RESULTS = Path(__file__).parent / "results" / "privacy_noise.json"
 ROWS, FEATURES, EPSILONS = (100, 300, 1000, 3000, 10_000, 20_000), (20, 60, 200), (0.5, 2.0, 8.0)

@@ -16,7 +16,7 @@ import numpy as np
 
 from dekrr import DeKRRRegressor
 from dekrr.data import load
-from dekrr.rows import survey
+from dekrr.tables import rows
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     for seed in range(given.seeds):
         test = np.random.default_rng(seed).random(len(y)) < 0.1
         for size in given.sizes:
-            survey.SAMPLE_ROWS = size
+            rows.SAMPLE_ROWS = size
             regressor = DeKRRRegressor(n_features=given.n_features, random_state=seed, **fixed)
             begun = time.process_time()
             regressor.fit(X[~test], y[~test], sites=sites[~test])
@@ -50,4 +50,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

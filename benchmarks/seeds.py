@@ -5,6 +5,7 @@
 The rows are made up (`make_sites`, six sites; 2,400 test rows). The seed changes the random features, and nothing else.
 """
 
+import argparse
 import json
 import statistics
 from pathlib import Path
@@ -51,4 +52,5 @@ def main():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

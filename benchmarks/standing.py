@@ -3,6 +3,7 @@
 python benchmarks/standing.py 50 benchmarks/results/standing.json
 """
 
+import argparse
 import json
 import os
 import re
@@ -78,4 +79,8 @@ def main(n_sites, out=None):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50, *sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("number", nargs="?", type=int, default=50)
+    parser.add_argument("out", nargs="*", help="the file of the figures")
+    arguments = parser.parse_args()
+    main(arguments.number, *arguments.out)

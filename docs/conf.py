@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from docstrings import complete, escape, members_of  # noqa: E402  (these are beside this file)
+from figures import expanded  # noqa: E402
 from pages import write_pages  # noqa: E402
 from paper import write_page_of_all  # noqa: E402
 
@@ -109,6 +110,11 @@ def refuse_warnings(app: Any, page: str, template: str, context: dict[str, Any],
         logging.getLogger(__name__).warning("%s shows a warning of Python, or a path of this machine", page)
 
 
+def write_figures(app: Any, page: str, source: list[str]) -> None:
+    """Put tables and sentences that are made from benchmarks/results in the place of their marks."""
+    source[0] = expanded(source[0])
+
+
 def link_files(app: Any, page: str, source: list[str]) -> None:
     """Make links of names of files of the source archive, such as `benchmarks/mesh.py`; the site brings them along."""
 
@@ -125,6 +131,7 @@ def link_files(app: Any, page: str, source: list[str]) -> None:
 
 def setup(app: Any) -> None:
     """Add to Sphinx what the pages need."""
+    app.connect("source-read", write_figures)
     app.connect("source-read", link_files)
     app.connect("html-page-context", load_nothing_from_elsewhere)
     app.connect("html-page-context", refuse_warnings)

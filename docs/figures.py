@@ -1,11 +1,14 @@
 """The figures in the pages that come from committed results.
 
-`make figures` writes every block between ``<!-- figures: NAME -->`` and ``<!-- end of figures -->`` in README.md and in
-the pages of docs/. A test checks that each block is what its function returns. To add a block, write a function that
-returns Markdown, add it to `BLOCKS`, and put the two marks into a page.
+The build of the site puts a block in the place of every line ``<!-- figures: NAME -->`` of a page of docs/. README.md,
+which no build makes, has its blocks written into it by `make figures`, between such a line and ``<!-- end of figures
+-->``; a test checks that they are what their functions return. To add a block, write a function that returns Markdown,
+add it to `BLOCKS`, and put its mark into a page.
 """
 
+import ast
 import csv
+import hashlib
 import json
 import re
 import statistics
@@ -15,17 +18,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import paper  # it is beside this file, as the next one
+import paper  # it is beside this file, as the next ones
 import privacy_cost
+from pages import MADE
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- figures: (.+?) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+MARK = re.compile(r"^<!-- figures: (.+?) -->$", re.MULTILINE)
 
 
 def pages() -> Iterator[Path]:
     """Yield the pages that people write: the README and those of docs/ that no build makes."""
-    made = {"_build", "auto_gallery", "api"}
+    made = {"_build", "auto_gallery", "api", *MADE}
     yield HERE.parent / "README.md"
     yield from sorted(path for path in HERE.rglob("*.md") if not made & set(path.relative_to(HERE).parts))
 
@@ -33,6 +38,11 @@ def pages() -> Iterator[Path]:
 def written(text: str) -> str:
     """Return a page with its blocks written anew."""
     return BLOCK.sub(lambda found: f"{found[1]}\n{block(found[2]).strip()}\n\n{found[3]}", text)
+
+
+def expanded(text: str) -> str:
+    """Return a page of docs/ with a block in the place of each mark."""
+    return MARK.sub(lambda found: block(found[1]).strip(), text)
 
 
 def block(words: str) -> str:
@@ -59,6 +69,11 @@ def spread(values: Sequence[float]) -> str:
 @cache
 def _json(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def _real_sites() -> dict[str, dict[str, dict[str, float]]]:
+    found: dict[str, dict[str, dict[str, float]]] = _json("real_sites.json")
+    return found
 
 
 def _speed(name: str) -> dict[str, Any]:
@@ -189,59 +204,8 @@ def fixed_sigma() -> str:
     return table(["", "tuned", "best fixed", "at sigma", "tuned against fixed"], rows)
 
 
-_SITES = {
-    "houses": "Houses, 10 sites by price",
-    "airquality": "Air Quality, 10 sites",
-    "energy": "Energy, 10 sites",
-    "tomshardware": "Tom's Hardware, 10 sites",
-    "twitter13813": "Twitter, 10 sites",
-    "beijing12:0.1": "Beijing, a tenth of the rows, 12 stations",
-    "beijing12": "Beijing, 190,000 rows",
-}
-_PARTS = {"beijing12:0.1": "a tenth of Beijing", "beijing12": "Beijing with 190,000 rows"}
-
-
-def _beside_trees() -> Iterator[tuple[str, list[dict[str, Any]], list[float]]]:
-    """Yield each data set with our fits, and own RSE: our mean, the best trees at each site, the best pooled trees."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for fit in _json("comparison.json"):
-        found.setdefault((fit["data"], fit["method"]), []).append(fit)
-    for data in _SITES:
-        best = [
-            min(found[data, f"{library}:{place}"][0]["own"] for library in ("hgb", "lightgbm", "xgboost"))
-            for place in ("sites", "pooled")
-        ]
-        yield data, found[data, "ours"], [statistics.fmean(fit["own"] for fit in found[data, "ours"]), *best]
-
-
-def against_trees() -> str:
-    """Return in words where the default has less own error than trees; less than 2 % is no difference."""
-    lines = []
-    for column, trees_ in ((1, "the best trees at each site"), (2, "the best trees on pooled rows")):
-        better: dict[str, list[str]] = {"less": [], "about as much": [], "more": []}
-        for data, _, own in _beside_trees():
-            word = (
-                "about as much" if abs(own[0] / own[column] - 1) < 0.02 else "less" if own[0] < own[column] else "more"
-            )
-            better[word].append(_PARTS.get(data, _SITES[data].split(",")[0]))
-        told = "; ".join(f"{word} on {_listed(names)}" for word, names in better.items() if names)
-        lines.append(f"- Against {trees_}, the own error of dekrr is {told}.")
-    return "\n".join(lines) + "\n"
-
-
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def trees() -> str:
-    """Return the default beside the best of three kinds of boosted trees: means over seeds, the least own bold."""
-    rows = []
-    for data, ours, own in _beside_trees():
-        title = _SITES[data]
-        shown = [f"**{_rse(value)}**" if value == min(own) else _rse(value) for value in own]
-        shown[0] += f" / {_rse(statistics.fmean(fit['union'] for fit in ours))}"
-        rows.append([title, f"{ours[0]['features_own']:.0f}", *shown, str(len(ours))])
-    return table(["", "D", "dekrr: own / union", "trees at each site: own", "trees on pooled rows", "seeds"], rows)
 
 
 def _rse(value: float) -> str:
@@ -306,8 +270,123 @@ def intervals() -> str:
     return table(["data", "coverage", "least", "width", "crepes coverage", "crepes width"], rows)
 
 
+def real_sites() -> str:
+    """Return the default on tables with real sites beside what a site has alone, and what a centre would: own RSE."""
+    alone, pooled = ("mean", "ridge", "trees"), ("ridge", "trees")
+    methods = ["own", *(f"{kind} alone" for kind in alone), *(f"pooled {kind}" for kind in pooled)]
+    rows = []
+    for name, seeds in sorted(_json("real_sites.json").items()):
+        fits = list(seeds.values())
+        means = {method: statistics.fmean(fit[method] for fit in fits) for method in (*methods, "union")}
+        least = min(means[method] for method in methods)
+        shown = [f"**{_rse(means[m])}**" if means[m] == least else _rse(means[m]) for m in methods]
+        shown[0] += f" / {_rse(means['union'])}"
+        rows.append([name, f"{fits[0]['sites']:.0f}", *shown, str(len(fits))])
+    return table(["", "sites", "dekrr: own / union", *methods[1:], "seeds"], rows)
+
+
+_SHORT = {
+    "airbnb_cities": "Airbnb prices, cities",
+    "exam_london": "exam marks, schools in London",
+    "heart_hospitals": "heart disease, hospitals",
+    "kc_house_zips": "house prices, postcodes of one county",
+    "life_expectancy_countries": "life expectancy, countries",
+    "maize_texas_locs": "maize yield, fields in Texas",
+    "nhs_ae_trusts": "late emergency patients, NHS trusts",
+    "parkinsons_patients": "Parkinson's scores, patients",
+    "txhousing_cities": "house prices, cities in Texas",
+    "walmart_stores": "weekly sales, Walmart stores",
+    "weather_aus_humid": "humidity, Australian stations",
+    "weather_aus_rain": "rain tomorrow, Australian stations",
+}
+
+
+def joining() -> str:
+    """Return alone, together and pooled on tables with real sites: own RSE, the least bold."""
+    ways = (("mean alone", "ridge alone", "trees alone"), ("own",), ("pooled ridge", "pooled trees"))
+    rows = []
+    for name, seeds in sorted(_json("real_sites.json").items()):
+        fits = list(seeds.values())
+        errors = [min(statistics.fmean(fit[method] for fit in fits) for method in methods) for methods in ways]
+        shown = [f"**{_rse(error)}**" if error == min(errors) else _rse(error) for error in errors]
+        rows.append([_SHORT.get(name, name), f"{fits[0]['sites']:.0f}", *shown])
+    return table(["", "sites", "alone", "together: dekrr", "pooled"], rows)
+
+
+def who_wins() -> str:
+    """Return in a sentence on how many of these tables the default is no worse than alone and than pooled."""
+    found = {name: statistics.fmean(fit["own"] for fit in seeds.values()) for name, seeds in _real_sites().items()}
+    told = []
+    for methods in (("mean alone", "ridge alone", "trees alone"), ("pooled ridge", "pooled trees")):
+        best = {
+            name: min(statistics.fmean(fit[method] for fit in seeds.values()) for method in methods)
+            for name, seeds in _real_sites().items()
+        }
+        told.append(sum(own <= best[name] for name, own in found.items()))
+    alone, pooled = told
+    return f"dekrr is no worse than alone on {alone} of {len(found)} tables, and no worse than pooled on {pooled}.\n"
+
+
+def beside_real_sites() -> str:
+    """Return in words on how many of these tables the default has less own error than each yardstick."""
+    fits = {name: list(seeds.values()) for name, seeds in _json("real_sites.json").items()}
+
+    def mean(name: str, *methods: str) -> float:
+        return min(statistics.fmean(fit[method] for fit in fits[name]) for method in methods)
+
+    lines = []
+    for text, methods in (
+        (
+            "the best that a site has alone (mean, ridge or trees, chosen by these rows)",
+            ("mean alone", "ridge alone", "trees alone"),
+        ),
+        ("pooled trees that know the site", ("pooled trees",)),
+        ("the better of pooled trees and pooled ridge, chosen by these rows", ("pooled trees", "pooled ridge")),
+    ):
+        more = [name for name in sorted(fits) if mean(name, "own") > mean(name, *methods)]
+        told = f"; not on {_listed(more)}" if more else ""
+        lines.append(
+            f"- Own error is no more than that of {text} on {len(fits) - len(more)} of {len(fits)} tables{told}."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def modules() -> str:
+    """Return every module of the library with the first line of its docstring."""
+    home = HERE.parent / "src" / "dekrr"
+    rows = []
+    for path in sorted(home.rglob("*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        name = str(path.relative_to(home)).removesuffix(".py").removesuffix("__init__")
+        if text and name:
+            first = re.sub(r"\s+", " ", text.split("\n\n")[0]).replace("|", "\\|").replace("``", "`")
+            rows.append([f"`{name}`", first])
+    return table(["module", "what it is"], rows, n_labels=2)
+
+
+def cost() -> str:
+    """Return what D costs: megabytes sent by a site and seconds, with given numbers and with the defaults."""
+    found = _json("cost.json")
+    rows = [
+        [str(given["n_features"]), *(f"{one[key]:.2f}" for one in (given, own) for key in ("megabytes", "seconds"))]
+        for given, own in zip(found[::2], found[1::2], strict=True)
+    ]
+    return table(["D", "given numbers: MB sent by a site", "seconds", "defaults: MB", "seconds"], rows)
+
+
+def comparison() -> str:
+    """Return the tables of benchmarks/comparison.py: the default beside everything else."""
+    sys.path.insert(0, str(HERE.parent / "benchmarks"))
+    from comparison import told
+
+    return str(told(_json("comparison.json")))
+
+
 BLOCKS: dict[str, Callable[..., str]] = {
     **paper.BLOCKS,
+    "comparison": comparison,
+    "cost": cost,
+    "modules": modules,
     **privacy_cost.BLOCKS,
     "speed": speed,
     "many-sites": many_sites,
@@ -315,26 +394,67 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "baselines": baselines,
     "reductions": reductions,
     "stations": stations,
-    "trees": trees,
-    "against-trees": against_trees,
     "intervals": intervals,
     "rounds": rounds,
     "seeds": seeds,
     "archives": archives,
     "fixed-sigma": fixed_sigma,
+    "real-sites": real_sites,
+    "beside-real-sites": beside_real_sites,
+    "joining": joining,
+    "who-wins": who_wins,
 }
 
 
+PICTURE = HERE / "images" / "real-sites.png"
+
+
+def digest() -> str:
+    """Return a digest of the results that the picture of real sites is drawn from."""
+    return hashlib.sha256((RESULTS / "real_sites.json").read_bytes()).hexdigest()
+
+
+def drawn_from() -> str:
+    """Return the digest of the results that the picture was drawn from, which is among the metadata of the file."""
+    from PIL import Image
+
+    with Image.open(PICTURE) as image:
+        return str(image.info.get("Description", ""))
+
+
+def write_picture() -> None:
+    """Draw own RSE on tables with real sites: the best alone, together, and the best of pooled rows."""
+    from matplotlib.figure import Figure
+
+    fits = {name: list(seeds.values()) for name, seeds in _json("real_sites.json").items()}
+    ways = {
+        "alone: the best of mean, ridge and trees": ("o", "#d55e00", ("mean alone", "ridge alone", "trees alone")),
+        "together: dekrr": ("D", "#0072b2", ("own",)),
+        "pooled: the better of ridge and trees": ("s", "#999999", ("pooled ridge", "pooled trees")),
+    }
+
+    def error(name: str, methods: Sequence[str]) -> float:
+        return min(statistics.fmean(fit[method] for fit in fits[name]) for method in methods)
+
+    names = sorted(fits, key=lambda name: error(name, ("own",)))
+    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for label, (marker, color, methods) in ways.items():
+        titles = [_SHORT.get(name, name) for name in names]
+        axes.plot([error(name, methods) for name in names], titles, marker, color=color, label=label, alpha=0.85)
+    axes.set(xscale="log", xlabel="relative squared error on new rows of each site (less is better)")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(loc="upper left", fontsize="small")
+    figure.savefig(PICTURE, dpi=100, metadata={"Description": digest()})
+
+
 def main() -> None:
-    """Write all blocks and pictures, and say which pages changed."""
+    """Write all pictures, and the blocks of the README."""
     paper.write_pictures()
     privacy_cost.write_picture()
-    for path in pages():
-        text = path.read_text(encoding="utf-8")
-        new = written(text)
-        if new != text:
-            path.write_text(new, encoding="utf-8")
-            print(f"wrote {path.relative_to(HERE.parent)}")
+    write_picture()
+    readme = HERE.parent / "README.md"
+    readme.write_text(written(readme.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,17 +7,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import settings_page  # it is beside this file
+
 NOTE = "<!-- This page is made from the code by docs/pages.py. -->\n\n"
+MADE = ("commands.md", "messages.md", "errors.md", "api.md", "settings.md")
 
 
 def write_pages(folder: Path) -> None:
     """Write the pages that are made from the code; a page that would not change is left as it is."""
-    pages = {
-        "commands.md": commands_page(),
-        "messages.md": messages_page(),
-        "errors.md": errors_page(),
-        "api.md": names_page(),
-    }
+    made = (commands_page(), messages_page(), errors_page(), names_page(), NOTE + settings_page.page())
+    pages = dict(zip(MADE, made, strict=True))
     (folder / "reference").mkdir(exist_ok=True)
     for path in (folder / "reference").glob("*.md"):
         if path.name not in pages and path.read_text(encoding="utf-8").startswith(NOTE):
@@ -78,8 +77,7 @@ def messages_page() -> str:
     ]
     parts = [
         NOTE + "# Messages\n\nNothing leaves a site but these messages. [The protocol](../protocol.md) has their order,"
-        " and [the evidence on privacy]"
-        "(../explanation/privacy-evidence.md#what-each-message-contains) says what each of them tells.\n"
+        " and [privacy](../privacy.md#who-sees-what) says what each of them tells, and whom.\n"
     ]
     for kind in kinds:
         parts += [f"## {kind.__name__}\n", _as_markdown(inspect.getdoc(kind) or ""), ""]
@@ -115,15 +113,44 @@ def errors_page() -> str:
     return (
         NOTE
         + "# Errors and exit codes\n\nAll errors of dekrr are `DekrrError`. In Python they are raised. A command prints"
-        " an error as one line to standard error, and ends with the code of its kind."
-        " [What an exit code means](../exit-codes.md) says what to do about it.\n\n"
-        f"| code | error | when |\n|--:|---|---|\n{table}"
+        " an error as one line to standard error, and ends with the code of its kind.\n\n"
+        f"| code | error | when |\n|--:|---|---|\n{table}\n{_WHAT_TO_DO}"
     )
 
 
-_KINDS = {
-    "Estimators": lambda v, home: home.startswith("dekrr.estimators"),
+_WHAT_TO_DO = """## What to do
+
+The last line on standard error says what happened. A standing site does not end when one of its runs fails: the whole
+reason is in `dekrr study show`, in `dekrr status`, in the site's log and on its page.
+
+**1: something cannot be used.** The rows, a setting, a key or a file is wrong; the message names what, where, and
+what to do. Starting again does not help until that is done. Frequent causes:
+
+- *is already there; `--force` replaces it*: the run's model exists. Give the run a new id, or use studies.
+- *gave other rows in one pass than in the next*: the file was written while it was read. Write a new one and rename it.
+- *this run separates ... rows*: too few rows have changed since an earlier run. Wait for more.
+- *is in use: is this site running already?*: another process has the folder.
+- *is valid from ... not now*: the certificate has expired or is not valid yet, or the clock is wrong.
+
+**3: a site did not show up** within `start_patience`. Have the sites that the message names been started? Do the files
+name each other as neighbours? Of each pair, can the site whose name sorts first be reached by the other?
+
+**4: the others have declared this site gone.** It was away for longer than the patience, or came back with other rows.
+It can take part in the next run.
+
+**5: cut off.** At most half of the sites can be reached. After a blackout, start the sites again within
+`start_patience` of each other: each resumes from its checkpoint.
+
+**6: no agreement.** Sites differ in settings, columns, neighbours or versions, or the checkpoint belongs to other rows.
+The message names the difference and the sites. Nothing that depends on rows was sent.
+"""
+
+
+_KINDS = {  # in the order in which a newcomer needs them
+    "Estimators": lambda v, home: home.startswith("dekrr.estimators") and v.__name__.startswith("DeKRR"),
+    "Comparison": lambda v, home: home == "dekrr.comparing",
     "Models": lambda v, home: home.startswith("dekrr.model"),
+    "Baselines": lambda v, home: home.startswith("dekrr.estimators"),
     "Features, kernels and solvers": lambda v, home: home.startswith(
         ("dekrr.selection", "dekrr.kernels", "dekrr.solvers", "dekrr.features")
     ),
@@ -131,21 +158,22 @@ _KINDS = {
     "Errors": lambda v, home: home.startswith("dekrr.errors"),
 }
 PUBLIC_MODULES = (
+    "dekrr.comparing",
     "dekrr.data",
     "dekrr.errors",
     "dekrr.features",
     "dekrr.kernels",
     "dekrr.metrics",
     "dekrr.model",
-    "dekrr.model_file",
+    "dekrr.model",
     "dekrr.model_selection",
     "dekrr.networks.base",
     "dekrr.networks.local",
-    "dekrr.networks.mpi",
+    "dekrr.cluster.mpi",
     "dekrr.plot",
     "dekrr.settings",
     "dekrr.solvers",
-    "dekrr.testing.faulty",
+    "dekrr.lab.testing.faulty",
     "dekrr.topology",
 )
 
@@ -158,6 +186,8 @@ _CONSTANTS = {  # names that are neither classes nor functions, so that no docst
     "dekrr.networks.base.Observer": "the type of a function that is told of each exchange of messages",
     "dekrr.settings.ALONE": "settings that leave DeKRR alone, without the other parts: `DeKRRRegressor(**ALONE)`",
     "dekrr.settings.GRIDS": 'what "auto" chooses from where sigma, alpha and consensus are tuned',
+    "dekrr.settings.DEPLOYED": "which choices of a setting a node takes, where those are fewer than an estimator takes",
+    "dekrr.settings.PRIVATE": 'what "auto" is in a private run, which must not look at rows',
     "dekrr.settings.PRECISIONS": "the values of `precision`",
     "dekrr.settings.WIRE_PRECISIONS": "the values of `wire_precision`",
     "dekrr.settings.WITH_SHARED": 'what "auto" is where there is a shared part',
@@ -171,7 +201,7 @@ def names_page() -> str:
     left = {name: getattr(dekrr, name) for name in dekrr.__all__ if name != "__version__"}
     parts = [
         NOTE + "# Public names\n\nThese names stay as they are between minor versions;"
-        " [stability](../explanation/stability.md) says what is promised.\n"
+        " [stability](../about/index.md#what-you-can-rely-on) says what is promised.\n"
     ]
     for title, fits in [*_KINDS.items(), ("More", lambda v, home: True)]:
         names = [name for name, value in left.items() if fits(value, getattr(value, "__module__", ""))]

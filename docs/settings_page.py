@@ -1,13 +1,11 @@
 """The page of settings: one table for each subject, made from `dekrr.settings` and the estimators.
 
-`python docs/settings_page.py` writes docs/settings.md; a test checks that the page is what this file returns.
+docs/pages.py writes the page, docs/reference/settings.md, when the site is built.
 """
 
-import inspect
-import sys
 import textwrap
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -27,23 +25,23 @@ from dekrr.settings import (
     entries,
 )
 
-PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
 
 This page lists every setting with its defaults, what it may be, and what it does. *In one process* means
-`DeKRRRegressor`, `DeKRRClassifier` and `dekrr fit`. *In a deployment* means the table `[settings]` of network.toml with
-`method = "dekrr"`, and studies. A star marks a setting that the estimators do not take as a parameter: the value is
-the one that they use. A dash marks a setting that is not there.
+`DeKRRRegressor`, `DeKRRClassifier` and `dekrr fit`. *In a deployment* means the table `[settings]` of network.toml
+with `method = "dekrr"`, and studies. What is no parameter of an estimator is an entry of its `options`. A star marks
+a setting that the estimators do not take as a parameter: the value is the one that they use. A dash marks a setting
+that is not there.
 
 In network.toml, write `true` for `True` and `"none"` for `None`. Objects in the place of names (a Chooser, a Kernel, a
-Solver, edges) can be given only to the estimators. Each setting is written once, in `src/dekrr/settings/`; the
+Solver, edges) can be given only to the estimators. Each setting is written once, in `src/dekrr/settings.py`; the
 parameters of the estimators, the checks of network.toml and site.toml, the options of `dekrr fit` and this page derive
 from there.
 """
 SUBJECTS: dict[str, tuple[str, str]] = {
     "The model and its features": (
         "",
-        "n_features features kernel sigma mapping shared local column_scales allocation random_state seed",
+        "n_features features kernel sigma mapping shared site_effect local column_scales allocation random_state seed",
     ),
     "Regularisation, agreement and tuning": (
         'A single number is not tuned; from several numbers one is chosen. With a shared part, as by default, `"auto"` '
@@ -53,7 +51,7 @@ SUBJECTS: dict[str, tuple[str, str]] = {
     ),
     "Rows, sites and their graph": (
         "In network.toml, `topology` and `n_neighbors` stand at the top, and not in `[settings]`.",
-        "scale bounds weighted n_sites topology n_neighbors unknown_sites",
+        "scale transform bounds weighted n_sites topology n_neighbors unknown_sites classes exclude",
     ),
     "Rounds": ("", "solver self_penalty tol max_rounds"),
     "What travels": (
@@ -62,7 +60,7 @@ SUBJECTS: dict[str, tuple[str, str]] = {
         "exchange precision wire_precision censor_start censor_decay",
     ),
     "What a site refuses and hides": (
-        "[Privacy](privacy.md) says what each of them is for.",
+        "[Privacy](../privacy.md) says what each of them is for.",
         "min_rows rows_per_feature max_leverage shortlist_rows masks lone_neighbor verify_features max_maps "
         "max_features privacy",
     ),
@@ -115,8 +113,7 @@ def deployed(name: str) -> Entry | None:
 
 def _parameters(estimator: str) -> dict[str, Any]:
     """Return the parameters of an estimator with their defaults."""
-    signature = inspect.signature(getattr(dekrr, estimator))
-    return {name: parameter.default for name, parameter in signature.parameters.items()}
+    return {each.name: each.default for each in fields(getattr(dekrr, estimator))}
 
 
 def _row(name: str) -> list[str]:
@@ -186,12 +183,3 @@ def _table(rows: Iterable[list[str]], head: list[str] | None = None) -> str:
 
 def _wrapped(text: str) -> str:
     return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)) + "\n\n" if text else ""
-
-
-def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

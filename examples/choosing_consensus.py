@@ -9,7 +9,7 @@ import numpy as np
 
 from dekrr import DeKRRRegressor
 from dekrr.data import Split, by_column, make_sites
-from dekrr.experiments.tuning import choose_consensus, cross_validate
+from dekrr.lab.experiments.fits import choose_consensus, cross_validate
 from dekrr.selection import Greedy
 from dekrr.settings import ALONE
 

@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import networkx as nx
@@ -12,9 +12,10 @@ import pytest
 from hypothesis import settings
 
 from dekrr.features import FeatureMap
+from dekrr.folds import RowHash
 from dekrr.privacy.admission import learn
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows
+from dekrr.tables.rows import ArrayRows
 
 settings.register_profile("untimed", deadline=None)  # no test asserts a time
 settings.load_profile("untimed")
@@ -26,6 +27,12 @@ def data_directory():
     if not directory or not Path(directory).is_dir():
         pytest.skip("needs real data: set DEKRR_DATA to its directory")
     return Path(directory)
+
+
+@pytest.fixture
+def open_folds(monkeypatch):
+    """Give nodes in threads of this process the folds of an estimator, so that their models can be compared."""
+    monkeypatch.setattr(Site, "in_order", lambda site: replace(site, rows=site.rows.in_order(RowHash())))
 
 
 @pytest.fixture

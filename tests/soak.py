@@ -18,19 +18,20 @@ import msgspec
 import networkx as nx
 import numpy as np
 
+from dekrr.lab.testing.faulty import FaultyNetwork, draw_faults
+from dekrr.mesh.session import Plan, Session
 from dekrr.messages import encode
 from dekrr.networks.local import LocalNetwork
-from dekrr.networks.session import Plan, Session
 from dekrr.privacy.masks import Identity, derived_secret
 from dekrr.protocols import dekrr
+from dekrr.protocols.after_loss import guarded
 from dekrr.protocols.baselines import allreduce, dkla
 from dekrr.protocols.reading import MessageReader
-from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows
+from dekrr.protocols.site import Kept, Site
 from dekrr.selection import Energy, Greedy, Plain
 from dekrr.settings import WIRE_PRECISIONS as PRECISIONS
 from dekrr.settings import AllReduceSettings, DeKRRSettings, DKLASettings, Wire
-from dekrr.testing.faulty import FaultyNetwork, draw_faults
+from dekrr.tables.rows import ArrayRows
 
 PATIENCE = 10.0
 UNGUARDED = {"scale": "minmax", "min_rows": 1, "rows_per_feature": 0, "max_leverage": 1}
@@ -74,19 +75,26 @@ class Problem:
         if guarded:
             wire = Wire(precision=str(draw(PRECISIONS)), censor_start=float(draw([0.0, 0.01])))
             self.settings = DeKRRSettings(tol=1e-3, max_rounds=12, allocation=self.settings.allocation, wire=wire)
+        # What sites do when one is lost after masked sums. Only neighbours are refused as well.
+        hides = min(dict(self.graph.degree).values()) > 1 or (self.method == "allreduce" and n_sites > 2)
+        lone = str(draw(["refuse", "warn"])) if hides else "warn"
+        self.refuses = lone == "refuse" and self.method != "dkla"
+        self.kept = {}
         self.rows = {}
         for name in self.names:
             n_rows = int(rng.integers(60, 120) if guarded else rng.integers(5, 12))
             self.rows[name] = rng.uniform(size=(n_rows, 2)), rng.uniform(-1, 1, size=n_rows)
 
-    def make(self, name, neighbors, offer, identity=None, **changes):
+    def make(self, name, neighbors, offer, identity=None, kept=None, keep_path=False, **changes):
         site = Site(name, tuple(neighbors), ArrayRows(*self.rows[name]), seed=self.seed, tell=quiet)
-        site = replace(site, identity=identity or Identity())
+        site = replace(site, identity=identity or Identity(), kept=kept or Kept())
         train, settings = METHODS.get(self.method, (dekrr.train, self.settings))
+        changes = {"lone_neighbor": "refuse" if self.refuses else "warn"} | changes
         settings = msgspec.structs.replace(settings, **{k: v for k, v in changes.items() if hasattr(settings, k)})
         if self.method == "dekrr" and offer is not None:
             site = dekrr.with_features(site, offer, self.selector, settings)
-        return train(site, self.selector, settings)
+        more = {"keep_path": True} if keep_path and self.method == "dekrr" else {}
+        return guarded(site, lambda: train(site, self.selector, settings, **more), settings)
 
     def open_session(self, name, journal, observe):
         plan = Plan(
@@ -103,9 +111,14 @@ class Problem:
         def make(neighbors, offer):
             """Make the procedure of an epoch, with a key that the site has again when it comes back."""
             lost = sorted(session.lost)
+            kept.epoch = ", ".join(lost)
             identity = Identity(f"run {self.seed} without {lost}", derived_secret(name.encode(), *lost))
-            return self.make(name, neighbors, offer, identity)
+            return self.make(name, neighbors, offer, identity, kept)
 
+        # A site that comes back knows whether it had sent masked words, and not what it had reached.
+        before, kept = self.kept.get(name), Kept()
+        kept.summed_in = before.summed_in if before is not None else None
+        self.kept[name] = kept
         session = Session(plan, make, MessageReader(), journal, observe)
         return session
 
@@ -142,20 +155,27 @@ def _check_answers(problem, network):
         graph.remove_edges_from([tuple(item.split("|")) for item in lost if "|" in item])
         offers = {name: network.offers.get((lost, name)) for name in graph}
         make = problem.make if lossy else partial(problem.make, masks=False)
-        return LocalNetwork(graph).run({name: make(name, graph[name], offers[name]) for name in graph})
+        return LocalNetwork(graph).run({name: make(name, graph[name], offers[name], keep_path=True) for name in graph})
 
     # Neighbours are in another order there, and what is rounded on the wire may be rounded the other way.
     tolerance = 1e-9 if problem.settings.wire.precision == "double" else 1e-6
     for name, ending in network.endings.items():
         if ending.outcome is None:
             continue
-        expected = reference(ending.gone, ending.lost)[name]
+        # Where all sums were formed before a loss, the model is that of all sites, after the rounds until then.
+        is_kept = problem.refuses and problem.kept[name].has_sent
+        gone, lost = (frozenset(), frozenset()) if is_kept else (ending.gone, ending.lost)
+        expected = reference(gone, lost)[name]
+        network.injected["kept models"] += is_kept
         assert set(ending.outcome.roster.rows) == set(expected.roster.rows), f"seed {problem.seed}: roster of {name}"
+        # Such sites also end the rounds when there are as many as features.
+        ends_early = problem.refuses and expected.path
+        coefficients = expected.path[ending.outcome.rounds] if ends_early else expected.coefficients
         np.testing.assert_allclose(
             ending.outcome.coefficients,
-            expected.coefficients,
+            coefficients,
             rtol=0,
-            atol=tolerance * max(1.0, float(np.abs(expected.coefficients).max())),
+            atol=tolerance * max(1.0, float(np.abs(coefficients).max())),
             err_msg=f"seed {problem.seed}: site {name} without {sorted(ending.gone)}",
         )
 

@@ -31,23 +31,23 @@ import pandas as pd
 
 from consortium import Consortium
 from dekrr import load
-from dekrr.deploy.audit_trail import TRAIL, verify
-from dekrr.deploy.carrier import relay
-from dekrr.deploy.node import MODEL
-from dekrr.deploy.procedure import procedure_of
-from dekrr.deploy.record import log_to
-from dekrr.deploy.standing import StandingSite
-from dekrr.deploy.standing_file import read_relay, read_standing
-from dekrr.deploy.studies.book import Book
-from dekrr.deploy.studies.items import Call, Proposal
-from dekrr.deploy.studies.study import digest_of, parse_study
-from dekrr.deploy.studies.versions import Versions
 from dekrr.disk import LockedFile
+from dekrr.mesh.audit_trail import TRAIL, read
+from dekrr.mesh.carrier import relay
+from dekrr.mesh.network import Keys
+from dekrr.mesh.node import MODEL
+from dekrr.mesh.procedure import procedure_of
+from dekrr.mesh.record import log_to
+from dekrr.mesh.standing import StandingSite
+from dekrr.mesh.standing_file import read_relay, read_standing
+from dekrr.mesh.studies.book import Book
+from dekrr.mesh.studies.items import Call, Proposal
+from dekrr.mesh.studies.study import digest_of, parse_study
+from dekrr.mesh.studies.versions import Versions
 from dekrr.networks.local import LocalNetwork
-from dekrr.networks.mesh import Keys
 from dekrr.privacy.admission import kept
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows
+from dekrr.tables.rows import ArrayRows
 from lines import Line
 
 NAMES = ["a", "b", "c"]
@@ -246,7 +246,7 @@ class Play:
                 for (who, _), said in state.reports.items()
                 if who == name
             ]
-            entries, _ = verify(home / TRAIL, book.identity.trust, name, heads)
+            entries = read(home / TRAIL, book.identity.trust, name, heads)
             runs = {entry["run"] for entry in entries if entry["kind"] == "left"}
             assert not [run for run in runs if run.startswith(self.digests["three"][:16])], "an unapproved run left"
             for study in ("one", "two"):

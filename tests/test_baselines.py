@@ -3,10 +3,11 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.kernel_ridge import KernelRidge
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import Ridge, RidgeCV
 
 from conftest import tampered
 from dekrr import (
@@ -17,15 +18,16 @@ from dekrr import (
     DKLARegressor,
     LocalRegressor,
     SettingsError,
+    rse,
 )
 from dekrr.data import make_sites
 from dekrr.messages import Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.baselines import allreduce
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows
 from dekrr.selection import Plain
 from dekrr.settings import AllReduceSettings
+from dekrr.tables.rows import ArrayRows
 
 X, y, SITES = make_sites(n_sites=6, random_state=0)
 X_NEW, Y_NEW, SITES_NEW = make_sites(n_sites=6, random_state=1)
@@ -65,6 +67,58 @@ def test_local_is_a_ridge_regression_per_site():
         ridge = Ridge(alpha=own.sum() * 1e-3, fit_intercept=False).fit(model.feature_map(X[own]), y[own])
         np.testing.assert_allclose(model.coefficients, ridge.coef_, atol=1e-8)
     assert regressor.traffic_.total_bytes == 0
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
+def test_local_is_never_far_above_ridge_regression_at_the_site(noise):
+    rng = np.random.default_rng(0)
+    site = np.repeat(np.arange(9), np.tile([20, 40, 80], 3) * 2)
+    table = pd.DataFrame(rng.normal(size=(len(site), 4)), columns=list("abcd")).assign(
+        kind=rng.choice(["x", "y"], len(site)), site=site
+    )
+    table["y"] = table["a"] + table["b"] / 2 + (table["kind"] == "x") + 20 * rng.normal(size=9)[site]
+    table["y"] += noise * rng.normal(size=len(site))
+    new, known = table[1::2], table[::2]
+    alone = LocalRegressor(random_state=0).fit(known, "y", sites="site")
+    assert set(alone.sigma_) == set(alone.alpha_) == set(range(9))
+    assert alone.models_[3].header.sigma == alone.sigma_[3]
+    columns, ridge = pd.get_dummies(table.drop(columns=["site", "y"]), dtype=float), pd.Series(0.0, table.index)
+    for _, rows in table.groupby("site"):
+        at, there = rows.index.intersection(known.index), rows.index.intersection(new.index)
+        fitted = RidgeCV(np.logspace(-3, 4, 15)).fit(columns.loc[at], table["y"][at])
+        ridge[there] = fitted.predict(columns.loc[there])
+    level = table.groupby("site")["y"].transform("mean")[new.index]
+    found = alone.predict(new.drop(columns="y"), sites="site")
+    assert rse(new["y"] - level, found - level) < 1.3 * rse(new["y"] - level, ridge[new.index] - level)
+
+
+def test_what_local_chose_gives_the_same_model_when_it_is_given():
+    own = SITES[0] == SITES
+    chosen = LocalRegressor(n_features=10, alpha=[1e-6, 1e-3], random_state=0).fit(X[own], y[own], sites=SITES[own])
+    sigma, alpha = chosen.sigma_[SITES[0]], chosen.alpha_[SITES[0]]
+    assert alpha in (1e-6, 1e-3)
+    given = LocalRegressor(n_features=10, sigma=sigma, alpha=alpha, random_state=0).fit(
+        X[own], y[own], sites=SITES[own]
+    )
+    np.testing.assert_array_equal(chosen.predict(X[own]), given.predict(X[own]))
+    assert chosen.traffic_.total_bytes == 0
+    assert (given.sigma_, given.alpha_) == (chosen.sigma_, chosen.alpha_)
+
+
+def test_local_takes_sites_of_a_few_rows_weights_outputs_and_rows_in_batches():
+    few, many = slice(0, 1), slice(1, 60)
+    rows = {"few": [(X[few], y[few])], "many": [(X[1:30], y[1:30]), (X[30:60], y[30:60])]}
+    streamed = LocalRegressor(n_features=10, random_state=0).fit(rows)
+    labels = np.where(np.arange(60) < 1, "few", "many")
+    held = LocalRegressor(n_features=10, random_state=0).fit(X[:60], y[:60], sites=labels)
+    assert streamed.alpha_["many"] == held.alpha_["many"]
+    np.testing.assert_allclose(
+        streamed.models_["many"].predict(X[many]), held.models_["many"].predict(X[many]), rtol=1e-6
+    )
+    two = LocalRegressor(n_features=10, random_state=0).fit(
+        X, np.column_stack([y, -y]), sites=SITES, sample_weight=y**2
+    )
+    assert np.isfinite(two.predict(X_NEW, sites=SITES_NEW)).all()
 
 
 def test_dkla_converges_to_all_reduce():

@@ -12,20 +12,20 @@ from conftest import Problem
 from dekrr import DeKRRRegressor
 from dekrr.cli.app import app
 from dekrr.errors import DekrrError
-from dekrr.experiments import peers, speed
 from dekrr.features import FeatureMap
+from dekrr.lab.experiments import speed
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows
+from dekrr.tables.rows import ArrayRows
 from dekrr.topology import build
 
 
 def test_the_port_solves_the_full_system(monkeypatch):
     """Its fixed point is the minimum of the objective, found from all rows at once."""
-    monkeypatch.setattr(peers, "ROUNDS", 8000)
+    monkeypatch.setattr(speed, "ROUNDS", 8000)
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(300, 3))
     y, labels = np.sin(4 * X.sum(axis=1)), np.sort(rng.integers(6, size=300))
-    maps, coefficients = peers.paper_port(X, y, labels, 8, sigma=0.5, alpha=1e-3)
+    maps, coefficients = speed.paper_port(X, y, labels, 8, sigma=0.5, alpha=1e-3)
     graph = nx.relabel_nodes(build("ring", list(range(6))), str)
     sites = {}
     for j, (frequencies, phases) in enumerate(maps):
@@ -38,10 +38,10 @@ def test_the_port_solves_the_full_system(monkeypatch):
 
 
 def test_floors_grow_with_what_is_needed():
-    rates = speed.Rates(cosines=1e9, products=1e10)
+    rates = speed.FlopRates(cosines=1e9, products=1e10)
     rng = np.random.default_rng(0)
     small, large = (
-        speed.Problem("made", rng.uniform(size=(n, 4)), np.zeros(n), np.arange(n) % 10, 20, 1.0, made=True)
+        speed.TimedProblem("made", rng.uniform(size=(n, 4)), np.zeros(n), np.arange(n) % 10, 20, 1.0, made=True)
         for n in (1000, 2000)
     )
     assert rates.floor(large) == pytest.approx(2 * rates.floor(small))
@@ -62,11 +62,11 @@ def test_made_rows_stand_in_for_data_that_is_not_there(tmp_path):
 
 def test_bench_writes_and_compares(tmp_path, monkeypatch):
     def figure(directory, *, quick):
-        yield speed.Figure(
+        yield speed.TimedFigure(
             name="a / b", ratio=4.0, text="", seconds={"a": 4.0, "b": 1.0}, better="higher", settings={"quick": quick}
         )
 
-    monkeypatch.setattr("dekrr.cli.bench.FIGURES", {"one": figure})
+    monkeypatch.setattr("dekrr.lab.commands.bench.FIGURES", {"one": figure})
     path = tmp_path / "figures" / "speed.json"
     run = CliRunner().invoke(app, ["bench", "--quick", "--out", str(path)])
     assert run.exit_code == 0, run.output

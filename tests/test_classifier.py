@@ -14,10 +14,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from typer.testing import CliRunner
 
 import dekrr
-from dekrr import DataError, DeKRRClassifier, DeKRRRegressor, DifferentialPrivacy, SettingsError
+from dekrr import DataError, DeKRRClassifier, DeKRRRegressor, SettingsError
 from dekrr.classes import N_BINS, NEWTON_STEPS, ClassCalibration, Platt, codes, histogram, scores
 from dekrr.cli.app import app
 from dekrr.data import make_sites
+from dekrr.protocols import calibration
 
 N_SITES = 4
 FIXED = {"n_features": 40, "sigma": 1.0, "alpha": 1e-5, "consensus": 0.5, "random_state": 0}
@@ -75,7 +76,7 @@ def test_probabilities_are_calibrated(fitted):
 
 
 def test_own_and_union(fitted):
-    each = [model.predict_proba(X_NEW) for model in fitted.models_.values()]
+    each = [model.predict_proba(X_NEW, elsewhere=True) for model in fitted.models_.values()]
     union = np.mean([log_loss(Y_NEW, share) for share in each])
     assert fitted.score(X_NEW, Y_NEW, metric="union", loss="log_loss") == pytest.approx(union)
     accuracy = np.mean([accuracy_score(Y_NEW, fitted.classes_[share.argmax(axis=1)]) for share in each])
@@ -114,7 +115,7 @@ def test_prediction_sets_cover(fitted, coverage):
     assert hit.mean() == pytest.approx(coverage, abs=0.06)
     for site in range(N_SITES):
         assert hit[site == SITES_NEW].mean() > coverage - 0.1
-    assert 1 < inside.sum(axis=1).mean() < 2.5
+    assert 1 < inside.sum(axis=1).mean() < 2.7
     np.testing.assert_array_equal(
         fitted.models_[2].predict_set(X_NEW[SITES_NEW == 2], coverage), inside[SITES_NEW == 2]
     )
@@ -195,7 +196,7 @@ def test_names_of_columns_are_taken_by_every_method():
 
 
 def test_sets_of_sites_with_too_few_held_out_rows_have_all_classes():
-    some = np.concatenate([np.flatnonzero(label == SITES)[: 300 if label else 100] for label in range(N_SITES)])
+    some = np.concatenate([np.flatnonzero(label == SITES)[: None if label else 100] for label in range(N_SITES)])
     classifier = DeKRRClassifier(**FIXED, unknown_sites="mean").fit(X[some], y[some], sites=SITES[some])
     with pytest.warns(UserWarning, match=r"site 0 has too few held-out rows for a coverage of 0\.983, which takes 58"):
         sets = classifier.predict_set(X_NEW, SITES_NEW, coverage=0.983)
@@ -225,7 +226,7 @@ def test_what_cannot_be_classified():
     with pytest.raises(SettingsError, match="'alpha' parameter of DeKRRClassifier"):
         DeKRRClassifier(alpha=-1).fit(X, y, sites=SITES)
     bounds = np.array([*X.min(axis=0), 0.0, 0.0, 0.0]), np.array([*X.max(axis=0), 1.0, 1.0, 1.0])
-    private = DeKRRClassifier(**FIXED, features="plain", bounds=bounds, privacy=DifferentialPrivacy(5.0))
+    private = DeKRRClassifier(**FIXED, features="plain", bounds=bounds, privacy=5.0, classes=np.unique(y))
     assert private.fit(X, y, sites=SITES).predict_proba(X_NEW).shape == (len(X_NEW), 3)
     with pytest.raises(SettingsError, match="no prediction sets in these models, because no rows were held out"):
         private.predict_set(X_NEW, SITES_NEW)
@@ -258,3 +259,21 @@ def test_a_model_of_classes_is_saved_and_loaded(tmp_path, labels):
     shares = fitted.predict_proba(table, sites="station")
     for k, label in enumerate(fitted.classes_.tolist()):
         np.testing.assert_allclose(new[f"prediction_{label}"], shares[:, k], rtol=1e-9)
+
+
+def test_probabilities_of_small_sites_rest_on_all_rows(monkeypatch):
+    """By the held-out fifth alone, a slope from few rows is a matter of luck: the log loss of new rows is higher."""
+
+    def losses():
+        found = []
+        for seed in range(6):
+            X, y, sites, _ = rows_of(10 + seed, 120, n_classes=2)
+            X_new, y_new, sites_new, _ = rows_of(20 + seed, 1500, n_classes=2)
+            classifier = DeKRRClassifier(n_features=10, random_state=seed).fit(X, y, sites=sites)
+            found.append(log_loss(y_new, classifier.predict_proba(X_new, sites=sites_new)))
+        return np.array(found)
+
+    of_all = losses()
+    monkeypatch.setattr(calibration, "_with_kept", lambda done: [done.held_out])
+    of_a_fifth = losses()
+    assert of_all.mean() < 0.97 * of_a_fifth.mean()

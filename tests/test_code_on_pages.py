@@ -25,14 +25,14 @@ import dekrr
 from dekrr.cli.app import COMMANDS
 from dekrr.cli.lazy import _imported
 from dekrr.data import make_sites
+from dekrr.estimators.base import parameters_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
-from pages import PUBLIC_MODULES  # noqa: E402  (it is in docs/)
+from pages import MADE, PUBLIC_MODULES  # noqa: E402  (it is in docs/)
 
-MADE = {"api.md", "commands.md", "messages.md", "errors.md"}  # in docs/reference, from the code itself
 PAGES = [ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if "_build" not in page.parts)]
 PAGES = [page for page in PAGES if not (page.parent.name == "reference" and page.name in MADE)]
 BLOCK = re.compile(r"^( *)```(?:python|\{code-cell\} python3)\n(.*?)^\1```$", flags=re.M | re.S)
@@ -67,12 +67,13 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 
 
 def test_the_paper_s_method_on_the_page_is_that_of_the_tables():
-    from dekrr.experiments.methods import METHODS
+    from dekrr.lab.experiments.fits import METHODS
 
-    block, _ = blocks_of((DOCS / "tutorials" / "paper-to-table.md").read_text())[0]
+    block, _ = blocks_of((DOCS / "reproduction.md").read_text())[0]
     names = {}
     exec(block, names)
     settings = names["regressor"].get_params()
+    settings |= settings["options"] or {}
     assert METHODS["DeKRR-DDRF"].settings.items() <= settings.items()
     X, y, sites = make_sites(n_sites=5, rows_per_site=80, random_state=0)
     fitted = names["regressor"].set_params(n_features=10, max_rounds=20).fit(X, y, sites=sites)
@@ -96,14 +97,15 @@ def known_parameters():
     """Return the names of parameters of public functions and methods, but those of a run's settings as a whole."""
     routines = [thing for name, thing in CALLABLES.items() if name != "DeKRRSettings"]
     for kind in CLASSES:
-        routines += [part for name, part in inspect.getmembers(kind, inspect.isroutine) if not name.startswith("_")]
+        members = inspect.getmembers(kind, inspect.isroutine)  # cached properties are among them
+        routines += [part for name, part in members if not name.startswith("_") and callable(part)]
     names = set()
     for routine in routines:
         try:
             names |= set(inspect.signature(routine).parameters)
         except ValueError:
             continue  # a routine of C
-    return names
+    return names | set(parameters_of(dekrr.DeKRRRegressor))
 
 
 PARAMETERS = known_parameters()
@@ -154,6 +156,8 @@ def raising():
 
 
 def binds(taker, call):
+    if taker in METHODS_OF.values():
+        return not call.args and {each.arg for each in call.keywords} <= {*parameters_of(taker), "options"}
     itself = [] if inspect.isclass(taker) or taker in CALLABLES.values() else [None]
     try:
         inspect.signature(taker).bind_partial(*itself, *call.args, **{each.arg: None for each in call.keywords})

@@ -15,10 +15,10 @@ from dekrr.messages import Branch, Census, Roll, Tally, Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.preparation import agree_on_scaling
 from dekrr.protocols.roll_call import roll_call
+from dekrr.protocols.rounds import Progress
 from dekrr.protocols.site import Site
-from dekrr.protocols.spanning_tree import tree_sum
-from dekrr.protocols.stopping import Progress
-from dekrr.rows import ArrayRows
+from dekrr.protocols.spanning_tree import tree_result, tree_sum
+from dekrr.tables.rows import ArrayRows
 
 
 @st.composite
@@ -90,10 +90,17 @@ def test_bounds_are_those_of_all_rows(network, most):
 
 
 @settings(deadline=None)
-@given(networks(), FEW_OR_MANY)
-def test_tree_sum_is_the_sum(network, most):
+@given(networks(), FEW_OR_MANY, st.booleans())
+def test_tree_sum_is_the_sum(network, most, later):
+    """Also of vectors that each site makes when it is its turn."""
     graph, sites = network
-    run = after_roll_call(lambda site, roster: tree_sum(site, roster, site.X.sum(axis=0)))
+
+    def of_rows(site, roster):
+        if not later:
+            return tree_sum(site, roster, site.X.sum(axis=0))
+        return tree_result(site, roster, lambda: site.X.sum(axis=0), lambda total: total, site.X.shape[1])
+
+    run = after_roll_call(of_rows)
     local = LocalNetwork(graph)
     with named_at_most(most):
         sums = local.run({site.name: run(site) for site in sites})

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import dekrr
-from dekrr import cosines
-from dekrr.cosines import wave_blocks
-from dekrr.features import FeatureMap
+from dekrr import features
+from dekrr.features import FeatureMap, wave_blocks
 
 PATHS = ["numpy", "compiled"]
 
@@ -18,7 +17,7 @@ PATHS = ["numpy", "compiled"]
 def path(request, monkeypatch):
     if request.param == "compiled":
         pytest.importorskip("numba")
-    monkeypatch.setattr(cosines, "_WORTH_COMPILING", 0 if request.param == "compiled" else np.inf)
+    monkeypatch.setattr(features, "_WORTH_COMPILING", 0 if request.param == "compiled" else np.inf)
     return request.param
 
 
@@ -58,7 +57,7 @@ def test_both_paths_agree(monkeypatch):
     parts = rng.uniform(size=(300, 3)), rng.normal(size=(3, 50)), rng.uniform(size=50), rng.uniform(size=50)
     found = []
     for threshold in (0, np.inf):
-        monkeypatch.setattr(cosines, "_WORTH_COMPILING", threshold)
+        monkeypatch.setattr(features, "_WORTH_COMPILING", threshold)
         found.append(waves(*parts))
     np.testing.assert_allclose(*found, rtol=0, atol=1e-15)
 
@@ -66,15 +65,15 @@ def test_both_paths_agree(monkeypatch):
 def test_without_numba(monkeypatch):
     monkeypatch.delattr(dekrr, "_compiled", raising=False)
     monkeypatch.setitem(sys.modules, "dekrr._compiled", None)
-    cosines.compiled.cache_clear()
+    features.compiled.cache_clear()
     try:
-        assert cosines.compiled() is None
+        assert features.compiled() is None
         X = np.random.default_rng(0).uniform(size=(600, 2))
         frequencies, zeros = np.ones((2, 300)), np.zeros(300)
         found = FeatureMap(frequencies, zeros, np.ones(300))(X)
         np.testing.assert_allclose(found, np.cos(X @ frequencies), atol=1e-14)
     finally:
-        cosines.compiled.cache_clear()
+        features.compiled.cache_clear()
 
 
 @given(n_rows=st.integers(0, 50), n_features=st.integers(1, 40), seed=st.integers(0, 100))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from dekrr import data
 from dekrr.cli.app import app
-from dekrr.data import catalogue, fetching, files, splits
+from dekrr.data import catalogue, loading, splits
 from dekrr.errors import DataError, SettingsError
 
 seeds = st.integers(0, 2**16)
@@ -216,7 +216,7 @@ def test_missing_data_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="dekrr data fetch houses"):
         data.load("houses", tmp_path)
     with pytest.raises(DataError, match="dekrr data fetch houses"):
-        files.require("houses", tmp_path)
+        loading.require("houses", tmp_path)
     with pytest.raises(DataError, match="13813 rows where the paper has 98704"):
         data.load("twitter13813", tmp_path)
     with pytest.raises(DataError, match="not in the catalogue"):
@@ -224,7 +224,7 @@ def test_missing_data_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=f"does not exist, so houses cannot be read from it{remedy}"):
         data.load("houses", tmp_path / "nowhere")
     (tmp_path / "cal_housing.tgz").write_bytes(b"half a file")
-    files.require("houses", tmp_path)
+    loading.require("houses", tmp_path)
     with pytest.raises(DataError, match=r"cal_housing\.tgz is damaged"):
         data.load("houses", tmp_path)
 
@@ -242,7 +242,7 @@ def test_a_dataset_comes_apart_and_names_its_sites(tmp_path):
     assert (X.tolist(), y.tolist(), dataset.columns) == ([[1.0], [2.0]], [3.0, 4.0], ("a",))
     assert dataset.sites.tolist() == ["Aotizhongxin", "Wanshouxigong"]
     with pytest.raises(DataError, match="2 rows and 1 columns; expected"):
-        files.check(dataset)
+        loading.check(dataset)
 
 
 @pytest.fixture
@@ -275,33 +275,31 @@ def test_fetch_downloads_and_checks(tmp_path, served, monkeypatch):
     target = tmp_path / "new" / "data"  # which is made
     means = tuple(np.abs(part).mean() for part in (houses_lines()[:, 8], houses_lines()[:, :8]))
     small = replace(catalogue.CATALOGUE["houses"], url=served, n_rows=5, sha256=None, means=means)
-    for module in (fetching, files):
-        monkeypatch.setattr(module, "CATALOGUE", {"houses": small})
-    assert fetching.fetch("houses", target) == target / "cal_housing.tgz"
+    monkeypatch.setattr(loading, "CATALOGUE", {"houses": small})
+    assert loading.fetch("houses", target) == target / "cal_housing.tgz"
     assert data.load("houses", target).X.shape == (5, 8)
     for wrong, words in (
         ({"n_rows": 6}, "5 rows"),
         ({"means": (1.0, 1.0)}, "means"),
         ({"sha256": "0" * 64}, "differs from the file that was checked"),
     ):
-        for module in (fetching, files):
-            monkeypatch.setattr(module, "CATALOGUE", {"houses": replace(small, **wrong)})
+        monkeypatch.setattr(loading, "CATALOGUE", {"houses": replace(small, **wrong)})
         if "sha256" in wrong:
             (target / "cal_housing.tgz").unlink()
         with pytest.raises(DataError, match=words):
-            fetching.fetch("houses", target)
+            loading.fetch("houses", target)
     with pytest.raises(DataError, match="no public source"):
-        fetching.fetch("twitter13813", target)
+        loading.fetch("twitter13813", target)
     lost = replace(small, url=served.replace("cal_housing", "nothing"), archive="nothing.tgz")
-    monkeypatch.setattr(fetching, "CATALOGUE", {"houses": lost})
+    monkeypatch.setattr(loading, "CATALOGUE", {"houses": lost})
     with pytest.raises(DataError, match=r"cannot be fetched \(.*404.*\): load it elsewhere, and put it .*/nothing.tgz"):
-        fetching.fetch("houses", target)
+        loading.fetch("houses", target)
 
 
 def test_the_page_of_the_reproduction_names_the_files_of_every_data_set():
     page = (Path(__file__).parents[1] / "docs" / "reproduction.md").read_text(encoding="utf-8")
     for name, entry in catalogue.CATALOGUE.items():
-        wanted = f"{files.originals_of(entry)} | <{entry.url}>" if entry.url else f"{name}.parquet | none"
+        wanted = f"{loading.originals_of(entry)} | <{entry.url}>" if entry.url else f"{name}.parquet | none"
         assert f"| `{name}` | {wanted} |" in page
 
 
@@ -328,7 +326,7 @@ def test_the_authors_files_are_read(tmp_path):
 @pytest.mark.parametrize("name", ["houses", "airquality", "energy", "twitter13813", "tomshardware", "beijing12"])
 def test_the_data_at_hand_is_what_the_catalogue_says(name, data_directory):
     dataset = data.load(name, data_directory)
-    files.check(dataset)
+    loading.check(dataset)
     if name == "beijing12":
         assert sorted(set(dataset.sites.tolist())) == list(catalogue.STATIONS)
 

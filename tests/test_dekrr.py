@@ -15,21 +15,20 @@ from sklearn.linear_model import Ridge
 from conftest import make_problem, tampered
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
+from dekrr.folds import RowHash
 from dekrr.messages import Coefficients
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.baselines import allreduce, dkla
 from dekrr.protocols.choosing import ALLOCATIONS
-from dekrr.protocols.run import Allocation
+from dekrr.protocols.run import Allocation, Tuning
 from dekrr.protocols.site import Site, without_exchange
-from dekrr.protocols.tuning import Tuning
-from dekrr.rows import ArrayRows
 from dekrr.scaling import Unscaled
 from dekrr.selection import Energy, Greedy, Plain
 from dekrr.settings import AllReduceSettings, DeKRRSettings, DifferentialPrivacy, DKLASettings
 from dekrr.solvers import Chebyshev, Jacobi, SiteSystem, inverse, make_solver
-from dekrr.statistics import accumulate
-from dekrr.system import Weights, penalty
+from dekrr.statistics import Weights, accumulate, penalty
+from dekrr.tables.rows import ArrayRows
 from dekrr.types import Block
 
 
@@ -45,7 +44,7 @@ def run(problem, **changes):
         "verify_features": False,
         "masks": False,
     }
-    chosen = DeKRRSettings(**{**common, **changes})
+    chosen = DeKRRSettings(lone_neighbor="warn", **{**common, **changes})
     network = LocalNetwork(problem.graph)
     procedures = {
         name: dekrr.train(site, Plain(sigma=0.5), chosen, keep_path=keep_path) for name, site in problem.sites.items()
@@ -176,7 +175,7 @@ def sites_of_sizes(sizes, n_columns=3):
 def test_features_in_proportion_to_the_root_of_the_rows():
     sizes = [25, 100, 400, 900]
     graph, sites = sites_of_sizes(sizes)
-    chosen = DeKRRSettings(allocation="sqrt", rows_per_feature=0, max_leverage=1)
+    chosen = DeKRRSettings(lone_neighbor="warn", allocation="sqrt", rows_per_feature=0, max_leverage=1)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, Energy(26), chosen) for n, s in sites.items()})
     n_features = [outcomes[str(j)].feature_map.n_features for j in range(4)]
     assert n_features == [8, 16, 32, 48]
@@ -186,7 +185,7 @@ def test_features_in_proportion_to_the_root_of_the_rows():
 @pytest.mark.parametrize("allocation", ["sqrt", "gain"])
 def test_pairs_of_features_are_shared_out_whole(allocation):
     graph, sites = sites_of_sizes([60, 70, 80, 90])
-    chosen = DeKRRSettings(allocation=allocation, rows_per_feature=0, max_leverage=1)
+    chosen = DeKRRSettings(lone_neighbor="warn", allocation=allocation, rows_per_feature=0, max_leverage=1)
     selector = Greedy(10, mapping="cossin", sigma=0.5)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, selector, chosen) for n, s in sites.items()})
     n_features = [outcomes[n].feature_map.n_features for n in sorted(sites)]
@@ -200,7 +199,7 @@ def test_features_go_where_they_lower_the_error_most():
     hard = {n: np.sin(9 * s.X[:, 0]) * np.cos(7 * s.X[:, 1]) for n, s in sites.items()}
     responses = {n: hard[n] if n in "01" else s.X[:, 0] + 1e-3 * rng.normal(size=120) for n, s in sites.items()}
     sites = {n: Site(n, s.neighbors, ArrayRows(s.X, responses[n])) for n, s in sites.items()}
-    chosen = DeKRRSettings(allocation="gain", scale=None)
+    chosen = DeKRRSettings(lone_neighbor="warn", allocation="gain", scale=None)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, Greedy(12, sigma=0.5), chosen) for n, s in sites.items()})
     n_features = [outcomes[n].feature_map.n_features for n in sorted(sites)]
     assert min(n_features[:2]) > 1.5 * max(n_features[2:])
@@ -213,7 +212,7 @@ def test_pairs_go_where_they_lower_the_error_most():
     pitch = dict(zip(sites, (1, 1, 9, 9), strict=True))
     responses = {n: np.sin(pitch[n] * s.X[:, 0]) * np.cos(pitch[n] * s.X[:, 1]) for n, s in sites.items()}
     sites = {n: Site(n, s.neighbors, ArrayRows(s.X, responses[n])) for n, s in sites.items()}
-    chosen = DeKRRSettings(allocation="gain", scale=None, rows_per_feature=0, max_leverage=1)
+    chosen = DeKRRSettings(lone_neighbor="warn", allocation="gain", scale=None, rows_per_feature=0, max_leverage=1)
     selector = Greedy(16, mapping="cossin", sigma=0.5)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, selector, chosen) for n, s in sites.items()})
     gains = {n: selector.gains(s.X, s.y, 24, s.rng()) for n, s in sites.items()}
@@ -227,7 +226,7 @@ def test_pairs_go_where_they_lower_the_error_most():
 @pytest.mark.parametrize(("mapping", "expected"), [("cos", [15, 20, 20]), ("cossin", [14, 20, 20])])
 def test_no_more_greedy_features_than_rows(mapping, expected):
     graph, sites = sites_of_sizes([15, 40, 60])
-    chosen = DeKRRSettings(rows_per_feature=0, max_leverage=1)
+    chosen = DeKRRSettings(lone_neighbor="warn", rows_per_feature=0, max_leverage=1)
     selector = Greedy(20, sigma=0.5, mapping=mapping)
     outcomes = LocalNetwork(graph).run({n: dekrr.train(s, selector, chosen) for n, s in sites.items()})
     assert [outcomes[n].feature_map.n_features for n in sorted(sites)] == expected
@@ -235,7 +234,7 @@ def test_no_more_greedy_features_than_rows(mapping, expected):
 
 def test_gain_needs_greedy_features():
     graph, sites = sites_of_sizes([40] * 3)
-    chosen = DeKRRSettings(allocation="gain")
+    chosen = DeKRRSettings(lone_neighbor="warn", allocation="gain")
     with pytest.raises(SettingsError, match="for greedy features"):
         LocalNetwork(graph).run({n: dekrr.train(s, Energy(5), chosen) for n, s in sites.items()})
 
@@ -243,13 +242,15 @@ def test_gain_needs_greedy_features():
 def test_too_few_rows_are_not_summed():
     graph, sites = sites_of_sizes([40, 40, 1])
     with pytest.raises(DataError, match=r"site '2' has 1 row, fewer than min_rows=10.*lower min_rows"):
-        LocalNetwork(graph).run({n: dekrr.train(s, Plain(5), DeKRRSettings()) for n, s in sites.items()})
+        LocalNetwork(graph).run(
+            {n: dekrr.train(s, Plain(5), DeKRRSettings(lone_neighbor="warn")) for n, s in sites.items()}
+        )
 
 
 def test_sites_with_different_columns_are_named():
     graph, sites = sites_of_sizes([40, 40, 40])
     sites["1"] = Site("1", sites["1"].neighbors, ArrayRows(np.zeros((40, 2)), np.zeros(40)))
-    chosen = DeKRRSettings(scale="minmax")
+    chosen = DeKRRSettings(lone_neighbor="warn", scale="minmax")
     with pytest.raises(MessageError, match=r"site '.' sent Bounds.lower of shape \(.,\), expected \(.,\)"):
         LocalNetwork(graph).run({n: dekrr.train(s, Plain(5), chosen) for n, s in sites.items()})
 
@@ -263,7 +264,14 @@ def test_sites_that_do_not_depend_on_each_other_stop_where_they_should(tol):
     }
     y = X[:, 0] * (6 - X[:, 0])
     chosen = DeKRRSettings(
-        alpha=1e-6, scale=None, min_rows=1, rows_per_feature=0, max_leverage=1.0, verify_features=False, tol=tol
+        lone_neighbor="warn",
+        alpha=1e-6,
+        scale=None,
+        min_rows=1,
+        rows_per_feature=0,
+        max_leverage=1.0,
+        verify_features=False,
+        tol=tol,
     )
     sites = [Site(name, (other,), ArrayRows(X, y), feature_map=maps[name]) for name, other in ("ab", "ba")]
     outcomes = LocalNetwork({"a": "b", "b": "a"}).run(
@@ -303,7 +311,7 @@ def test_who_sends_coefficients_that_overflow_is_named(size):
 
     problem = make_problem(3, n_sites=4)
     guards = {"min_rows": 1, "rows_per_feature": 0, "max_leverage": 1, "masks": False}
-    settings = DeKRRSettings(**guards, scale=None, verify_features=False)
+    settings = DeKRRSettings(lone_neighbor="warn", **guards, scale=None, verify_features=False)
     procedures = {name: dekrr.train(site, Plain(), settings) for name, site in problem.sites.items()}
     liar = sorted(procedures)[1]
     procedures[liar] = tampered(procedures[liar], huge)
@@ -383,10 +391,14 @@ def test_tuning_two_outputs_adds_up_their_errors():
     both, single = outputs_of(make_problem(6, n_sites=3, rows=(40, 60)))
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3, 1e-2), consensuses=(0.5, 1.0), folds=3)
     guards = {"min_rows": 1, "rows_per_feature": 0, "max_leverage": 1.0, "masks": False}
-    chosen = DeKRRSettings(**guards, scale=None, verify_features=False)
+    chosen = DeKRRSettings(lone_neighbor="warn", **guards, scale=None, verify_features=False)
     errors = []
+
+    def by_columns(block):  # folds follow from responses, too, and here all problems need the same
+        return RowHash()(Block(block.X, np.zeros(len(block.X))))
+
     for problem in (both, *single):
-        sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
+        sites = {n: replace(s, feature_map=None, hash_of=by_columns) for n, s in problem.sites.items()}
         procedures = {n: dekrr.train(s, Plain(5, sigma=0.5), chosen, tuning) for n, s in sites.items()}
         errors.append(LocalNetwork(problem.graph).run(procedures)["0"].tuned.errors)
     np.testing.assert_allclose(errors[0], errors[1] + errors[2], rtol=1e-12)
@@ -494,7 +506,11 @@ def test_the_privacy_budget_is_for_rows_that_count_once():
 def test_every_reason_to_refuse_is_told_at_once_and_before_anything_is_sent():
     site = next(iter(make_problem(0).sites.values()))
     chosen = DeKRRSettings(
-        privacy=DifferentialPrivacy(1.0), allocation="gain", bounds=((0.0,), (1.0,)), exchange="features"
+        lone_neighbor="warn",
+        privacy=DifferentialPrivacy(1.0),
+        allocation="gain",
+        bounds=((0.0,), (1.0,)),
+        exchange="features",
     )
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,))
     with pytest.raises(SettingsError) as refusal:
@@ -518,7 +534,9 @@ def test_a_further_policy_is_a_class_and_a_line(monkeypatch):
     monkeypatch.setitem(ALLOCATIONS, "sqrt", Alternating)
     problem = make_problem(0)
     sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
-    chosen = DeKRRSettings(scale=None, allocation="sqrt", min_rows=1, rows_per_feature=0, max_rounds=3)
+    chosen = DeKRRSettings(
+        lone_neighbor="warn", scale=None, allocation="sqrt", min_rows=1, rows_per_feature=0, max_rounds=3
+    )
     outcomes = LocalNetwork(problem.graph).run({n: dekrr.train(s, Energy(4), chosen) for n, s in sites.items()})
     sizes = {n: outcome.feature_map.n_features for n, outcome in outcomes.items()}
     assert sizes == {n: 4 + len(s.neighbors) % 2 for n, s in sites.items()}
@@ -550,7 +568,10 @@ def test_a_common_weight_is_in_the_sums_and_in_n():
     problem = make_problem(0)
     heavy = {n: replace(s, rows=ArrayRows(s.X, s.y, np.full(s.n_rows, 2.0))) for n, s in problem.sites.items()}
     guards = {"min_rows": 1, "rows_per_feature": 0, "max_leverage": 1, "verify_features": False}
-    chosen, twice = (DeKRRSettings(alpha=1e-3, scale=None, tol=1e-12, weighted=w, **guards) for w in (False, True))
+    chosen, twice = (
+        DeKRRSettings(lone_neighbor="warn", alpha=1e-3, scale=None, tol=1e-12, weighted=w, **guards)
+        for w in (False, True)
+    )
     chooser, network = Plain(sigma=0.5), LocalNetwork(problem.graph)
     weighted = network.run({n: dekrr.train(s, chooser, twice) for n, s in heavy.items()})
     plain = network.run({n: dekrr.train(s, chooser, chosen) for n, s in problem.sites.items()})

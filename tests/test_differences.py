@@ -11,20 +11,20 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dekrr.attacks.overhearing import Record
 from dekrr.errors import DataError
+from dekrr.lab.attacks.overhearing import Overheard
 from dekrr.messages import Features, Moments, Shortlist, Sums, Total
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols import dekrr, parts
+from dekrr.protocols import dekrr, training
 from dekrr.protocols.baselines import allreduce, dkla
-from dekrr.protocols.offers import read_features
+from dekrr.protocols.choosing import read_features
 from dekrr.protocols.online import go_on
+from dekrr.protocols.run import Tuning
 from dekrr.protocols.site import Site
-from dekrr.protocols.tuning import Tuning
-from dekrr.rows import ArrayRows
 from dekrr.selection import Energy, Greedy, Plain
 from dekrr.settings import AllReduceSettings, DeKRRSettings, DKLASettings
 from dekrr.statistics import unpack_symmetric
+from dekrr.tables.rows import ArrayRows
 
 GRAPH = {"a": ("b", "c", "d"), "b": ("a", "c"), "c": ("a", "b", "d"), "d": ("a", "c")}
 SETTINGS = DeKRRSettings(masks=False, scale=None, max_leverage=0.9, verify_features=False, tol=0.0, max_rounds=2)
@@ -91,7 +91,7 @@ def telling_differences(sums):
 
 
 def recorded(graph, procedures):
-    record = Record()
+    record = Overheard()
     return LocalNetwork(graph, observers=[record]).run(procedures), record
 
 
@@ -152,22 +152,40 @@ def test_shared_features_have_sums_over_admitted_rows_and_over_enough_of_them(me
         recorded(graph, {n: method.train(s, Plain(6), settings) for n, s in few.items()})
 
 
-@pytest.mark.parametrize(("n_rows", "n_columns", "held_out"), [(45, 3, 0), (55, 3, 0), (55, 2, 11), (75, 3, 15)])
-def test_sums_of_shared_features_differ_by_no_row_or_by_many(n_rows, n_columns, held_out):
-    """y'y ends every sum of shared features. Column scales are learnt without a fifth of the rows, if it is enough."""
+@pytest.mark.parametrize(
+    ("n_rows", "n_columns", "fewest"), [(45, 3, 12), (55, 3, 12), (55, 2, 10), (75, 3, 12), (120, 2, 16)]
+)
+@pytest.mark.parametrize("ratio", [None, 3.0])
+def test_sums_of_shared_features_differ_by_no_row_or_by_many(n_rows, n_columns, fewest, ratio):
+    """y'y ends every sum of shared features, without the site's level where it has one.
+
+    Column scales are learnt without a fold, if it has enough rows.
+    """
     rng = np.random.default_rng(0)
     graph = {"a": ("b",), "b": ("a",)}
     rows = {name: rng.random((n_rows, n_columns)) for name in graph}
     sites = {name: Site(name, graph[name], ArrayRows(X, np.sin(6 * X[:, 0]))) for name, X in rows.items()}
-    settings = DeKRRSettings(masks=False, scale=None, rows_per_feature=1.5, max_leverage=1.0, tol=0.0, max_rounds=2)
-    _, record = recorded(graph, {n: parts.train(s, Greedy(5, sigma=None), settings) for n, s in sites.items()})
-    energy = np.sum(sites["b"].y ** 2)
+    settings = DeKRRSettings(
+        masks=False,
+        scale=None,
+        rows_per_feature=1.5,
+        max_leverage=1.0,
+        tol=0.0,
+        max_rounds=2,
+        site_effect=ratio,
+        local=None,
+    )
+    _, record = recorded(graph, {n: training.train_parts(s, Greedy(5, sigma=None), settings) for n, s in sites.items()})
+    y, fold_of = sites["b"].y, sites["b"].fold_of(5)
     sums = [each.values for each in record.between("b", "a", Total)]
-    of_features = [values for values in sums if len(values) > 30 and np.isclose(values[-1], energy, rtol=0.5)]
-    left_out = [energy - values[-1] for values in of_features]
+    energy = -1 if ratio is None else -2  # with levels, the level's share of a mean comes last
+    of_features = [values for values in sums if len(values) > 30 and np.isclose(values[energy], y @ y, rtol=0.5)]
     assert len(of_features) == 5  # four of column scales, and the shared part
-    assert abs(left_out[-1]) < 1e-9
-    if held_out:
-        assert min(left_out[:4]) > 0.01 * energy
-    else:
-        assert max(np.abs(left_out)) < 1e-9
+    for fold, values in zip((0, 1, 1, 1, None), of_features, strict=True):
+        held = fold_of == fold
+        kept = y[~held] if fewest <= held.sum() <= 0.3 * n_rows else y
+        if ratio is None:
+            expected = [kept @ kept]
+        else:
+            expected = [kept @ kept - kept.sum() ** 2 / (len(kept) + ratio), len(kept) / (len(kept) + ratio)]
+        np.testing.assert_allclose(values[energy:], expected, atol=1e-9)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from dekrr import disk
-from dekrr.deploy import node
-from dekrr.networks.session import journal
+from dekrr.mesh import node
+from dekrr.mesh.session import journal
 
 # What the sites of a system without these calls would see: macOS lacks the first, Windows all of them.
 LACKING = """
@@ -25,10 +25,10 @@ for name in {lacking}:
 PROGRAM = """
 import sys
 from pathlib import Path
-import dekrr.deploy.node
+import dekrr.mesh.node
 import dekrr.cli.app
 from dekrr import disk
-from dekrr.networks.session.journal import FileJournal, Opening, Received
+from dekrr.mesh.session.journal import FileJournal, Opening, Received
 
 path = Path(sys.argv[1]) / "checkpoint"
 records = [Opening("r", "a", "d", (), None, {{}}), Received(0, {{"b": b"xyz" * 1000}})]
@@ -91,6 +91,18 @@ def test_one_process_at_a_time_has_a_file(tmp_path):
         disk.LockedFile(tmp_path / "new" / "file")
     file.close()
     disk.LockedFile(tmp_path / "new" / "file").close()
+
+
+def test_a_closed_file_writes_into_no_other(tmp_path):
+    """The system gives a descriptor's number to the next file; a thread that comes late must not write into that."""
+    closed = disk.LockedFile(tmp_path / "closed")
+    closed.close()
+    other = disk.LockedFile(tmp_path / "other")
+    for late in (lambda: closed.write(b"late", at=0), lambda: closed.truncate(9), closed.close):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            late()
+    assert other.size == 0
+    other.close()
 
 
 def test_the_mask_of_new_files_is_never_set(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import pickle
 import re
 import subprocess
 import sys
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from dekrr import (
     CentralizedRFF,
     COKERegressor,
     DataError,
+    DeKRRClassifier,
     DeKRRRegressor,
     DKLARegressor,
     EnergySelector,
@@ -37,7 +39,7 @@ from dekrr import (
     TopologyError,
 )
 from dekrr.data import make_sites
-from dekrr.estimators.parameters import parameters_of
+from dekrr.estimators.base import parameters_of, value_of
 from dekrr.settings import ALONE
 from test_conformance import Postman
 
@@ -83,7 +85,7 @@ def test_the_shape_all_share(cls):
     own_rse = np.sum((prediction - Y_NEW) ** 2) / np.sum((Y_NEW - Y_NEW.mean()) ** 2)
     assert fitted.rse(X_NEW, Y_NEW, sites=SITES_NEW) == pytest.approx(own_rse)
     assert fitted.score(X_NEW, Y_NEW, sites=SITES_NEW) == pytest.approx(1 - own_rse)
-    union = np.mean([dekrr.rse(Y_NEW, fitted.models_[site].predict(X_NEW)) for site in fitted.sites_])
+    union = np.mean([dekrr.rse(Y_NEW, fitted.models_[site].predict(X_NEW, elsewhere=True)) for site in fitted.sites_])
     assert fitted.rse(X_NEW, Y_NEW, metric="union") == pytest.approx(union)
     assert np.isfinite(fitted.objective_)
 
@@ -258,9 +260,9 @@ def test_constant_columns_and_responses():
 def test_a_site_with_one_row():
     labels = SITES.astype(object)
     labels[0] = "hermit"
-    with pytest.raises(DataError, match="site 'hermit' has 1 row, fewer than min_rows=10"):
-        regressor().fit(X, y, sites=labels)
-    fitted = regressor(min_rows=1).fit(X, y, sites=labels)
+    with pytest.raises(DataError, match="site 'hermit' has 1 row, fewer than min_rows=2"):
+        regressor(min_rows=2).fit(X, y, sites=labels)
+    fitted = regressor().fit(X, y, sites=labels)
     assert np.isfinite(fitted.models_["hermit"].predict(X_NEW)).all()
     assert np.isfinite(LocalRegressor(n_features=16).fit(X, y, sites=labels).predict(X)).all()
 
@@ -356,7 +358,7 @@ def test_a_pipeline_scores_with_sites():
 def test_a_fit_that_fails_leaves_the_estimator_as_it_was():
     fitted = regressor().fit(X, y, sites=SITES)
     before = dict(fitted.__dict__)
-    with pytest.raises(DataError, match="fewer than min_rows"):
+    with pytest.raises(DataError, match="every row has a site of its own, such as 0 and 1"):
         fitted.fit(X[:, :1], y, sites=np.arange(len(y)))
     assert fitted.__dict__ == before
 
@@ -478,12 +480,38 @@ def test_all_wrong_parameters_are_told_at_once():
 def test_parameters_are_those_of_the_table(cls):
     own_defaults = {"features": "plain", "censor_start": 0.5, "n_features": "auto"}
     for name, parameter in parameters_of(cls).items():
-        default = getattr(cls(), name)
+        default = value_of(cls(), name)
         assert parameter.entry.in_process == default or own_defaults[name] == default
         assert parameter.entry.mistake(default, objects=parameter.objects) is None
-        assert f"\n{name} : " in inspect.getdoc(cls)
+        assert (f"- ``{name}`` : " if parameter.option else f"\n{name} : ") in inspect.getdoc(cls)
         assert parameter.entry.setting.text.split(". ")[0][:60] in " ".join(cls.__doc__.split())
-    assert set(parameters_of(cls)) == set(cls().get_params())
+    plain = {name for name, parameter in parameters_of(cls).items() if not parameter.option}
+    assert plain == set(cls().get_params()) - {"options"}
+
+
+@pytest.mark.parametrize("cls", [DeKRRRegressor, DeKRRClassifier])
+def test_settings_that_few_need_are_in_one_parameter(cls):
+    assert not hasattr(cls(options={"transform": "log"} if cls is DeKRRRegressor else None), "transform")
+    assert len(cls().get_params()) <= 25
+    assert cls(options={"masks": True}).masks is True
+    assert cls(options={"masks": True}).min_rows == 1
+    with pytest.warns(FutureWarning, match=r"masks of .* as in options=\{'masks': True\}"):
+        made = cls(masks=True, options={"folds": 3})
+    assert made.options == {"folds": 3, "masks": True}
+    assert clone(made).get_params() == made.get_params()
+    with pytest.warns(FutureWarning, match="store_sums of"):
+        made.set_params(store_sums=False, sigma=2.0)
+    assert (made.store_sums, made.folds, made.sigma) == (False, 3, 2.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        contract = cls(kernel="laplacian", mapping="cossin", allocation="sqrt", self_penalty=0.0, n_sites=3)
+    assert contract.options["kernel"] == contract.kernel == "laplacian"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'maks'"):
+        cls(maks=True)
+    with pytest.raises(SettingsError, match="options have no 'maks'; they are "):
+        cls(options={"maks": True}).fit([[0.0], [1.0], [2.0]], [0, 1, 1])
+    with pytest.raises(SettingsError, match="masks is 3"):
+        cls(options={"masks": 3}).fit([[0.0], [1.0], [2.0]], [0, 1, 1])
 
 
 def test_no_private_module_of_scikit_learn_is_imported():

@@ -14,20 +14,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
+from typer.testing import CliRunner
 
 from dekrr import AllReduceRegressor, DeKRRRegressor, DKLARegressor
-from dekrr.cli.reproduce import command_line
+from dekrr.cli.app import app
 from dekrr.data import authors_split, make_sites
 from dekrr.data.splits import Split
 from dekrr.errors import DataError, SettingsError
-from dekrr.experiments import methods, tables, tuning
-from dekrr.experiments.curves import curves_of, recorded_rounds
-from dekrr.experiments.fits import run
-from dekrr.experiments.plans import EXPERIMENTS, Options, plan
-from dekrr.experiments.problems import ALPHAS, SIGMAS, Problem, choose_kernel, problem_of
-from dekrr.experiments.results import RESULTS, Results, task_of
-from dekrr.experiments.running import execute
-from dekrr.experiments.tasks import Task
+from dekrr.lab.commands.reproduce import command_line
+from dekrr.lab.experiments import fits, paper_tables
+from dekrr.lab.experiments.fits import (
+    ALPHAS,
+    SIGMAS,
+    FitProblem,
+    FitTask,
+    choose_kernel,
+    curves_of,
+    problem_of,
+    recorded_rounds,
+)
+from dekrr.lab.experiments.plans import EXPERIMENTS, Options, plan
+from dekrr.lab.experiments.running import RESULTS, Results, execute, task_of
 from dekrr.selection import Energy, Greedy
 from dekrr.settings import ALONE
 
@@ -54,7 +61,7 @@ def small_split(n_sites=6, seed=0):
 
 
 def a_task(**changes):
-    task = Task(
+    task = FitTask(
         experiment="table",
         data="houses",
         partition="response",
@@ -87,10 +94,10 @@ def a_task(**changes):
 )
 def test_the_shortcut_gives_the_estimators_coefficients(n_sites, selector, c, seed):
     split = small_split(n_sites, seed)
-    neighbors = tuning.ring_neighbors(split)
-    sites = [tuning.ArrayRows(split.X[split.sites == j], split.y[split.sites == j]) for j in range(n_sites)]
-    maps = tuning.choose_features(sites, neighbors, [selector] * n_sites, random_state=seed)
-    (solution,) = tuning.solve_network(sites, maps, neighbors, 1e-3, [c])
+    neighbors = fits.ring_neighbors(split)
+    sites = [fits.ArrayRows(split.X[split.sites == j], split.y[split.sites == j]) for j in range(n_sites)]
+    maps = fits.choose_features(sites, neighbors, [selector] * n_sites, random_state=seed)
+    (solution,) = fits.solve_network(sites, maps, neighbors, 1e-3, [c])
     regressor = DeKRRRegressor(
         n_features=10,
         features=selector,
@@ -114,16 +121,16 @@ def test_cross_validation_scores_what_refitting_scores():
     selector = Greedy(8, sigma=0.3, shortlist=1.0)
     selectors = [selector] * split.n_sites
     weights = [0.5, 4.0]
-    scored = tuning.cross_validate(
+    scored = fits.cross_validate(
         split, selectors, weights, alpha=1e-3, prediction="neighborhood", shuffle=False, random_state=3
     )
     for c in weights:
         total = 0.0
-        for k in range(tuning.N_FOLDS):
+        for k in range(fits.N_FOLDS):
             held_out = np.zeros(len(split.y), dtype=bool)
             for j in range(split.n_sites):
                 at = np.flatnonzero(split.sites == j)
-                held_out[at[tuning.folds_of(len(at), shuffle=False, seed=3)[k]]] = True
+                held_out[at[fits.folds_of(len(at), shuffle=False, seed=3)[k]]] = True
             regressor = DeKRRRegressor(
                 n_features=8,
                 features=selector,
@@ -135,7 +142,7 @@ def test_cross_validation_scores_what_refitting_scores():
                 tol=1e-12,
                 max_rounds=20000,
                 min_rows=1,
-                random_state=tuning.fold_seed(3, k),
+                random_state=fits.fold_seed(3, k),
                 **ALONE,
             ).fit(split.X[~held_out], split.y[~held_out], sites=split.sites[~held_out])
             predicted = regressor.predict(split.X[held_out], sites=split.sites[held_out])
@@ -145,7 +152,7 @@ def test_cross_validation_scores_what_refitting_scores():
 
 @given(st.integers(5, 200), st.booleans(), st.integers(0, 100))
 def test_folds_divide_the_rows(n_rows, shuffle, seed):
-    folds = tuning.folds_of(n_rows, shuffle=shuffle, seed=seed)
+    folds = fits.folds_of(n_rows, shuffle=shuffle, seed=seed)
     assert sorted(np.concatenate(folds).tolist()) == list(range(n_rows))
     if not shuffle:
         assert all(a[-1] < b[0] for a, b in pairwise(folds))
@@ -186,10 +193,10 @@ def test_the_paper_keeps_its_split_and_honest_repetitions_draw_new_ones(small_da
 def test_sqrt_allocation_is_the_estimators(small_data):
     task = a_task(partition="imbalanced", allocation="sqrt", method="ours", n_features=10)
     problem = problem_of(task, small_data)
-    regressor = methods.make_estimator(task, problem, 1.0)
+    regressor = fits.make_estimator(task, problem, 1.0)
     regressor.fit(problem.split.X, problem.split.y, sites=problem.split.sites)
     sizes = [regressor.models_[j].feature_map.n_features for j in range(6)]
-    assert sizes == methods.features_per_site(task, problem)
+    assert sizes == fits.features_per_site(task, problem)
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
 
@@ -210,10 +217,30 @@ def test_energy_features_on_an_authors_split_give_the_authors_error(data_directo
         a_task(data="airquality", splits="authors", n_features=70, n_sites=10, max_rounds=1500, repetition=r)
         for r in range(3)
     ]
-    rows = [run(task, data_directory)[0] for task in tasks]
+    rows = [fits.fit_task(task, data_directory)[0] for task in tasks]
     theirs, spread = rows[0]["authors_rse"], rows[0]["authors_std"]
     assert theirs == pytest.approx(0.0907, abs=1e-4)
     assert abs(np.mean([row["own_rse"] for row in rows]) - theirs) < 2 * spread
+
+
+@pytest.mark.parametrize(
+    ("name", "experiment", "n_sites", "n_neighbors", "sizes"),
+    [
+        ("houses", "norm", 10, 4, {20, 40, 60, 80, 100, 120}),
+        ("airquality", "imbalanced", 6, 2, {30, 50, 70, 90, 110, 130}),
+        ("airquality", "per-site", 6, 2, {80}),
+    ],
+)
+def test_experiments_take_the_authors_other_divisions(data_directory, name, experiment, n_sites, n_neighbors, sizes):
+    options = Options(data=(name,), protocol="paper", splits="authors", repeats=1, methods=("DeKRR-DDRF",))
+    tasks = plan(experiment, options, data_directory)
+    assert {task.splits for task in tasks} == {"authors"}
+    assert {task.n_features for task in tasks} == sizes
+    split = problem_of(tasks[0], data_directory).split
+    assert split.n_sites == tasks[0].n_sites == n_sites
+    assert split.n_neighbors == tasks[0].n_neighbors == n_neighbors
+    if experiment != "per-site":  # whose file has each site's error, and no error over all rows
+        assert set(split.authors) == {"DeKRR-DDRF", "DKLA"}
 
 
 @pytest.mark.slow
@@ -224,9 +251,9 @@ def test_the_paper_protocol_meets_the_authors_figures(data_directory):
             task = a_task(
                 data=data, splits="authors", n_features=n_features, method=method, n_sites=10, max_rounds=1500
             )
-            rows = [run(msgspec.structs.replace(task, repetition=r), data_directory)[0] for r in range(10)]
-            ours = tables.Mean.of(np.array([row["own_rse"] for row in rows]))
-            agree += not tables.off(ours, rows[0]["authors_rse"], rows[0]["authors_std"] / np.sqrt(10))
+            rows = [fits.fit_task(msgspec.structs.replace(task, repetition=r), data_directory)[0] for r in range(10)]
+            ours = paper_tables.Mean.of(np.array([row["own_rse"] for row in rows]))
+            agree += not paper_tables.off(ours, rows[0]["authors_rse"], rows[0]["authors_std"] / np.sqrt(10))
             total += 1
     assert total == 6
     assert agree >= 5
@@ -337,18 +364,14 @@ def test_damaged_results_are_named(tmp_path):
         Results(tmp_path)
 
 
-def reproduce(out, small_data):
-    arguments = ["reproduce", "table", "--data", "houses", "--quick", "--protocol", "paper", "--out", str(out)]
-    return [
-        sys.executable,
-        "-c",
-        "from dekrr.cli import main; main()",
-        *arguments,
-        "--jobs",
-        "2",
-        "--data-dir",
-        str(small_data),
-    ]
+def reproduce(out, small_data, *, jobs=2):
+    names = ["reproduce", "table", "--data", "houses", "--quick", "--protocol", "paper", "--out", str(out)]
+    return [*names, "--jobs", str(jobs), "--data-dir", str(small_data)]
+
+
+def process(arguments):
+    """Return the command line of a process of its own."""
+    return [sys.executable, "-c", "from dekrr.cli import main; main()", *arguments]
 
 
 def killed_after(command, out, n_more, deadline=120):
@@ -370,29 +393,24 @@ def killed_after(command, out, n_more, deadline=120):
         started.wait()
 
 
-def test_killed_and_started_again_it_ends_with_the_same_file(small_data, tmp_path):
+def test_killed_interrupted_and_started_again_it_ends_with_the_same_file(small_data, tmp_path):
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
-    subprocess.run(reproduce(undisturbed, small_data), check=True, capture_output=True, timeout=240)
-    kills = [killed_after(reproduce(disturbed, small_data), disturbed, n_more) for n_more in (0, 2)]
-    assert kills == [True, True]
-    assert len(Results(disturbed).rows) < len(Results(undisturbed).rows)
-    last = subprocess.run(reproduce(disturbed, small_data), check=True, capture_output=True, timeout=240, text=True)
-    assert "results:" in last.stdout
-    assert (disturbed / RESULTS).read_bytes() == (undisturbed / RESULTS).read_bytes()
-
-
-def test_ctrl_c_keeps_what_is_done(small_data, tmp_path):
-    started = subprocess.Popen(
-        reproduce(tmp_path, small_data), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    whole = CliRunner().invoke(app, reproduce(undisturbed, small_data, jobs=1), catch_exceptions=False)
+    assert "results:" in whole.output
+    command = process(reproduce(disturbed, small_data))
+    assert [killed_after(command, disturbed, n_more) for n_more in (0, 1)] == [True, True]
+    before = len(Results(disturbed).rows)
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 120
-    while not Results(tmp_path).rows and started.poll() is None and time.monotonic() < end:
+    while len(Results(disturbed).rows) == before and started.poll() is None and time.monotonic() < end:
         time.sleep(0.02)
     started.send_signal(signal.SIGINT)
     _, words = started.communicate(timeout=120)
     assert started.returncode == 130
     assert "the same command continues from there" in " ".join(words.split())
-    assert 0 < len(Results(tmp_path).rows) < 8
+    assert before < len(Results(disturbed).rows) < len(Results(undisturbed).rows) == 8
+    CliRunner().invoke(app, reproduce(disturbed, small_data, jobs=1), catch_exceptions=False)
+    assert (disturbed / RESULTS).read_bytes() == (undisturbed / RESULTS).read_bytes()
 
 
 # --- curves
@@ -406,7 +424,7 @@ def test_curves_end_where_the_estimator_ends(method, solver, small_data):
     problem = problem_of(task, small_data)
     consensus = None if method.startswith("DKLA") else 1.0
     curve = curves_of(task, problem, consensus)
-    regressor = methods.make_estimator(task, problem, consensus).set_params(tol=0.0)
+    regressor = fits.make_estimator(task, problem, consensus).set_params(tol=0.0)
     split = problem.split
     regressor.fit(split.X, split.y, sites=split.sites)
     test = split.X_test, split.y_test, split.test_sites
@@ -451,7 +469,7 @@ def test_the_comparison_marks_what_is_off():
         *made_up("DeKRR-DDRF", near - near.mean() + 0.2443, authors_rse=0.2440, authors_std=0.004),
         *made_up("DKLA", near + 0.2, authors_rse=0.334, authors_std=0.001),
     ]
-    shown = {line[2].text: line for line in tables._published(rows).rows}
+    shown = {line[2].text: line for line in paper_tables._published(rows).rows}
     assert [shown["DeKRR-DDRF"][i].mark for i in (3, 4)] == ["", ""]
     assert [shown["DKLA"][i].mark for i in (3, 4)] == ["off", "off"]
     assert shown["DKLA"][3].text == "0.334"
@@ -462,7 +480,7 @@ def test_the_comparison_marks_what_is_off():
 def test_paired_tests_are_scipys(values, seed):
     a = np.array(values)
     b = a + np.random.default_rng(seed).normal(size=len(a))
-    assert tables.paired_p(a, b) == pytest.approx(ttest_rel(a, b).pvalue)
+    assert paper_tables.paired_p(a, b) == pytest.approx(ttest_rel(a, b).pvalue)
 
 
 def test_who_is_better_depends_on_the_metric():
@@ -472,10 +490,10 @@ def test_who_is_better_depends_on_the_metric():
         *made_up("DKLA-DDRF", 0.30 + noise[0], union=0.30 + noise[0]),
         *made_up("DeKRR-DDRF", 0.25 + noise[1], union=0.34 + noise[1]),
     ]
-    (line,) = tables._tests(rows).rows
+    (line,) = paper_tables._tests(rows).rows
     assert line[3].text.startswith("DeKRR-DDRF (")
     assert line[4].text.startswith("DKLA-DDRF (")
-    gains = tables._improvements(rows).rows[0]
+    gains = paper_tables._improvements(rows).rows[0]
     own, union = (float(cell.text.split()[0]) for cell in gains[2:4])
     assert own == pytest.approx(16.7, abs=0.5)
     assert union == pytest.approx(-13.3, abs=0.5)
@@ -483,15 +501,19 @@ def test_who_is_better_depends_on_the_metric():
 
 def test_an_unfinished_table_says_so():
     rows = [*made_up("DKLA", np.array([0.3, 0.31, 0.32])), *made_up("ours", np.array([0.2, 0.21]))]
-    assert "2 to 3 repetitions (unfinished), seed 0" in tables._means(rows, "own").note
-    assert ", 2 repetitions, seed 0" in tables._means(rows[3:], "own").note
+    assert "2 to 3 repetitions (unfinished), seed 0" in paper_tables._means(rows, "own").note
+    assert ", 2 repetitions, seed 0" in paper_tables._means(rows[3:], "own").note
+    other = [{**row, "data": "energy", "n_sites": 6} for row in rows[3:]]
+    note = paper_tables._means([*rows[:3], *other], "own").note
+    assert "10 sites, 4 neighbours each or 6 sites, 4" in note
+    assert "2 to 3 repetitions, seed 0" in note  # sets differ, and each is finished
 
 
 def test_rows_know_their_task(small_data, tmp_path):
     results = Results(tmp_path)
     execute(few_tasks()[:1], results, directory=small_data)
     assert task_of(results.rows[0]) == few_tasks()[0]
-    assert isinstance(problem_of(few_tasks()[0], small_data), Problem)
+    assert isinstance(problem_of(few_tasks()[0], small_data), FitProblem)
 
 
 def test_results_can_be_read_while_they_are_written(small_data, tmp_path):

@@ -10,14 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dekrr.deploy import keys
-from dekrr.deploy.identity import REVOKED, revocation_list
-from dekrr.deploy.node import CHECKPOINT
-from dekrr.deploy.standard_error import SteadyStream
 from dekrr.errors import DataError, GoneError
-from dekrr.rows import StreamedRows
-from dekrr.rows import survey as survey_module
-from dekrr.rows.sources import open_source
+from dekrr.mesh import keys
+from dekrr.mesh.identity import REVOKED, revocation_list
+from dekrr.mesh.node import CHECKPOINT
+from dekrr.mesh.standard_error import SteadyStream
+from dekrr.tables import rows as rows_module
+from dekrr.tables.sources import StreamedRows, open_source
 from lines import Line
 from meshes import Mesh, run_command, wait_until
 
@@ -25,7 +24,7 @@ NODE = [sys.executable, "-c", "from dekrr.cli import main; main()", "node"]
 
 
 def test_rows_that_are_replaced_between_two_passes_are_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(survey_module, "SAMPLE_ROWS", 20)
+    monkeypatch.setattr(rows_module, "SAMPLE_ROWS", 20)
     table = pd.DataFrame({"u": np.arange(100.0), "y": np.arange(100.0) % 7})
     path = tmp_path / "rows.parquet"
     table.to_parquet(path)
@@ -204,8 +203,8 @@ def test_noise_at_the_door_does_not_keep_a_run_from_starting(tmp_path):
 def test_a_node_that_reads_parquet_needs_neither_pandas_nor_scikit_learn(tmp_path):
     mesh = Mesh(tmp_path, 2)
     program = (
-        "import sys; from pathlib import Path; from dekrr.deploy.site_rows import open_rows; "
-        "from dekrr.deploy.files import read_site; path = Path(sys.argv[1]); "
+        "import sys; from pathlib import Path; from dekrr.mesh.site_rows import open_rows; "
+        "from dekrr.mesh.files import read_site; path = Path(sys.argv[1]); "
         "print(open_rows(read_site(path), path.parent).n_rows, {'pandas', 'sklearn', 'networkx'} & set(sys.modules))"
     )
     path = str(mesh.home("s00") / "site.toml")

@@ -17,15 +17,35 @@ import privacy_cost  # noqa: E402
 NUMBER = re.compile(r"(?<![\w.-])\d*\.\d+(?!\.)\b")
 
 
-@pytest.mark.parametrize("path", list(figures.pages()), ids=lambda path: path.name)
-def test_blocks_are_what_the_results_say(path):
-    text = path.read_text(encoding="utf-8")
+README = ROOT / "README.md"
+
+
+def test_blocks_are_what_the_results_say():
+    text = README.read_text(encoding="utf-8")
     assert text.count("<!-- figures:") == text.count("<!-- end of figures -->") == len(figures.BLOCK.findall(text))
-    assert figures.written(text) == text, f"{path.name} differs from benchmarks/results; run `make figures`"
+    assert figures.written(text) == text, "the README differs from benchmarks/results; run `make figures`"
+
+
+@pytest.mark.parametrize("path", [path for path in figures.pages() if path != README], ids=lambda path: path.name)
+def test_marks_of_pages_become_blocks(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.count("<!-- figures:") == len(figures.MARK.findall(text))
+    assert "<!-- end of figures -->" not in text, "the build writes the block; leave its mark alone"
+    for words in figures.MARK.findall(text):
+        assert figures.block(words).strip(), words
+
+
+MOST_WORDS = 36_200
+
+
+def test_the_pages_have_no_more_words_than_a_reader_bears():
+    """As `wc -w` counts them: code, tables and all, but for pages that the build makes."""
+    words = {path.name: len(path.read_text(encoding="utf-8").split()) for path in figures.pages() if path != README}
+    assert sum(words.values()) <= MOST_WORDS, sorted(words.items(), key=lambda page: -page[1])[:10]
 
 
 def test_a_changed_figure_is_found():
-    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
     number = NUMBER.search(figures.BLOCK.search(text).group())[0]
     assert figures.written(text.replace(number, "9.99")) != text.replace(number, "9.99")
 
@@ -35,6 +55,18 @@ def test_pictures_are_of_these_results():
     assert (pictures / "results.sha256").read_text().strip() == paper.digest(), "run `make figures`"
     page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     assert set(re.findall(r"images/paper/([\w.-]+)", page)) <= {path.name for path in pictures.glob("*.png")}
+
+
+def test_the_verdicts_count_the_authors_splits_apart():
+    text = figures.block("paper-verdicts")
+    assert re.search(r"Figure 2.*on the authors' splits at \d+ of 18 points", text)
+    assert re.search(r"Figure 3.*Air Quality, the authors' split:.*Twitter", text)
+    assert len(figures.block("paper-sites").splitlines()) == 2 + 6 + 2
+
+
+def test_the_readme_is_short_and_its_picture_is_of_these_results():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 90
+    assert figures.drawn_from() == figures.digest(), "run `make figures`"
 
 
 def test_the_picture_of_what_privacy_costs_is_of_these_results():
@@ -49,17 +81,8 @@ def test_what_privacy_costs_is_measured_alike_on_both_data_sets():
         assert all(each == seeds[0] and len(set(each)) == len(each) >= 2 for each in seeds), data
 
 
-def test_figures_on_the_page_of_privacy_are_those_of_its_evidence():
-    page, evidence = (
-        re.findall(r"(?<![\w.])\d*\.\d+", figures.BLOCK.sub("", (ROOT / "docs" / path).read_text(encoding="utf-8")))
-        for path in ("privacy.md", "explanation/privacy-evidence.md")
-    )
-    assert len(page) > 50
-    assert set(page) <= set(evidence)
-
-
 WHEN = re.compile(rf"\b(?:{'|'.join(calendar.month_name[1:])})\s+20\d\d")
-SETTINGS = {"settings.md", "privacy-officer.md"}  # their tables have settings, which nobody measured
+SETTINGS = {"privacy-officer.md"}  # their tables have settings, which nobody measured
 
 
 @pytest.mark.parametrize("path", list(figures.pages()), ids=lambda path: path.name)

@@ -10,11 +10,10 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.baselines import dkla
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows
 from dekrr.selection import Energy, Plain, Pool
 from dekrr.settings import DeKRRSettings, DKLASettings
-from dekrr.statistics import accumulate
-from dekrr.system import Weights, assemble, penalty
+from dekrr.statistics import Weights, accumulate, assemble, penalty
+from dekrr.tables.rows import ArrayRows
 
 TOLERANCE = 1e-10
 GOLDEN = np.load(Path(__file__).with_name("golden.npz"))
@@ -73,6 +72,7 @@ def test_system_matrices():
 @pytest.fixture(scope="module")
 def outcomes():
     settings = DeKRRSettings(
+        lone_neighbor="warn",
         alpha=ALPHA,
         consensus=CONSENSUS,
         solver="jacobi",

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import zenoh
 
-from dekrr.deploy import keys
-from dekrr.deploy.events import Started
-from dekrr.deploy.files import read_site
+from dekrr.mesh import keys
+from dekrr.mesh.events import Started
+from dekrr.mesh.files import read_site
+from dekrr.mesh.network import Keys, Link, zenoh_config
+from dekrr.mesh.session.events import Refused
 from dekrr.messages import MAX_BYTES, Coefficients, Roll, Total, encode
-from dekrr.networks.mesh import Keys, Link, zenoh_config
-from dekrr.networks.session.events import Refused
 from meshes import Mesh, run_command, wait_until
 
 BASE = "dekrr/test"
@@ -71,7 +71,7 @@ def victim(tmp_path):
 def attacking(victim, identity, name="s01"):
     """Connect to the victim with an identity; gives the Zenoh session, or None where it is not let in."""
     link = Link(name, "127.0.0.1:0", {"s00": victim.endpoint}, identity)
-    config = zenoh_config(link, "test")
+    config = zenoh_config(link)
     config.pop("access_control", None)
     config["listen"]["endpoints"] = []
     config["mode"] = "client"
@@ -207,4 +207,4 @@ def test_a_neighbour_that_sends_a_gigabyte(victim):
 
 def test_messages_have_a_largest_size():
     link = Link("s00", "127.0.0.1:1", {}, None)
-    assert zenoh_config(link, "test")["transport"]["link"]["rx"]["max_message_size"] < 1.01 * MAX_BYTES
+    assert zenoh_config(link)["transport"]["link"]["rx"]["max_message_size"] < 1.01 * MAX_BYTES

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dekrr.attacks.overhearing import Record
 from dekrr.errors import KeysError, MessageError, SettingsError
 from dekrr.features import FeatureMap
+from dekrr.lab.attacks.overhearing import Overheard
 from dekrr.messages import (
     Coefficients,
     Features,
@@ -41,19 +41,19 @@ from dekrr.privacy.masks import (
 from dekrr.protocols import dekrr
 from dekrr.protocols.baselines import allreduce
 from dekrr.protocols.calibration import keep_intervals
+from dekrr.protocols.cross_validation import n_products
 from dekrr.protocols.masking import Agreement
 from dekrr.protocols.online import go_on
 from dekrr.protocols.roll_call import RollCall
-from dekrr.protocols.scoring import n_products
+from dekrr.protocols.run import Tuning
 from dekrr.protocols.site import Site
 from dekrr.protocols.spanning_tree import tree_sum
 from dekrr.protocols.training import SecondTraining, train
-from dekrr.protocols.tuning import Tuning
-from dekrr.rows import ArrayRows
 from dekrr.scaling import Scaling
 from dekrr.selection import Energy, Greedy, Plain
 from dekrr.settings import AllReduceSettings, DeKRRSettings, Wire
 from dekrr.statistics import unpack_symmetric
+from dekrr.tables.rows import ArrayRows
 
 GRAPHS = {
     "complete": nx.complete_graph(4),
@@ -64,7 +64,7 @@ GRAPHS = {
     "alone": nx.empty_graph(1),
 }
 GUARDS = {"min_rows": 1, "rows_per_feature": 0, "max_leverage": 1, "masks": False}
-SETTINGS = DeKRRSettings(**GUARDS, alpha=1e-5, tol=1e-7, verify_features=False)
+SETTINGS = DeKRRSettings(**GUARDS, lone_neighbor="warn", alpha=1e-5, tol=1e-7, verify_features=False)
 quiet = pytest.mark.filterwarnings("ignore:site .* is the only neighbour")
 
 
@@ -174,7 +174,7 @@ def test_tuning_under_masks_chooses_the_same(graph):
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("scale", ["minmax", None])
 def test_allreduce_under_masks(graph, scale):
-    chosen = AllReduceSettings(**GUARDS, scale=scale)
+    chosen = AllReduceSettings(**GUARDS, scale=scale, lone_neighbor="warn")
     sites = sites_of(GRAPHS[graph], scale=1e4)
     plain, masked = (
         run_all(sites, lambda site, s=s: allreduce.train(site, Plain(9), s))[0] for s in (chosen, with_masks(chosen))
@@ -273,7 +273,7 @@ def test_no_mask_is_used_twice_in_a_run_of_two_trainings(monkeypatch, scale, out
         sites[name] = replace(site, rows=rows, identity=Identity("run", derived_secret(b"secret", name)))
     settings = msgspec.structs.replace(SETTINGS, masks=True, scale=scale, allocation="gain", max_rounds=4, tol=0.0)
     second = SecondTraining(keep_intervals, fits_shared=False)
-    run_all(sites, lambda site: train(site, Greedy(4), settings, prediction="own", objective="own", second=second))
+    run_all(sites, lambda site: train(site, Greedy(4), settings, prediction="own", second=second))
     assert len(used) > 100
     assert len(used) == len(set(used))
 
@@ -315,7 +315,7 @@ class Replayed(Identity):
 
 
 def heard_by(centre, sites, chosen, selector=None):
-    record = Record()
+    record = Overheard()
     run_all(sites, lambda site: dekrr.train(site, selector or Plain(6), chosen), [record])
     return [entry for entry in record.heard if entry.receiver == centre]
 
@@ -386,18 +386,20 @@ def test_no_sum_of_a_single_site_travels(selector, graph):
     for graph_of_run in (graph, "star"):
         for entry in heard_by("s0", sites_of(GRAPHS[graph_of_run]), with_masks(SETTINGS), selector):
             assert not isinstance(entry.message, Sums | Moments)
-    record = Record()
+    record = Overheard()
     run_all(sites_of(GRAPHS[graph]), lambda site: dekrr.train(site, selector, with_masks(SETTINGS), tuning), [record])
     assert not [entry for entry in record.heard if isinstance(entry.message, Sums | Moments)]
 
 
 def test_partial_sums_over_a_tree_tell_nothing():
     """What a leaf sends its parent under masks has nothing to do with its sums, and other keys give other words."""
-    chosen = AllReduceSettings(min_rows=1, rows_per_feature=0, max_leverage=1, scale=None, masks=True)
+    chosen = AllReduceSettings(
+        min_rows=1, rows_per_feature=0, max_leverage=1, scale=None, masks=True, lone_neighbor="warn"
+    )
 
     def up(identities):
         sites = {n: replace(s, identity=identities(n)) for n, s in sites_of(GRAPHS["star"]).items()}
-        record = Record()
+        record = Overheard()
         run_all(sites, lambda site: allreduce.train(site, Plain(6), chosen), [record])
         return [entry.message.words for entry in record.heard if isinstance(entry.message, Masked)]
 
@@ -531,7 +533,7 @@ def lying(procedure, names, order):
 
 def heard_of_choice(order, size=6):
     """Return what the centre s0 of four sites adds up to after it told s2 and s3 another order, and s1's rows."""
-    sites, record = sites_of(GRAPHS["complete"]), Record()
+    sites, record = sites_of(GRAPHS["complete"]), Overheard()
     settings = msgspec.structs.replace(SETTINGS, masks=True, scale=None, max_rounds=1, tol=0.0)
     network = LocalNetwork({name: site.neighbors for name, site in sites.items()}, observers=[record])
     procedures = {name: dekrr.train(site, Plain(size, sigma=0.5), settings) for name, site in sites.items()}
@@ -602,7 +604,7 @@ def test_masks_depend_on_every_result_that_comes_down_the_tree():
 
 def heard_from_groups(groups, graph):
     """Return the sums of groups of neighbours that s0 names as all it has, the true ones, and how the run ended."""
-    sites, record = sites_of(GRAPHS["ring"], tell=lambda text: None), Record()
+    sites, record = sites_of(GRAPHS["ring"], tell=lambda text: None), Overheard()
     known = {name: site.neighbors for name, site in sites.items()} if graph else None
     sites = {n: replace(s, identity=Identity("run 1", signer=Stamp(), graph=known)) for n, s in sites.items()}
     chosen = msgspec.structs.replace(with_masks(SETTINGS), scale=None, max_rounds=1)
@@ -658,13 +660,14 @@ MANY = Tuning(sigmas=(0.5,), alphas=(1e-6, 1e-4, 1e-3, 1e-2), consensuses=(0.25,
 
 def test_many_tuned_values_let_a_curious_centre_solve_for_each_neighbor():
     """sum_p C_jp theta_p of all rounds and alphas, and all theta_p, are linear equations for every C_jp."""
-    sites, record = sites_of(GRAPHS["ring"], tell=lambda text: None), Record()
+    sites, record = sites_of(GRAPHS["ring"], tell=lambda text: None), Overheard()
     chosen = msgspec.structs.replace(with_masks(SETTINGS), scale=None)
     run_all(sites, lambda site: dekrr.train(site, Plain(5, sigma=0.5), chosen, MANY), [record])
     around, n_alphas = sites["s0"].neighbors, len(MANY.alphas)
     n_rounds = n_products(MANY) // n_alphas
     rounds = {p: record.between(p, "s0", MaskedRound)[:n_rounds] for p in around}
-    exponents = np.max([m.exponents for p in around for m in record.between(p, "s0", Magnitudes)], axis=0)
+    told = [m.exponents for p in around for m in record.between(p, "s0", Magnitudes)]
+    exponents = np.max([each for each in told if len(each) == 2], axis=0)  # the others are about rounds
     point = FixedPoint(int(exponents.sum()) + 9, len(around))
     known, sums = [], []
     for each in zip(*rounds.values(), strict=True):
@@ -675,7 +678,7 @@ def test_many_tuned_values_let_a_curious_centre_solve_for_each_neighbor():
     maps = {p: record.between(p, "s0" if p != "s0" else "s1", Features)[0] for p in ("s0", *around)}
     for place, p in enumerate(around):
         site, own, theirs = sites[p], maps["s0"], maps[p]
-        inside = site.rows.take(site.rng("folds").permutation(site.n_rows) % MANY.folds != 0)
+        inside = site.rows.take(site.fold_of(MANY.folds) != 0)
         left = FeatureMap(own.frequencies, own.phases, np.ones(5))(inside.X)
         right = FeatureMap(theirs.frequencies, theirs.phases, theirs.amplitudes)(inside.X)
         found = solved[:, 5 * place : 5 * place + 5] * len(site.neighbors)
@@ -698,4 +701,37 @@ def test_a_site_is_told_that_tuning_shows_its_sums_or_refuses():
     refusing = msgspec.structs.replace(with_masks(SETTINGS), lone_neighbor="refuse")
     with pytest.raises(SettingsError, match=r"masks do not hide them.*Give fewer values of alpha and consensus"):
         run_all(sites_of(GRAPHS["ring"]), lambda site: dekrr.train(site, Plain(5), refusing, MANY))
-    run_all(sites_of(GRAPHS["ring"]), lambda site: dekrr.train(site, Plain(5), refusing, few))
+    with pytest.raises(SettingsError, match="with all but one of its other neighbours, can solve"):
+        run_all(sites_of(GRAPHS["ring"]), lambda site: dekrr.train(site, Plain(5), refusing, few))
+    refusing = msgspec.structs.replace(refusing, tol=0.0)
+    outcomes, _ = run_all(sites_of(GRAPHS["ring"]), lambda site: dekrr.train(site, Plain(12), refusing, few))
+    assert {outcome.rounds for outcome in outcomes.values()} == {12 - n_products(few)}  # those of tuning count
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_no_neighbor_gets_more_products_than_a_site_has_features(outputs):
+    """However long rounds would go on, C_jp of a single neighbour is no combination of what is sent."""
+    chosen = msgspec.structs.replace(with_masks(SETTINGS), lone_neighbor="refuse", tol=0.0, max_rounds=50)
+    sites, record = sites_of(GRAPHS["complete"]), Overheard()
+    if outputs == 2:
+        sites = {
+            name: replace(site, rows=ArrayRows(site.X, np.column_stack([site.y, -site.y]), seed=0))
+            for name, site in sites.items()
+        }
+    outcomes, _ = run_all(sites, lambda site: dekrr.train(site, Plain(5 if site.name != "s1" else 4), chosen), [record])
+    assert {outcome.rounds for outcome in outcomes.values()} == {4 // outputs}
+    assert all(outcome.ended_by.startswith("masks") and not outcome.settled for outcome in outcomes.values())
+    assert len(record.between("s2", "s0", MaskedRound)) == 4 // outputs
+    open_ones = msgspec.structs.replace(chosen, lone_neighbor="warn")
+    outcomes, _ = run_all(sites_of(GRAPHS["complete"]), lambda site: dekrr.train(site, Plain(5), open_ones))
+    assert {outcome.rounds for outcome in outcomes.values()} == {50}
+
+
+def test_one_site_that_refuses_ends_the_rounds_of_all():
+    def procedure(site):
+        lone = "refuse" if site.name == "s2" else "warn"
+        chosen = msgspec.structs.replace(with_masks(SETTINGS), lone_neighbor=lone, tol=0.0, max_rounds=50)
+        return dekrr.train(site, Plain(6), chosen)
+
+    outcomes, _ = run_all(sites_of(GRAPHS["complete"]), procedure)
+    assert {outcome.rounds for outcome in outcomes.values()} == {6}

@@ -4,13 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dekrr.deploy.files import read_site
-from dekrr.deploy.site_rows import SiteRows, open_rows
-from dekrr.deploy.studies.study import StudyFile
-from dekrr.deploy.tables import DataTable
+from dekrr.cluster import spread
 from dekrr.errors import DataError
-from dekrr.rows import spread
-from dekrr.rows.survey import SAMPLE_ROWS
+from dekrr.mesh.files import read_site
+from dekrr.mesh.site_rows import SiteRows, open_rows
+from dekrr.mesh.studies.study import StudyFile
+from dekrr.mesh.tables import DataTable
+from dekrr.privacy.ledger import ALL
+from dekrr.tables.rows import SAMPLE_ROWS
 from meshes import COLUMNS, Mesh
 
 distributed = pytest.importorskip("distributed")
@@ -69,8 +70,8 @@ def test_history_and_admission_are_over_the_same_rows(tmp_path, scheduler):
             on_workers(mesh, scheduler)
         (tmp_path / name).mkdir()
         own = SiteRows(read_site(mesh.home("s00") / "site.toml"), mesh.home("s00"), tmp_path / name, b"s" * 32)
-        own.judge(repeats=False)()
-        kept[name] = own._history._read(own._history.entries[0].rows)
+        own.enter()
+        kept[name] = own.ledger._read(own.ledger.entries[0].rows[ALL])["rows"]
     assert len(kept["workers"]) > N_ROWS - 50
     assert np.isin(kept["workers"], kept["itself"]).mean() > 0.99
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from dekrr import load
 from dekrr.cli.app import app
 from dekrr.data import make_sites
-from dekrr.deploy.files import read_site
 from dekrr.errors import SettingsError
+from dekrr.mesh.files import read_site
 from meshes import COLUMNS, Mesh
 
 EXACT = {"tol": 1e-12, "rows_per_feature": 0.0, "max_leverage": 1.0}

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from dekrr import DeKRRRegressor
 from dekrr.cli.app import app
 from dekrr.data import make_sites
-from dekrr.deploy.files import read_site
-from dekrr.deploy.node import MODEL
 from dekrr.errors import DataError, SettingsError
 from dekrr.estimators.network import seed_of
+from dekrr.mesh.files import read_site
+from dekrr.mesh.node import MODEL
 from dekrr.privacy.admission import kept
 from meshes import Mesh, free_ports, wait_until
 
@@ -28,10 +28,9 @@ SIZES = {"n_features": 12, "seed": seed_of(0)}
 
 def mesh_of(folder, n_sites=4, settings=None, rows=120, **more):
     """Return a mesh of sites along a coast, with the settings of a deployment but for `SIZES`."""
+    settings = {"lone_neighbor": "refuse", **(settings or {})}
     X, y, labels = make_sites(n_sites=n_sites, rows_per_site=rows, random_state=0)
-    mesh = Mesh(
-        folder, n_sites, settings={**SIZES, **(settings or {})}, defaults=True, data={"columns": COLUMNS}, **more
-    )
+    mesh = Mesh(folder, n_sites, settings={**SIZES, **settings}, defaults=True, data={"columns": COLUMNS}, **more)
     for name, label in zip(mesh.names, sorted(set(labels.tolist())), strict=True):
         own = labels == label
         mesh.rows[name] = X[own], y[own]
@@ -53,6 +52,8 @@ def check_same(model, expected, rows):
     """Compare a node's model with the estimator's, part by part."""
     assert model.header.parts == expected.header.parts
     assert model.header.sigma == pytest.approx(expected.header.sigma, rel=1e-12)
+    assert model.home.own_weight == pytest.approx(expected.home.own_weight, rel=1e-9)
+    np.testing.assert_allclose(model.home.level, expected.home.level, rtol=0, atol=1e-9)
     if expected.header.column_scales is not None:
         np.testing.assert_allclose(model.header.column_scales, expected.header.column_scales, rtol=1e-9)
     for own, other in zip(model.members, expected.members, strict=True):
@@ -66,10 +67,10 @@ def check_same(model, expected, rows):
     [
         {},
         {"shared": "none", "column_scales": "none", "sigma": 0.5, "alpha": 1e-3, "consensus": 1.0},
-        {"local": "none", "shared": 10, "column_scales": [1.0, 0.5, 0.25], "objective": "own"},
+        {"local": "none", "shared": 10, "column_scales": [1.0, 0.5, 0.25]},
     ],
 )
-def test_nodes_train_the_model_that_the_estimator_trains(tmp_path, settings):
+def test_nodes_train_the_model_that_the_estimator_trains(tmp_path, settings, open_folds):
     mesh = mesh_of(tmp_path, settings=settings)
     _, errors = mesh.run_in_threads()
     assert set(errors.values()) == {None}, errors
@@ -80,10 +81,11 @@ def test_nodes_train_the_model_that_the_estimator_trains(tmp_path, settings):
         check_same(mesh.model(name), reference.models_[name], rows)
     parts = [part for name in mesh.names for part in mesh.model(name).header.parts]
     assert ("shared" in parts) == (settings.get("shared") != "none")
-    assert ("local" in parts) == (settings.get("local") != "none")
+    has_local = [mesh.model(name).home.local is not None for name in mesh.names]
+    assert any(has_local) == (settings.get("local") != "none")
 
 
-def test_intervals_of_nodes_are_those_of_the_estimator(tmp_path):
+def test_intervals_of_nodes_are_those_of_the_estimator(tmp_path, open_folds):
     settings = {"intervals": True, "n_features": 8, "shared": 10}
     mesh = mesh_of(tmp_path, n_sites=3, rows=200, settings=settings)
     _, errors = mesh.run_in_threads()
@@ -132,7 +134,7 @@ def is_open(port):
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_the_model_of_a_node_predicts_with_its_withheld_rows_in_the_local_part_alone(tmp_path):
+def test_the_model_of_a_node_predicts_with_its_withheld_rows_in_the_local_part_alone(tmp_path, open_folds):
     mesh = mesh_of(tmp_path, n_sites=3)
     X, y = mesh.rows["s00"]
     X, y = np.vstack([X, np.full((1, 3), 40.0)]), np.append(y, 9.0)  # a row that stands alone
@@ -159,7 +161,7 @@ def test_the_model_of_a_node_predicts_with_its_withheld_rows_in_the_local_part_a
 
 @pytest.mark.slow
 def test_the_others_begin_again_when_a_site_is_lost_and_a_restart_changes_nothing(tmp_path):
-    mesh = mesh_of(tmp_path, settings={"max_rounds": 400, "tol": 0.0}, patience=4.0)
+    mesh = mesh_of(tmp_path, settings={"max_rounds": 400, "tol": 0.0, "lone_neighbor": "warn"}, patience=4.0)
     processes = {name: mesh.process(name) for name in mesh.names}
 
     def in_rounds(name):
@@ -184,18 +186,14 @@ def test_the_others_begin_again_when_a_site_is_lost_and_a_restart_changes_nothin
     expected, _ = mesh.reference(without=["s03"])
     for name in left:
         model = mesh.model(name)
-        assert model.header.parts[-1] in ("shared", "local")
-        for part in ("shared", "local"):
-            known = getattr(expected[name], part)
-            assert (part in model.header.parts) == (known is not None)
-            if known is not None:
-                member = model.members[model.header.parts.index(part)]
-                np.testing.assert_allclose(member.coefficients, known.coefficients, rtol=0, atol=1e-7)
+        shared = model.members[model.header.parts.index("shared")]
+        np.testing.assert_allclose(shared.coefficients, expected[name].shared.coefficients, rtol=0, atol=1e-7)
+        np.testing.assert_allclose(model.home.level, expected[name].home.level, rtol=0, atol=1e-7)
         np.testing.assert_allclose(model.coefficients, expected[name].coefficients, rtol=0, atol=1e-7)
 
 
 def test_mistakes_in_parts_are_told_before_a_run(tmp_path):
-    mesh = mesh_of(tmp_path, n_sites=2)
+    mesh = mesh_of(tmp_path, n_sites=2, settings={"lone_neighbor": "warn"})
     text = (mesh.home("s00") / "site.toml").read_text()
     for line, words in {
         "shared = 0": "shared is 0; it must be",
@@ -224,7 +222,7 @@ def test_a_prototype_tells_that_the_second_training_would_be_refused():
 def test_too_few_rows_for_a_second_training_are_refused_before_anything_is_sent(tmp_path, monkeypatch):
     mesh = mesh_of(tmp_path, n_sites=3, settings={"intervals": True})
     before = (mesh.home("s01") / "site.toml").read_text()
-    monkeypatch.setattr("dekrr.networks.mesh.MeshNetwork.run", lambda *_: pytest.fail("the node speaks to others"))
+    monkeypatch.setattr("dekrr.mesh.network.MeshNetwork.run", lambda *_: pytest.fail("the node speaks to others"))
     with pytest.raises(DataError) as refusal:
         mesh.node("s01").run()
     n_rows, text = len(mesh.rows["s01"][1]), str(refusal.value)
@@ -261,6 +259,6 @@ def test_a_prototype_withholds_the_rows_that_a_node_withholds(tmp_path):
         frame[own].assign(y=y[own]).to_parquet(mesh.folder / f"{name}.parquet")
         node = mesh.node(name)
         node.close()
-        n_withheld[name] = 120 - sum(len(block.y) for block in node._own._admitted_in_order())
+        n_withheld[name] = 120 - node._own._admission(node._own.rows.sample.X).sum()
     assert {name: verdict.n_withheld for name, verdict in fitted.deployment_.items()} == n_withheld
     assert min(n_withheld.values()) > 0

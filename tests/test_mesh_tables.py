@@ -8,18 +8,18 @@ from typer.testing import CliRunner
 import dekrr
 from dekrr import DeKRRClassifier, DeKRRRegressor
 from dekrr.cli.app import app
-from dekrr.deploy.files import read_site
-from dekrr.deploy.node import MODEL
-from dekrr.deploy.site_rows import SiteRows
 from dekrr.errors import DataError, SettingsError
 from dekrr.estimators.network import seed_of
+from dekrr.mesh.files import read_site
+from dekrr.mesh.node import MODEL
+from dekrr.mesh.site_rows import SiteRows
 from dekrr.networks.local import LocalNetwork
+from dekrr.privacy.ledger import ALL
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows
 from meshes import Mesh, wait_until
 
 COLUMNS = ["wind", "when", "gust", "wet"]
-SETTINGS = {"n_features": 12, "seed": seed_of(0), "max_leverage": 1.0}
+SETTINGS = {"n_features": 12, "seed": seed_of(0), "max_leverage": 1.0, "lone_neighbor": "refuse"}
 
 
 def raw_table(k, n_rows=150):
@@ -58,7 +58,7 @@ def estimated(mesh, **changes):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_nodes_train_on_raw_tables_what_the_estimator_trains(tmp_path, suffix):
+def test_nodes_train_on_raw_tables_what_the_estimator_trains(tmp_path, suffix, open_folds):
     mesh = mesh_of(tmp_path, suffix=suffix)
     _, errors = mesh.run_in_threads()
     assert set(errors.values()) == {None}, errors
@@ -84,25 +84,25 @@ def test_rows_that_stand_alone_are_in_no_sum_of_this_run_and_the_next(tmp_path):
     nodes, errors = mesh.run_in_threads()
     assert set(errors.values()) == {None}, errors
     kept = {path.name.split("-")[0] for path in mesh.home("s00").iterdir()}
-    assert {"columns", "admission", "history"} <= kept
-    (first,) = nodes["s00"]._own._history.entries
+    assert {"columns", "admission", "ledger"} <= kept
+    (first,) = nodes["s00"]._own.ledger.entries
     table = mesh.tables["s00"]
     assert 100 < first.n_rows < len(table)
     for name in mesh.names:  # a second run, in which a further category has become frequent at one site
         (mesh.home(name) / MODEL).unlink()
         mesh.edit(name, 'run = "test"', 'run = "again"')
-    longer = pd.concat([table, raw_table(7, 60).assign(wind="W")], ignore_index=True)
+    longer = pd.concat([table, raw_table(7, 500).assign(wind="W")], ignore_index=True)
     longer.to_csv(mesh.folder / "s00.csv", index=False)
     nodes, errors = mesh.run_in_threads()
     assert set(errors.values()) == {None}, errors
     encoding = mesh.model("s00").header.encoding
     assert "W" in encoding.columns[0].categories
     own = nodes["s00"]._own
-    assert [entry.run for entry in own._history.entries] == ["test", "again"]
-    rows = own._history._read(own._history.entries[1].rows)
-    assert np.isin(own._history._read(first.rows), rows).all()  # those that were in sums are in sums again
+    assert [entry.run for entry in own.ledger.entries] == ["test", "again"]
+    rows = own.ledger._read(own.ledger.entries[1].rows[ALL])["rows"]
+    assert np.isin(own.ledger._read(first.rows[ALL])["rows"], rows).all()  # those that were in sums are in sums again
     numbers = encoding.encode(longer[COLUMNS])
-    listed = own._listed(own._kept_columns(), ArrayRows(numbers, np.zeros(len(numbers))))
+    listed = own._listed(own._kept_columns(), encoding)
     assert listed(numbers).sum() == len(rows)
     assert listed(numbers)[: len(table)].sum() == first.n_rows
 
@@ -127,14 +127,15 @@ def test_columns_are_agreed_on_anew_without_a_lost_site_and_rows_are_judged_as_b
         (before, _), (after, _) = first[name], second[name]
         admitted = [site.admission(site.rows.sample.X) for site in (before, after)]
         np.testing.assert_array_equal(*admitted)
+        np.testing.assert_array_equal(*(site.hash_of(site.rows.sample.arrays()) for site in (before, after)))
         assert 100 < admitted[0].sum() < 150
-        assert len(own[name]._history.entries) == 1
+        assert len(own[name].ledger.entries) == 1
 
 
 @pytest.mark.slow
 def test_a_site_that_is_lost_in_a_raw_run_leaves_models_of_the_others_columns(tmp_path):
     """Its category, which no other site has, is in no model that the others end with."""
-    mesh = mesh_of(tmp_path, n_sites=4, settings={"max_rounds": 400, "tol": 0.0}, patience=4.0)
+    mesh = mesh_of(tmp_path, n_sites=4, settings={"max_rounds": 400, "tol": 0.0, "lone_neighbor": "warn"}, patience=4.0)
     mesh.tables["s03"] = mesh.tables["s03"].assign(wind="W")
     mesh.tables["s03"].to_csv(mesh.folder / "s03.csv", index=False)
     processes = {name: mesh.process(name) for name in mesh.names}
@@ -180,9 +181,9 @@ def test_what_is_wrong_with_raw_tables_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("labels", [["no", "yes"], ["calm", "breeze", "gale"]])
-def test_nodes_predict_classes_as_the_classifier_does(tmp_path, labels):
+def test_nodes_predict_classes_as_the_classifier_does(tmp_path, labels, open_folds):
     data = {"target": "kind", "columns": ["gust", "wet"], "classes": labels}
-    settings = {**SETTINGS, "n_features": 8, "shared": 8, "scale": "minmax"}
+    settings = {**SETTINGS, "n_features": 8, "shared": 8, "scale": "minmax", "lone_neighbor": "warn"}
     mesh = Mesh(tmp_path, 3, settings=settings, defaults=True, data=data)
     tables = {}
     for k, name in enumerate(mesh.names):
@@ -196,7 +197,7 @@ def test_nodes_predict_classes_as_the_classifier_does(tmp_path, labels):
     frame = pd.concat([table.assign(station=name) for name, table in tables.items()], ignore_index=True)
     edges = [tuple(sorted(edge)) for edge in mesh.graph.edges]
     kept = {"masks": True, "verify_features": True, "rows_per_feature": 1.5}
-    classifier = DeKRRClassifier(n_features=8, shared=8, topology=edges, random_state=0, **kept)
+    classifier = DeKRRClassifier(n_features=8, shared=8, topology=edges, random_state=0, options=kept)
     with pytest.MonkeyPatch.context() as patch:  # the nodes admit all rows
         patch.setattr("dekrr.protocols.site.Site.withholding", lambda site, max_leverage: site)
         classifier.fit(frame, "kind", sites="station", columns=["gust", "wet"])

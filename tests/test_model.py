@@ -15,11 +15,10 @@ from dekrr import CentralizedKRR, DeKRRRegressor, ModelFileError
 from dekrr import model as models
 from dekrr.data import make_sites
 from dekrr.features import FeatureMap
-from dekrr.model import FORMAT, Header, Member, SiteModel
+from dekrr.model import FORMAT, Header, Member, SiteModel, members_of
 from dekrr.protocols.outcome import Outcome
 from dekrr.scaling import UNSCALED, Scaling
 from dekrr.settings import ALONE
-from dekrr.trained import members_of
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
 
@@ -79,7 +78,7 @@ def test_foreign_files(tmp_path):
         ('{"site": "a"}', "header that cannot be read"),
         (
             '{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3, "version": 99}',
-            "format version 99; this dekrr reads up to 4",
+            "format version 99; this dekrr reads up to 6",
         ),
         ('{"site": "a", "method": "m", "kernel": "k", "sigma": 1, "n_columns": 3}', "lacks the tensor 'weights'"),
     ],
@@ -115,11 +114,16 @@ def test_a_local_part_of_rows_alone_is_read_as_before_and_a_wrong_one_refused(tm
     own, rows = member(2), rng.normal(size=(4, 2))
     for n_columns, version in [(2, 1), (3, 4)]:
         local = member(n_columns)
-        SiteModel(header, (own, local)).save(path)
+        SiteModel(msgspec.structs.replace(header, version=version), (own, local)).save(path)
         loaded = dekrr.load(path)
         read = rows if n_columns == 2 else np.column_stack([rows, own.predict(rows)])
         np.testing.assert_allclose(loaded.predict(rows), own.predict(rows) + local.predict(read))
+        np.testing.assert_allclose(loaded.without_local().predict(rows), own.predict(rows))
         assert loaded.header.version == version
+        loaded.save(path)
+        again = dekrr.load(path)
+        assert again.header.version == 5
+        np.testing.assert_array_equal(again.predict(rows), loaded.predict(rows))
     SiteModel(header, (own, member(4))).save(path)
     with pytest.raises(ModelFileError, match="member 1 do not fit"):
         dekrr.load(path)

@@ -79,7 +79,7 @@ def test_a_pipeline_is_scored_by_any_loss_against_a_loop(routing):
         fitted = regressor().fit(scaler.transform(X[train]), y[train], sites=SITES[train])
         rows, truth = scaler.transform(X[test]), y[test]
         own = fitted.predict(rows, sites=SITES[test])
-        each = [model.predict(rows) for model in fitted.models_.values()]
+        each = [model.predict(rows, elsewhere=True) for model in fitted.models_.values()]
         assert found["test_own"][k] == pytest.approx(-fitted.rse(rows, truth, sites=SITES[test]))
         assert found["test_union"][k] == pytest.approx(-fitted.rse(rows, truth, metric="union"))
         assert found["test_own mae"][k] == pytest.approx(-np.mean(np.abs(own - truth)))
@@ -114,7 +114,8 @@ def test_a_transformed_target_with_sites(routing):
     for k, (train, test) in enumerate(SiteKFold(2).split(X, sites=SITES)):
         fitted = regressor().fit(X[train], np.log(positive[train]), sites=SITES[train])
         own = np.exp(fitted.predict(X[test], sites=SITES[test]))
-        each = [rse(positive[test], np.exp(model.predict(X[test]))) for model in fitted.models_.values()]
+        models = fitted.models_.values()
+        each = [rse(positive[test], np.exp(model.predict(X[test], elsewhere=True))) for model in models]
         assert found["test_own"][k] == pytest.approx(-rse(positive[test], own))
         assert found["test_union"][k] == pytest.approx(-np.mean(each))
 

@@ -10,6 +10,7 @@ from threadpoolctl import OpenBLASController, threadpool_info, threadpool_limits
 from dekrr.errors import MessageError
 from dekrr.messages import Total, encode
 from dekrr.networks.local import LocalNetwork
+from dekrr.protocols.site import Quiet, passed
 
 PATH = {"a": ["b"], "b": ["a", "c"], "c": ["b"]}
 MESSAGE = Total(np.arange(3.0))
@@ -30,6 +31,40 @@ def test_observers_are_told_of_every_message_in_order():
     assert [tuple(delivery[:3]) for delivery in told] == [(exchange, *edge) for exchange in (0, 1) for edge in edges]
     assert told[-1].message is inboxes["c"]["b"]
     assert counted == [len(encode(MESSAGE))] * 6
+
+
+def resumed(*outboxes):
+    """Yield outboxes one after another; return how many exchanges each inbox is after, and whom it is from."""
+    found = []
+    for outbox in outboxes:
+        inbox = yield outbox
+        found.append((passed(inbox), sorted(inbox)))
+    return found
+
+
+def test_a_quiet_site_is_resumed_when_its_exchanges_have_passed_or_a_message_arrives():
+    told = []
+    procedures = {
+        "a": resumed(Quiet(4), {}),
+        "b": resumed(Quiet(2), {"c": MESSAGE}, Quiet(2)),
+        "c": resumed(Quiet(5)),  # which a message cuts short
+    }
+
+    def longer(procedure):
+        found = yield from procedure
+        return found, (yield from resumed(Quiet(2)))
+
+    procedures["c"] = longer(procedures["c"])
+    found = LocalNetwork(PATH, observers=[told.append]).run(procedures)
+    assert found["a"] == [(4, []), (1, [])]
+    assert found["b"] == [(2, []), (1, []), (2, [])]
+    assert found["c"] == ([(3, ["b"])], [(2, [])])
+    assert [delivery[:3] for delivery in told] == [(2, "b", "c")]
+
+
+def test_a_site_that_ends_while_others_are_quiet_is_named():
+    with pytest.raises(MessageError, match=r"sites \['a'\] ended after 1 exchanges while \['b', 'c'\] go on"):
+        LocalNetwork(PATH).run({"a": say({}), "b": resumed(Quiet(3)), "c": resumed(Quiet(2), {})})
 
 
 def test_an_observer_is_not_told_of_what_is_refused():
@@ -96,8 +131,8 @@ def test_a_run_that_fails_gives_blas_threads_back():
 @pytest.fixture
 def hasty_threads(monkeypatch):
     """Let helpers look as often as they can, and threads take turns as often as they can."""
-    monkeypatch.setattr("dekrr.networks.threads._SLOW", 0.0)
-    monkeypatch.setattr("dekrr.networks.threads._GLANCES", (1e-6, 1e-6))
+    monkeypatch.setattr("dekrr.networks.local._SLOW", 0.0)
+    monkeypatch.setattr("dekrr.networks.local._GLANCES", (1e-6, 1e-6))
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

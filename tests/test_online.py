@@ -12,13 +12,13 @@ from dekrr import DataError, DeKRRRegressor, GreedySelector, SettingsError, Topo
 from dekrr.data import make_sites
 from dekrr.estimators.network import run, sites_of
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols import dekrr, parts
+from dekrr.protocols import dekrr, training
 from dekrr.protocols.online import go_on
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows
 from dekrr.selection import Greedy
 from dekrr.settings import ALONE, DeKRRSettings
 from dekrr.solvers import Chebyshev
+from dekrr.tables.rows import ArrayRows
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
 X_MORE, Y_MORE, SITES_MORE = make_sites(n_sites=5, random_state=1)
@@ -26,14 +26,21 @@ SETTINGS = {**ALONE, "n_features": 8, "sigma": 0.5, "alpha": 1e-2, "consensus": 
 QUICK = {**ALONE, "n_features": 8, "sigma": 0.5, "alpha": 1e-2, "consensus": 1.0, "random_state": 0}
 
 
-def fitted(store_rows=True):
-    return DeKRRRegressor(**SETTINGS, random_state=0, store_rows=store_rows).fit(X, y, sites=SITES)
+def fitted(store_rows=True, **more):
+    return DeKRRRegressor(**SETTINGS, random_state=0, store_rows=store_rows, **more).fit(X, y, sites=SITES)
 
 
 def trained_again(regressor, X, y, sites):
     """Train from nothing on all rows, with the features and scaling that a regressor has."""
     settings = DeKRRSettings(
-        alpha=1e-2, consensus=1.0, tol=1e-13, max_rounds=5000, scale=None, max_leverage=1, verify_features=False
+        lone_neighbor="warn",
+        alpha=1e-2,
+        consensus=1.0,
+        tol=1e-13,
+        max_rounds=5000,
+        scale=None,
+        max_leverage=1,
+        verify_features=False,
     )
     scaling = regressor.models_[regressor.sites_[0]].scaling
     rows = {
@@ -114,7 +121,7 @@ def test_what_cannot_be():
     regressor = fitted()
     before = regressor.predict(X)
     with pytest.raises(DataError, match="station 00' has 3 new rows, fewer than min_rows=10"):
-        regressor.partial_fit(X[:3], y[:3], sites=["station 00"] * 3)
+        fitted(min_rows=10).partial_fit(X[:3], y[:3], sites=["station 00"] * 3)
     with pytest.raises(DataError, match=r"sites \['harbour'\] are new: give their edges"):
         regressor.partial_fit(X[:30], y[:30], sites=["harbour"] * 30)
     with pytest.raises(DataError, match="'atlantis' is not a site"):
@@ -177,7 +184,7 @@ def test_updates_validate_their_settings_and_refuse_features_of_rows():
         ({"alpha": 0.0}, "alpha is 0.0; it must be a positive number"),
     ):
         with pytest.raises(SettingsError, match=reason):
-            next(go_on(site, None, rows, Greedy(4, sigma=0.5), DeKRRSettings(**change)))
+            next(go_on(site, None, rows, Greedy(4, sigma=0.5), DeKRRSettings(lone_neighbor="warn", **change)))
 
 
 def test_without_rows_no_site_joins_and_no_edge_is_added():
@@ -258,7 +265,7 @@ def test_sites_that_start_from_an_earlier_model_and_one_that_has_none_reach_the_
     graph = nx.relabel_nodes(graph, {i: f"s{i}" for i in graph})
     rows = {name: (X, np.sin(3 * X[:, 0])) for name in graph for X in [rng.uniform(size=(150, 2))]}
     given = {"shared": shared, "local": None, "column_scales": None}
-    settings = DeKRRSettings(alpha=1e-3, consensus=1.0, tol=1e-9, max_rounds=5000, **given)
+    settings = DeKRRSettings(lone_neighbor="warn", alpha=1e-3, consensus=1.0, tol=1e-9, max_rounds=5000, **given)
 
     def train(share, **changes):
         procedures = {}
@@ -266,7 +273,7 @@ def test_sites_that_start_from_an_earlier_model_and_one_that_has_none_reach_the_
             some = slice(round(share * len(inputs)))
             site = Site(name, tuple(graph[name]), ArrayRows(inputs[some], responses[some]), seed=0)
             site = replace(site, **{key: value[name] for key, value in changes.items()})
-            procedures[name] = parts.train(site, Greedy(10, sigma=0.5), settings)
+            procedures[name] = training.train_parts(site, Greedy(10, sigma=0.5), settings)
         return LocalNetwork(graph).run(procedures)
 
     first = train(0.98)

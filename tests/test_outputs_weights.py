@@ -28,12 +28,11 @@ from dekrr.messages import Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy.mechanism import SENSITIVITY, pack
 from dekrr.protocols.roll_call import RollCall
+from dekrr.protocols.run import weigh_rows
 from dekrr.protocols.site import Site
-from dekrr.protocols.weighing import weigh_rows
-from dekrr.rows import ArrayRows
-from dekrr.rows.survey import Weighed
 from dekrr.selection import Plain
 from dekrr.settings import ALONE
+from dekrr.tables.rows import ArrayRows, Weighed
 
 X, y, SITES = make_sites(n_sites=4, rows_per_site=80, random_state=0)
 X_NEW, Y_NEW, SITES_NEW = make_sites(n_sites=4, rows_per_site=80, random_state=1)
@@ -81,6 +80,27 @@ def test_outputs_of_different_spreads_count_alike():
     scaling = fitted.models_[SITES[0]].scaling
     scaled = scaling.responses(np.column_stack([y, spiky]))
     np.testing.assert_allclose(scaled[:, 0].var(), scaled[:, 1].var())
+
+
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("scale", ["minmax", "quantiles"])
+def test_outputs_have_one_variance_however_bounds_are_agreed_on(scale, masks):
+    heavy = np.exp(3 * y / y.std())
+    fitted = regressor(scale=scale, masks=masks).fit(X, np.column_stack([y, heavy]), sites=SITES)
+    spreads = fitted.models_[SITES[0]].scaling.responses(np.column_stack([y, heavy])).std(axis=0)
+    assert spreads[0] == pytest.approx(spreads[1], rel=1e-6)
+
+
+def test_a_site_that_joins_clips_outputs_of_one_variance_like_the_others():
+    heavy = np.column_stack([y, np.exp(3 * y / y.std())])
+    labels = np.unique(SITES)
+    first = labels[:-1]
+    known = np.isin(SITES, first)
+    fitted = regressor(scale="quantiles", store_rows=True).fit(X[known], heavy[known], sites=SITES[known])
+    fitted.partial_fit(X[~known], heavy[~known], sites=SITES[~known], edges=[(labels[-1], first[0])])
+    scalings = [fitted.models_[label].scaling for label in (first[0], labels[-1])]
+    for name in ("lower", "upper", "limits"):
+        np.testing.assert_array_equal(*(getattr(scaling, name) for scaling in scalings))
 
 
 def test_scores_of_several_outputs_are_means():
@@ -152,6 +172,9 @@ def test_a_private_run_of_several_outputs():
         alone.set_params(bounds=(bounds[0][:4], bounds[1][:4])).fit(X, TWO, sites=SITES)
     with pytest.raises(SettingsError, match="leave the weights out"):
         private.fit(X, TWO, sites=SITES, sample_weight=1 + np.arange(len(y)))
+    with pytest.warns(UserWarning, match="sites was left out"):  # equal rows are not merged to rows with weights
+        dealt = private.set_params(n_sites=2).fit(np.vstack([X, X[:1]]), np.vstack([TWO, TWO[:1]]))
+    assert sum(dealt.n_rows_.values()) == len(y) + 1
 
 
 # Weights
@@ -178,6 +201,31 @@ def test_integer_weights_are_repeated_rows(estimator):
     assert objective == pytest.approx(repeated.objective_, rel=1e-9)
     unweighted = estimator.fit(X, y, sites=SITES).predict(X_NEW, sites=SITES_NEW)
     assert np.abs(weighted - unweighted).max() > 1e-3
+
+
+def test_integer_weights_are_repeated_rows_in_all_that_sites_share():
+    """No rows are held out here: a row counts once in folds. A level counts rows of the mean weight."""
+    estimator = DeKRRRegressor(
+        n_features=12, shared=20, site_effect=None, column_scales=[1.0, 0.5, 0.2], local=None, random_state=0
+    )
+    weighted = estimator.fit(X, y, sites=SITES, sample_weight=TIMES)
+    found, sigma = [model.predict(X_NEW, elsewhere=True) for model in weighted.models_.values()], weighted.sigma_
+    repeated = estimator.fit(X[REPEATED], y[REPEATED], sites=SITES[REPEATED])
+    assert repeated.sigma_ == pytest.approx(sigma, rel=1e-9)
+    again = [model.predict(X_NEW, elsewhere=True) for model in repeated.models_.values()]
+    np.testing.assert_allclose(found, again, rtol=1e-8, atol=1e-8)
+
+
+def test_rows_that_hardly_count_do_not_decide_anything_by_default():
+    """Half of the rows are noise in one place, with next to no weight."""
+    rng = np.random.default_rng(5)
+    sites, weight = np.tile(SITES, 2), np.repeat([1.0, 1e-9], len(y))
+    rows = np.vstack([X, X.mean(axis=0) + 0.05 * (X - X.mean(axis=0))])
+    responses = np.append(y, rng.choice(y, len(y)))
+    fitted = DeKRRRegressor(random_state=0).fit(rows, responses, sites=sites, sample_weight=weight)
+    alone = DeKRRRegressor(random_state=0).fit(X, y, sites=SITES)
+    assert fitted.sigma_ == pytest.approx(alone.sigma_, rel=1e-6)
+    assert fitted.score(X_NEW, Y_NEW, sites=SITES_NEW) > alone.score(X_NEW, Y_NEW, sites=SITES_NEW) - 0.05
 
 
 def test_weights_are_weighted_least_squares():
@@ -267,7 +315,7 @@ def test_scores_with_weights():
 )
 def test_weights_that_cannot_be(weight, words):
     with pytest.raises(DataError, match=words):
-        regressor().fit(X, y, sites=SITES, sample_weight=weight)
+        regressor(min_rows=10).fit(X, y, sites=SITES, sample_weight=weight)
 
 
 def test_guards_count_effective_rows():

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dekrr.cli.app import COMMANDS
-from dekrr.deploy.policy import read_policy, refusals
-from dekrr.deploy.standing_file import read_relay, read_standing
-from dekrr.deploy.studies.study import parse_study
+from dekrr.mesh.policy import read_policy, refusals
+from dekrr.mesh.standing_file import read_relay, read_standing
+from dekrr.mesh.studies.study import parse_study
 
 FOLDER = Path(__file__).parents[1] / "packaging"
 UNITS = sorted(FOLDER.glob("*.service"))
@@ -33,11 +33,11 @@ def test_a_unit_is_right_and_hardened(unit, tmp_path):
 
 
 def test_what_is_started_is_a_command():
-    assert len(UNITS) == 2
+    assert len(UNITS) == 3
     started = [re.search(r"ExecStart=/opt/dekrr/bin/dekrr (\w+)", unit.read_text()).group(1) for unit in UNITS]
     started += re.findall(r'CMD \["(\w+)"', (FOLDER / "Containerfile").read_text())
     started += re.findall(r"command: \[(\w+)", (FOLDER / "compose.yaml").read_text())
-    assert sorted(started) == ["node", "node", "relay", "relay"]
+    assert sorted(started) == ["node", "node", "relay", "relay", "serve"]
     assert set(started) <= set(COMMANDS)
 
 

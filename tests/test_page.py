@@ -15,17 +15,17 @@ import pytest
 
 from browsers import STICKING_OUT, WIDTHS, is_bright, launched, new_tab
 from consortium import Consortium, wait_until
-from dekrr.deploy.events import Finished
-from dekrr.deploy.files import read_site
-from dekrr.deploy.page import Page, SiteView
-from dekrr.deploy.standing_file import read_standing
-from dekrr.deploy.standing_page import StandingView
-from dekrr.deploy.status import NeighborStatus, Status
-from dekrr.deploy.studies.book import Book
-from dekrr.deploy.studies.items import Proposal
-from dekrr.deploy.studies.study import digest_of
 from dekrr.errors import NetworkError
-from dekrr.networks.session.events import Exchanged, Gone, Refused
+from dekrr.mesh.events import Finished
+from dekrr.mesh.files import read_site
+from dekrr.mesh.page import Page, SiteView
+from dekrr.mesh.session.events import Exchanged, Gone, Refused
+from dekrr.mesh.standing_file import read_standing
+from dekrr.mesh.standing_page import StandingView
+from dekrr.mesh.status import NeighborStatus, Status
+from dekrr.mesh.studies.book import Book
+from dekrr.mesh.studies.items import Proposal
+from dekrr.mesh.studies.study import digest_of
 from dekrr.serving.current import CurrentModel
 from dekrr.serving.guards import Limits, new_token
 from meshes import Mesh, free_ports

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dekrr.deploy.node import CHECKPOINT
+from dekrr.mesh.node import CHECKPOINT
 from meshes import Mesh, wait_until
 
 HALVES = {"dekrr-west": "10.77.0.1", "dekrr-east": "10.77.0.2"}

@@ -7,29 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dekrr
-from dekrr import DeKRRRegressor, DifferentialPrivacy, SettingsError, local_part
+from dekrr import DeKRRRegressor, DifferentialPrivacy, MessageError, SettingsError
 from dekrr.data import make_sites
 from dekrr.features import FeatureMap
-from dekrr.gradients import largest_squared_gradients, squared_gradients
-from dekrr.local_part import descend, draw_local, fit_local, share_for_all, with_predictions
 from dekrr.messages import Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr as algorithm
-from dekrr.protocols import parts, shared_part
-from dekrr.protocols.column_scales import best_ridge, candidate_scales
+from dekrr.protocols import shared_part, training
+from dekrr.protocols.home import leverages_of
 from dekrr.protocols.roll_call import RollCall, roll_call
+from dekrr.protocols.run import Start
+from dekrr.protocols.shared_part import best_ridge, candidate_scales
 from dekrr.protocols.site import Site
-from dekrr.protocols.spanning_tree import tree_result
-from dekrr.protocols.stages import Start
-from dekrr.ridge import fold_errors, path_of
-from dekrr.rows import ArrayRows
+from dekrr.protocols.spanning_tree import BranchSums, SparseSums, tree_result
 from dekrr.scaling import UNSCALED
 from dekrr.selection import Greedy, Mixed
-from dekrr.selection.mixed import with_columns
-from dekrr.selection.pool import random_columns
+from dekrr.selection.choosers import random_columns
+from dekrr.selection.greedy import with_columns
 from dekrr.settings import ALONE, DeKRRSettings
-from dekrr.statistics import OwnSums
-from dekrr.types import Block
+from dekrr.statistics import OwnSums, fold_errors, largest_squared_gradients, path_of, squared_gradients
+from dekrr.tables.rows import ArrayRows
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
 X_NEW, Y_NEW, SITES_NEW = make_sites(n_sites=5, random_state=1)
@@ -251,7 +248,7 @@ def test_votes_are_gains_of_the_greedy_path_and_the_most_wanted_are_elected():
     alone = (Z.T @ response) ** 2 / (np.sum(Z**2, axis=0) + 60 * chooser.ridge)
     first, best = int(np.argmax(alone)), int(np.argmax(votes[:32]))
     assert votes[first] == pytest.approx(alone[first])
-    elected = chooser.elected(pool, votes)
+    elected = pool.keep(chooser.elected(votes))
     assert elected.n_features == 8
     assert any(np.array_equal(column, pool.frequencies[:, best]) for column in elected.frequencies.T)
 
@@ -297,96 +294,6 @@ def test_columns_of_noise_are_found_by_squares_of_scales():
     assert with_noise < 1.6 * without
 
 
-@pytest.mark.parametrize("outputs", [(), (2,)])
-def test_the_local_part_is_a_ridge_regression_of_the_residuals(outputs):
-    rng = np.random.default_rng(0)
-    rows = rng.random((200, 2))
-    left = np.sin(9 * rows[:, 0])
-    left = np.stack([left, 2 * left], axis=1) if outputs else left
-    feature_map = draw_local(40, 0.3, (1.0, 0.2), (), rng)
-    weight = rng.uniform(0.5, 2.0, 200)
-    block = Block(rows, left, weight / weight.mean())
-    full = fit_local(block, feature_map, np.random.default_rng(1))
-    Z, w = feature_map(rows), block.weight
-    candidates = []
-    for ridge in (0.3, 1.0, 3.0, 10.0, 30.0):
-        exact = np.linalg.solve((Z.T * w) @ Z + ridge * np.eye(40), (Z.T * w) @ left)
-        share = np.vdot(full, exact) / np.vdot(exact, exact)
-        candidates.append(np.abs(full - share * exact).max() if 0 < share < 1 + 1e-9 else np.inf)
-    assert min(candidates) < 1e-9
-    assert np.mean((left - Z @ full) ** 2) < 0.2 * np.mean(left**2)
-
-
-@pytest.mark.parametrize("outputs", [(), (2,)])
-def test_a_local_part_is_fitted_to_rows_and_to_what_the_other_parts_predict(outputs):
-    response = np.stack([y, y**2], axis=1) if outputs else y
-    model = DeKRRRegressor(**SMALL, scale=None, objective="own").fit(X, response, sites=SITES).models_["station 01"]
-    at = SITES == "station 01"
-    others = model.without_local().predict(X[at])
-    local = model.members[-1]
-    Z, left = local.feature_map(np.column_stack([X[at], others])), response[at] - others
-    candidates = []
-    for ridge in (0.3, 1.0, 3.0, 10.0, 30.0):
-        exact = np.linalg.solve(Z.T @ Z + ridge * np.eye(Z.shape[1]), Z.T @ left)
-        weight = np.vdot(local.coefficients, exact) / np.vdot(exact, exact)
-        candidates.append(np.abs(local.coefficients - weight * exact).max() if 0 < weight < 1 + 1e-9 else np.inf)
-    assert min(candidates) < 1e-8
-
-
-@pytest.mark.parametrize("outputs", [(), (2,)])
-def test_a_correction_by_predictions_alone_counts_less_where_other_rows_matter(outputs):
-    rng = np.random.default_rng(0)
-    rows, predicted = rng.random((640, 2)), rng.normal(size=(640, *outputs))
-    block = with_predictions(Block(rows, predicted), predicted)
-
-    def share(*columns):  # of the correction cos(x_1) + cos(x_2) + ... of these columns
-        frequencies = np.zeros((block.X.shape[1], len(columns)))
-        frequencies[list(columns), range(len(columns))] = 6.0
-        feature_map = FeatureMap(frequencies, np.zeros(len(columns)), np.ones(len(columns)))
-        return share_for_all(
-            block, feature_map, np.ones((len(columns), *outputs)), np.random.default_rng(1)
-        ), feature_map
-
-    by_rows, _ = share(0)
-    by_predictions, _ = share(2)
-    assert 0.85 < by_rows <= 0.9
-    if outputs:  # a function of one output's prediction alone, for both outputs
-        assert by_predictions < by_rows
-    else:
-        assert by_predictions == 0.45
-    mixed, feature_map = share(0, 0, 0, 2)
-    corrections = (feature_map(block.X) @ np.ones((4, *outputs))).reshape(640, -1)
-    explained = 0.0  # by the means of sixteen bins, as a regression on dummies
-    for k, one in enumerate(corrections.T):
-        dummies = np.eye(16)[np.argsort(np.argsort(block.X[:, 2 + k])) // 40]
-        explained += np.sum((dummies @ np.linalg.lstsq(dummies, one, rcond=None)[0]) ** 2)
-    assert mixed == pytest.approx(0.45 + 0.45 * max(0.0, 1 - 3 * explained / np.sum(corrections**2)))
-    assert 0.45 < mixed < by_rows
-
-
-def test_the_local_part_counts_full_for_own_rows_in_part_for_all_and_not_at_all_for_others():
-    models = {
-        objective: DeKRRRegressor(**SMALL, objective=objective).fit(X, y, sites=SITES).models_["station 01"]
-        for objective in ("own", "mean", "union")
-    }
-    assert "local" not in models["union"].header.parts
-    own, mean = (models[objective].members[-1].coefficients for objective in ("own", "mean"))
-    shares = mean / own
-    np.testing.assert_allclose(shares, shares[0])
-    assert 0.449 < shares[0] < 0.901
-
-
-def test_half_of_the_local_features_change_with_predictions_and_less_with_rows():
-    found = draw_local(1500, 0.5, (1.0, 0.2), (3.0,), np.random.default_rng(0)).frequencies
-    assert not found[2, :750].any()
-    assert found[2, 750:].all()
-    of_rows, of_both = np.median(np.abs(found[:, :750]), axis=1), np.median(np.abs(found[:, 750:]), axis=1)
-    widths = np.median(np.abs(np.random.default_rng(1).standard_cauchy(60000)) / np.resize([0.5, 1.0, 2.0], 60000))
-    unit = 0.5 * np.sqrt(2)
-    np.testing.assert_allclose(of_rows[:2], widths * np.array([1.0, 0.2]) / unit, rtol=0.15)
-    np.testing.assert_allclose(of_both, widths * np.array([0.3 / unit, 0.06 / unit, 3.0]), rtol=0.15)
-
-
 def test_a_site_whose_responses_are_a_narrow_band_learns_it_from_the_predictions():
     rng = np.random.default_rng(0)
     rows = rng.random((3000, 4))
@@ -400,53 +307,12 @@ def test_a_site_whose_responses_are_a_narrow_band_learns_it_from_the_predictions
     assert np.mean(error**2) < 0.8 * np.mean(without**2)
 
 
-@pytest.mark.parametrize("outputs", [(), (2,)])
-def test_steps_of_conjugate_gradients_end_at_the_ridge_regression(outputs):
-    rng = np.random.default_rng(0)
-    Z, response = rng.normal(size=(40, 6)), rng.normal(size=(40, *outputs))
-    expected = np.linalg.solve(Z.T @ Z + 0.5 * np.eye(6), Z.T @ response)
-    np.testing.assert_allclose(descend(Z, response, 0.5, 6), expected, rtol=1e-9)
-    single = descend(Z.astype(np.float32), response.astype(np.float32), 0.5, 12)
-    np.testing.assert_allclose(single, expected, rtol=1e-3, atol=1e-5)
-    np.testing.assert_array_equal(descend(Z, np.zeros((40, *outputs)), 0.5, 3), np.zeros((6, *outputs)))
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_many_local_features_are_weighted_by_rows_held_out(weighted):
-    rng = np.random.default_rng(0)
-    rows = rng.random((300, 2))
-    response = np.floor(5 * rows[:, 0]) + 0.3 * rng.normal(size=300)
-    weight = rng.integers(1, 3, 300).astype(float) if weighted else None
-    feature_map = draw_local(local_part._MOST_SUMMED + 1, 0.4, (1.0, 1.0), (), rng)
-    found = fit_local(Block(rows, response, weight), feature_map, np.random.default_rng(5))
-    w = np.ones(300) if weight is None else weight / weight.mean()
-    Z, held = feature_map(rows), np.random.default_rng(5).permutation(300) % local_part._FOLDS == 0
-
-    def solved(kept):  # from the kernel, with as many unknowns as rows
-        root = np.sqrt(w[kept])
-        kernel = (Z[kept] @ Z[kept].T) * np.outer(root, root)
-        return (Z[kept].T * root) @ np.linalg.solve(kernel + np.eye(kept.sum()), root * response[kept])
-
-    predicted = Z[held] @ solved(~held)
-    best = np.sum(w[held] * predicted * response[held]) / np.sum(w[held] * predicted**2)
-    np.testing.assert_allclose(found, min(best, 1.0) * solved(np.ones(300, dtype=bool)), rtol=0.02, atol=0.02)
-    against = np.where(held, -response, response)  # what the other rows say is wrong of those held out
-    assert fit_local(Block(rows, against, weight), feature_map, np.random.default_rng(5)) is None
-
-
 def test_a_common_factor_of_weights_changes_nothing():
     weight = np.random.default_rng(0).uniform(0.5, 2.0, len(y))
     first, second = (
         DeKRRRegressor(**SMALL).fit(X, y, sites=SITES, sample_weight=factor * weight) for factor in (1.0, 1e3)
     )
     np.testing.assert_allclose(first.predict(X_NEW, sites=SITES_NEW), second.predict(X_NEW, sites=SITES_NEW), atol=1e-5)
-
-
-def test_there_is_no_local_part_of_noise():
-    rng = np.random.default_rng(0)
-    block = Block(rng.random((300, 2)), rng.normal(size=300))
-    assert fit_local(block, draw_local(60, 0.3, (1.0, 1.0), (), rng), rng) is None
-    assert fit_local(block.take(slice(8)), draw_local(4, 0.3, (1.0, 1.0), (), rng), rng) is None
 
 
 def test_without_parts_it_is_algorithm_1_to_the_last_bit():
@@ -460,7 +326,7 @@ def test_without_parts_it_is_algorithm_1_to_the_last_bit():
         alpha=1e-4, consensus=0.5, **ALONE, **{**IN_PROCESS, "scale": "minmax", "masks": False, "shortlist_rows": 0}
     )
     procedures = {
-        names[label]: parts.train(
+        names[label]: training.train_parts(
             Site(names[label], tuple(graph[names[label]]), rows[label], seed=seed), Greedy(12, sigma=0.4), run
         )
         for label in fitted.sites_
@@ -475,25 +341,42 @@ def test_without_parts_it_is_algorithm_1_to_the_last_bit():
 def test_a_model_is_the_sum_of_its_parts_and_a_file_has_them_all(tmp_path):
     fitted = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
     model = fitted.models_["station 01"]
-    assert {"own", "neighbor", "shared", "local"} == set(model.header.parts)
+    assert {"own", "neighbor", "shared"} == set(model.header.parts)
     rows = model.scaling.rows(X_NEW)
-    *others, local = model.members
-    assert model.header.parts[-1] == "local"
-    without = sum(member.weight * member.predict(rows) for member in others)
-    correction = local.predict(np.column_stack([rows, without]))
-    np.testing.assert_allclose(model.predict(X_NEW), model.scaling.undo(without + correction), atol=1e-12)
+    without = sum(member.weight * member.predict(rows) for member in model.members)
+    *agreed, shared = [member.predict(rows) for member in model.members]
+    own, home = model.home.own_weight, model.home
+    others = own * agreed[0] + (1 - own) * np.mean(agreed[1:], axis=0) + shared + home.level
+    corrected = home.local.share * others + home.local.trees.predict(np.column_stack([rows, others]))[:, 0]
+    corrected = corrected + np.column_stack([np.ones(len(rows)), rows]) @ home.local.slopes[:, 0]
+    np.testing.assert_allclose(model.predict(X_NEW), model.scaling.undo(corrected), atol=1e-12)
     model.save(tmp_path / "model.safetensors")
     loaded = dekrr.load(tmp_path / "model.safetensors")
     np.testing.assert_array_equal(loaded.predict(X_NEW), model.predict(X_NEW))
-    assert loaded.header == msgspec.structs.replace(model.header, version=4)
+    assert loaded.header == msgspec.structs.replace(model.header, version=5)
     for_others = loaded.without_local()
-    assert "local" not in for_others.header.parts
+    assert for_others.home is None
     np.testing.assert_allclose(for_others.predict(X_NEW), model.scaling.undo(without), atol=1e-12)
+    np.testing.assert_array_equal(for_others.predict(X_NEW), model.predict(X_NEW, elsewhere=True))
     for_others.save(tmp_path / "others.safetensors")
     np.testing.assert_array_equal(dekrr.load(tmp_path / "others.safetensors").predict(X_NEW), for_others.predict(X_NEW))
-    sent = fitted.traffic_.bytes_by_kind
-    alone = DeKRRRegressor(**SMALL, local=None).fit(X, y, sites=SITES).traffic_.bytes_by_kind
-    assert sent == alone, "the local part is sent to nobody"
+    sent = fitted.traffic_
+    alone = DeKRRRegressor(**SMALL, local=None).fit(X, y, sites=SITES).traffic_
+    assert {kind for kind, n in sent.bytes_by_kind.items() if n != alone.bytes_by_kind[kind]} == {"Total"}
+    # The local part is sent to nobody: six products of errors and a count are, up the tree and down.
+    n_edges_of_tree = 4
+    assert sent.bytes_by_kind["Total"] - alone.bytes_by_kind["Total"] < 2 * n_edges_of_tree * (8 * 11 + 20)
+
+
+def test_an_explicit_greedy_choice_stays_one_beside_a_shared_part():
+    def fitted(features):
+        return DeKRRRegressor(**SMALL, features=features).fit(X, y, sites=SITES).models_["station 01"].feature_map
+
+    auto, mixed, *greedy = (fitted(features) for features in ("auto", Mixed(), "greedy", Greedy()))
+    np.testing.assert_array_equal(auto.frequencies, mixed.frequencies)
+    np.testing.assert_array_equal(greedy[0].frequencies, greedy[1].frequencies)
+    assert not np.array_equal(auto.frequencies, greedy[0].frequencies)
+    assert DeKRRRegressor().features == "auto"
 
 
 def test_columns_that_do_not_matter_have_small_scales():
@@ -524,19 +407,27 @@ def test_parts_lower_both_errors_where_sites_differ():
     assert errors["default"][1] < errors["alone"][1]
 
 
-@pytest.mark.parametrize("settings", [{"verify_features": True}, {"masks": True}, {"prediction": "own"}])
+@pytest.mark.parametrize("settings", [{"verify_features": True}, {"masks": True}])
 def test_parts_of_runs_of_other_kinds(settings):
-    plain = DeKRRRegressor(**SMALL, **{"prediction": settings.get("prediction", "neighborhood")})
-    expected = plain.fit(X, y, sites=SITES).predict(X_NEW, sites=SITES_NEW)
-    fitted = DeKRRRegressor(**SMALL, **settings).fit(X, y, sites=SITES)
-    np.testing.assert_allclose(fitted.predict(X_NEW, sites=SITES_NEW), expected, atol=1e-4)
+    plain, fitted = (DeKRRRegressor(**SMALL, **one).fit(X, y, sites=SITES) for one in ({}, settings))
+    for site, model in plain.models_.items():
+        other, own = fitted.models_[site], X_NEW[site == SITES_NEW]
+        expected = model.predict(X_NEW, elsewhere=True)
+        np.testing.assert_allclose(other.predict(X_NEW, elsewhere=True), expected, atol=1e-4)
+        np.testing.assert_allclose(other.level, model.level, atol=1e-6)
+        # A mask rounds sums. That may turn a split of trees, and leverages have no sum over the tree.
+        tolerance = 0.1 if "masks" in settings else 1e-4
+        np.testing.assert_allclose(other.predict(own), model.predict(own), atol=tolerance)
 
 
 def test_several_outputs_have_parts():
     Y = np.stack([y, 3 - 2 * y], axis=1)
     fitted = DeKRRRegressor(**SMALL).fit(X, Y, sites=SITES)
     assert fitted.predict(X_NEW, sites=SITES_NEW).shape == (len(X_NEW), 2)
-    assert {"shared", "local"} <= set(fitted.models_["station 01"].header.parts)
+    model = fitted.models_["station 01"]
+    assert "shared" in model.header.parts
+    assert model.home.level.shape == (2,)
+    assert model.home.local.trees.n_outputs == 2
 
 
 def test_intervals_are_those_of_a_second_training_with_all_parts():
@@ -583,3 +474,56 @@ def test_totals_are_all_that_the_shared_part_sends():
         X, y, sites=SITES
     )
     assert set(only) - set(alone.traffic_.bytes_by_kind) == {Total.__name__}
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 30, 80])
+def test_leverages_of_fewer_rows_than_features_are_those_of_the_gram(n_rows):
+    features = np.random.default_rng(n_rows).normal(size=(80, 50))
+    summed = features[:n_rows]
+    found = leverages_of(features, summed, 7.0, 0.01)
+    wanted = np.diag(features @ np.linalg.solve(7.0 * summed.T @ summed + 0.01 * np.eye(50), features.T))
+    np.testing.assert_allclose(found, wanted, rtol=1e-8)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sums_of_few_rows_travel_as_a_factor_and_are_the_same(weighted):
+    X, y, sites = make_sites(n_sites=40, rows_per_site=12, random_state=0)
+    weight = np.random.default_rng(0).uniform(0.5, 2.0, len(y)) if weighted else None
+    # Without trees, which make much of the last digits, and without a look at rows, which sends as much in either form.
+    short = DeKRRRegressor(local=None, exclude=None, random_state=0).fit(X, y, sites=sites, sample_weight=weight)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BranchSums, "most_rows", -1)
+        long = DeKRRRegressor(local=None, exclude=None, random_state=0).fit(X, y, sites=sites, sample_weight=weight)
+    assert short.traffic_.bytes_by_kind["Total"] < 0.95 * long.traffic_.bytes_by_kind["Total"]
+    np.testing.assert_allclose(short.predict(X, sites=sites), long.predict(X, sites=sites), atol=1e-6 * np.std(y))
+
+
+@given(st.integers(0, 2**31), st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 12))
+def test_sums_of_branches_add_up_in_every_form(seed, numbers, size):
+    rng, form = np.random.default_rng(seed), BranchSums(size, 2)
+    rows = [rng.normal(size=(n, size)) for n in numbers]
+    parts = [
+        form.of_rows(Z, np.ones(2)) if len(Z) <= form.most_rows else form.of_gram(Z.T @ Z, np.ones(2)) for Z in rows
+    ]
+    total = form.plus(parts)
+    assert all(form.fits(len(part)) for part in [*parts, total])
+    gram, beside = form.whole(total)
+    np.testing.assert_allclose(gram, np.vstack(rows).T @ np.vstack(rows), atol=1e-10)
+    assert beside.tolist() == [len(rows)] * 2
+    votes = [np.where(rng.random(size) < 0.3, rng.random(size), 0.0) for _ in numbers]
+    sparse = SparseSums(size)
+    told = sparse.plus([sparse.of(one) for one in votes])
+    assert sparse.fits(len(told))
+    np.testing.assert_allclose(sparse.whole(told), np.sum(votes, axis=0), rtol=1e-14)
+
+
+@pytest.mark.parametrize("places", [[-1, 2], [3, 3], [5, 10**6], [1.5, 2]])
+def test_features_that_are_no_candidates_are_refused(monkeypatch, places):
+    monkeypatch.setattr(Mixed, "elected", lambda self, votes: np.array(places))
+
+    def procedure(site):
+        start = Start(site, site.rows, UNSCALED, RollCall(site))
+        return (yield from shared_part.elect(start, 0.7, shared_part.Candidates("plain", 2), linear=True))
+
+    with pytest.raises(MessageError, match="no candidates"):
+        driven(procedure, GRAPH, rows_of(np.random.default_rng(1)))

@@ -7,11 +7,10 @@ from dekrr import DeKRRRegressor
 from dekrr.data import make_sites
 from dekrr.errors import SettingsError
 from dekrr.features import FeatureMap
-from dekrr.rows import ArrayRows
 from dekrr.settings import ALONE
 from dekrr.solvers import Chebyshev, SiteSystem
-from dekrr.statistics import OwnSums, accumulate
-from dekrr.system import BlockRow, Weights
+from dekrr.statistics import BlockRow, OwnSums, Weights, accumulate
+from dekrr.tables.rows import ArrayRows
 
 
 @given(seed=st.integers(0, 100), n_rows=st.integers(1, 3000), scale=st.floats(0.1, 10))

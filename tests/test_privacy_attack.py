@@ -13,27 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dekrr.attacks import campaign as attack
-from dekrr.attacks.features import recover_rows
-from dekrr.attacks.lattice import Lattice
-from dekrr.attacks.overhearing import overhear
-from dekrr.attacks.problems import problem_of_table, read_problem
-from dekrr.attacks.sums import (
-    Membership,
-    NullSpace,
-    advantage,
-    recovered,
-    rows_by_matching,
-    rows_in_null_space,
-)
-from dekrr.attacks.views import View, fold_blocks, of_rows, summed
 from dekrr.errors import DataError, SettingsError
 from dekrr.features import FeatureMap
+from dekrr.lab.attacks import campaign as attack
+from dekrr.lab.attacks import members, series
+from dekrr.lab.attacks.overhearing import overhear
+from dekrr.lab.attacks.recovery import recover_rows
+from dekrr.lab.attacks.scenes import problem_of_table, read_problem
+from dekrr.lab.attacks.sums import Membership, NullSpace, advantage, recovered, rows_by_matching, rows_in_null_space
+from dekrr.lab.attacks.views import View, fold_blocks, of_rows, summed
 from dekrr.messages import Coefficients, RowFeatures, Sums
 from dekrr.privacy.admission import learn
-from dekrr.rows import ArrayRows
 from dekrr.selection import Energy
 from dekrr.settings import GRIDS, DeKRRSettings
+from dekrr.tables.rows import ArrayRows
+from lattice import Lattice, attack_by_lattice
 
 ONE_FOLD = np.ones(1, dtype=bool)
 DATA = os.environ.get("DEKRR_DATA")
@@ -112,7 +106,7 @@ def test_a_view_is_every_sum_that_neighbours_heard(coast, tuned, verify, granted
     victim, _ = coast.pair()
     run_settings = msgspec.structs.replace(attack.UNGUARDED, verify_features=verify)
     view = attack.hear(coast, settings=run_settings, tuned=tuned, colluders=2, granted=granted)
-    fold_of = victim.rng("folds").permutation(victim.n_rows) % len(view.fold_sizes)
+    fold_of = victim.fold_of(len(view.fold_sizes))
     assert view.n_rows == victim.n_rows
     n_phases = 5 * len(GRIDS["sigma"]) + 1 if tuned else 1
     assert len(view.blocks) == 2 * 4 * n_phases
@@ -142,7 +136,7 @@ def test_what_is_granted_has_no_withheld_rows(coast):
 def test_differences_of_folds_are_sums_over_a_fold(coast):
     victim, _ = coast.pair()
     view = attack.hear(coast, settings=attack.UNGUARDED, tuned=True)
-    fold_of = victim.rng("folds").permutation(victim.n_rows) % 5
+    fold_of = victim.fold_of(5)
     singles = list(fold_blocks(view))
     assert {int(np.flatnonzero(block.folds)[0]) for block in singles} == set(range(5))
     assert len({block.label for block in singles}) > 3
@@ -151,9 +145,22 @@ def test_differences_of_folds_are_sums_over_a_fold(coast):
         np.testing.assert_allclose(block.sums, features.T @ features, atol=1e-6)
 
 
+def fewer_rows(problem, counts, *, seconds, seed=0):
+    """Yield each of `counts` and the rows recovered from sums when the target has that many rows, without guards."""
+    victim, attacker = problem.pair()
+    order = np.random.default_rng(seed).permutation(victim.n_rows)
+    for count in counts:
+        small = replace(victim, rows=ArrayRows(victim.X[order[:count]], victim.y[order[:count]]))
+        sites = [small if site is victim else site for site in problem.sites]
+        shrunk = replace(problem, sites=sites)
+        view = attack.hear(shrunk, settings=attack.UNGUARDED)
+        spare = problem.spare[victim.name][0]
+        yield count, attack.rows_from_sums(view, small, attacker.X, attacker.y, spare, seconds=seconds, seed=seed)
+
+
 def test_few_rows_come_back_from_sums_and_many_do_not(coast):
     """20 + 20 features: 15 rows leave a null space of 25 dimensions, 150 rows leave none."""
-    shares = {count: found.shares[1e-6] for count, found in attack.fewer_rows(coast, [15, 150], seconds=4)}
+    shares = {count: found.shares[1e-6] for count, found in fewer_rows(coast, [15, 150], seconds=4)}
     assert shares[15] > 0.5
     assert shares[150] == 0.0
 
@@ -227,14 +234,14 @@ def test_a_lattice_gives_rows_back_without_a_start():
 def test_frequencies_of_a_neighbours_own_choice_give_rows_away_and_are_refused(coast):
     """Limits on rows and features allow the lattice; the proof of features and leverages, both the default, do not."""
     smaller = replace(coast, n_features=8)
-    found = attack.attack_by_lattice(smaller, fine=4, coarse=6, n_lattice_columns=2)
+    found = attack_by_lattice(smaller, fine=4, coarse=6, n_lattice_columns=2)
     assert found.shares[1e-3] > 0.1
     assert found.chance[1e-3] < 0.02
     with pytest.raises(SettingsError, match="not in the pool"):
-        attack.attack_by_lattice(smaller, fine=4, coarse=6, n_lattice_columns=2, settings=attack.GUARDED)
+        attack_by_lattice(smaller, fine=4, coarse=6, n_lattice_columns=2, settings=attack.GUARDED)
     unproved = msgspec.structs.replace(attack.GUARDED, verify_features=False)
     with pytest.raises(DataError, match="of which stand alone"):
-        attack.attack_by_lattice(smaller, fine=4, coarse=6, n_lattice_columns=2, settings=unproved)
+        attack_by_lattice(smaller, fine=4, coarse=6, n_lattice_columns=2, settings=unproved)
 
 
 def test_rows_known_before_do_not_count():
@@ -328,6 +335,7 @@ def test_command_prints_shares_and_draws(tmp_path):
     assert (tmp_path / "attack.png").stat().st_size > 1000
 
 
+@pytest.mark.slow  # the command on a table of one's own takes the same way
 def test_command_attacks_sums_too(tmp_path, monkeypatch):
     from dekrr.cli.app import app
 
@@ -394,3 +402,16 @@ def test_a_problem_of_a_table_has_its_rows_without_gaps_and_all_mistakes_are_nam
     from dekrr.cli.app import app
 
     assert "give --target and --site" in str(CliRunner().invoke(app, ["attack", str(path)]).exception)
+
+
+def test_the_usual_policy_admits_no_series_of_studies_to_its_end(coast):
+    for answer in series.answers(coast):
+        assert answer.admitted < answer.asked, answer
+        assert answer.reason
+
+
+def test_who_holds_the_pool_tells_members_by_linear_algebra(coast):
+    """Masks do not prevent it; only noise does."""
+    target = coast.sites[0].name
+    assert members.by_algebra(coast, target).advantage > 0.35
+    assert members.by_algebra(coast, target, of_root=True).advantage > 0.15

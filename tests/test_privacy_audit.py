@@ -6,28 +6,111 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dekrr.attacks.audit import (
-    _upper,
-    audit,
-    canaries,
-    everything_sent,
-    gaussian_epsilon,
-    released,
-    released_to_colluders,
-)
-from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, clip_responses, pack
-from dekrr.privacy.shared_noise import SharedNoise
-from dekrr.protocols import exchange
-from dekrr.protocols.exchange import shared_features
+from dekrr.lab.attacks.audit import _upper, audit, gaussian_epsilon
+from dekrr.lab.attacks.overhearing import Overheard
+from dekrr.messages import Coefficients, Sums
+from dekrr.networks.local import LocalNetwork
+from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, SharedNoise, clip_responses, pack
+from dekrr.protocols import dekrr, exchange
+from dekrr.protocols.exchange import shared_features, sum_and_digest
+from dekrr.protocols.preparation import public_scaling
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows
 from dekrr.scaling import Scaling
 from dekrr.selection import Plain
-from dekrr.settings import DifferentialPrivacy
-from dekrr.statistics import OwnSums, accumulate
+from dekrr.settings import DeKRRSettings, DifferentialPrivacy
+from dekrr.statistics import OwnSums, accumulate, pack_symmetric, penalty, unpack_symmetric
+from dekrr.tables.rows import ArrayRows
 
 PRIVACY = DifferentialPrivacy(1.0, 1e-3)
 SIGMA, N_FEATURES = 0.5, 2
+
+
+def everything_sent(privacy, neighbor, *, n_features, sigma):
+    """Return a function that maps rows (X, y) of a site to all that its neighbour sees in a private run of two sites.
+
+    That is the sums, the coefficients of the first rounds, and what follows from them: the first coefficients are
+    (H + U)^-1 d. The neighbour has both sites' sums, so that it knows H + U, and hence d.
+    """
+    settings = DeKRRSettings(
+        privacy=privacy, scale=None, tol=0.0, max_rounds=2, solver="jacobi", self_penalty=0.0, alpha=1e-3, min_rows=1
+    )
+    selector = Plain(n_features, sigma=sigma)
+
+    def release(rows):
+        target = Site("target", ("other",), ArrayRows(*rows), seed=neighbor.seed)
+        record = Overheard()
+        network = LocalNetwork({"target": ["other"], "other": ["target"]}, observers=[record])
+        outcomes = network.run({site.name: dekrr.train(site, selector, settings) for site in (target, neighbor)})
+        sums = {
+            sender: unpack_symmetric(record.between(sender, receiver, Sums)[0].gram, n_features)
+            for sender, receiver in (("target", "other"), ("other", "target"))
+        }
+        coefficients = [m.values for m in record.between("target", "other", Coefficients)]
+        n_rows = outcomes["other"].roster.n_rows
+        pull = penalty(settings.consensus, n_rows, 1)
+        ridge = settings.alpha / 2 + GaussianSums(privacy, len(rows[1])).ridge(n_features) / n_rows
+        hessian = (1 / n_rows + pull) * sums["target"] + pull * sums["other"] + ridge * np.eye(n_features)
+        return np.concatenate([pack_symmetric(sums["target"]), *coefficients, hessian @ coefficients[0]])
+
+    return release
+
+
+def canaries(feature_map, n_rows=200):
+    """Return pairs of neighbouring data sets of one column, with bounds 0 and 1 of the column, and -1 and 1 of y.
+
+    The pairs differ in one row: in an ordinary one as far as the sensitivity allows, or in one that is at the bounds,
+    beyond them, or a fill value in the place of a measurement (9.97e36 is that of netCDF).
+    """
+    X = np.linspace(0, 1, n_rows)[:, None]
+    y = np.sin(3 * X[:, 0])
+    turn = np.pi / 3 / abs(float(feature_map.frequencies[0, 0]))
+    fill = 9.969209968386869e36
+    rows = {
+        "ordinary": ((0.1, 1.0), (0.1 + turn, -1.0)),
+        "at the bounds": ((0.0, -1.0), (1.0, 1.0)),
+        "beyond the bounds": ((-7.3, -50.0), (12.8, 50.0)),
+        "fill values": ((fill, fill), (0.1, -1.0)),
+        "fill values of x": ((fill, 1.0), (-fill, -1.0)),
+    }
+    return {
+        name: tuple((np.vstack([X, [[value]]]), np.append(y, response)) for value, response in pair)
+        for name, pair in rows.items()
+    }
+
+
+def released(privacy, feature_map, n_rows):
+    """Return a function that maps rows (X, y) to what a site releases of them, by public bounds 0, 1 and -1, 1.
+
+    It is the code of a run: public scaling, clipping, sums and noise.
+    """
+    mechanism = GaussianSums(privacy, n_rows)
+    n_columns = feature_map.n_columns
+    scaling = public_scaling(((0.0,) * n_columns + (-1.0,), (1.0,) * (n_columns + 1)), n_columns)
+
+    def release(rows):
+        exact, _ = sum_and_digest(ArrayRows(*rows).scaled(scaling), feature_map, {})
+        noisy = mechanism.perturb(exact)
+        return pack(noisy.gram, noisy.moment)
+
+    return release
+
+
+def released_to_colluders(privacy, feature_map, n_rows, n_partners):
+    """Return a function that maps rows (X, y) of a site to the most that colluding sites see of them by shared noise.
+
+    That is the sum over the fewest honest sites that share masks. The other honest sites have no rows here: what rows
+    they have moves the sum by as much, whatever the site's rows are.
+    """
+    n_columns, size = feature_map.n_columns, feature_map.n_features
+    noise = SharedNoise(privacy, n_rows, n_partners, n_partners + 1, (size,))
+    scaling = public_scaling(((0.0,) * n_columns + (-1.0,), (1.0,) * (n_columns + 1)), n_columns)
+    nothing = OwnSums(np.zeros((size, size)), np.zeros(size), 0.0)
+
+    def release(rows):
+        exact, _ = sum_and_digest(ArrayRows(*rows).scaled(scaling), feature_map, {})
+        return np.asarray(sum((noise.perturb(nothing) for _ in range(noise.n_honest - 1)), noise.perturb(exact)))
+
+    return release
 
 
 @given(count=st.integers(0, 49), level=st.floats(0.6, 0.999))

@@ -11,26 +11,26 @@ from scipy import stats
 
 from conftest import tampered
 from dekrr import DeKRRRegressor
-from dekrr.attacks.overhearing import Record
 from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
+from dekrr.folds import rows_per_feature_outside
+from dekrr.lab.attacks.overhearing import Overheard
 from dekrr.messages import Chosen, Features, Moments, Shortlist, Sums, Tally, decode, encode
 from dekrr.networks.local import LocalNetwork
-from dekrr.privacy import admission, maps_of_neighbors, proofs, rows_per_feature
+from dekrr.privacy import admission
 from dekrr.privacy.admission import learn
 from dekrr.protocols import dekrr
 from dekrr.protocols.baselines.shared import share_features
-from dekrr.protocols.roll_call import RollCall
-from dekrr.protocols.roster import Roster
+from dekrr.protocols.cross_validation import folds_to_hold_out
+from dekrr.protocols.roll_call import RollCall, Roster
+from dekrr.protocols.run import Offers, Start, Tuning
 from dekrr.protocols.site import Site
-from dekrr.protocols.stages import Offers, Start
-from dekrr.protocols.tuning import Tuning
-from dekrr.rows import ArrayRows, ChainedRows
 from dekrr.scaling import UNSCALED
 from dekrr.selection import CHOOSERS, Energy, Greedy, Plain
 from dekrr.settings import ALONE, GRIDS, DeKRRSettings
 from dekrr.statistics import accumulate, unpack_symmetric
+from dekrr.tables.rows import ArrayRows, ChainedRows
 
 RING = {"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")}
 
@@ -49,7 +49,7 @@ def unmasked(**changes):
 
 
 def run(all_sites, selector, **changes):
-    record = Record()
+    record = Overheard()
     network = LocalNetwork(RING, observers=[record])
     changes = {"scale": None, "tol": 0.0, "max_rounds": 5, **changes}
     outcomes = network.run({site.name: dekrr.train(site, selector, unmasked(**changes)) for site in all_sites})
@@ -68,9 +68,9 @@ def test_a_proof_gives_the_same_map(name, mapping, n_features, seed, site):
     rng = np.random.default_rng(1)
     X, y = rng.uniform(size=(30, 3)), rng.uniform(-1, 1, 30)
     selector = CHOOSERS[name](2 * n_features, mapping=mapping, bandwidths=(1.0, 2.0))
-    chosen = selector.select(X, y, proofs.site_rng(seed, site))
-    proof = proofs.prove(selector, chosen, seed, site, 2)
-    redrawn = proofs.redraw(selector, decode(encode(proof), site), seed, site, 3)
+    chosen = selector.select(X, y, admission.site_rng(seed, site))
+    proof = admission.prove(selector, chosen, seed, site, 2)
+    redrawn = admission.redraw(selector, decode(encode(proof), site), seed, site, 3)
     for part in ("frequencies", "phases", "amplitudes"):
         np.testing.assert_array_equal(getattr(redrawn, part), getattr(chosen, part))
 
@@ -109,7 +109,7 @@ def test_a_false_proof_is_refused(change, words):
         "n_neighbors": 2,
     }
     with pytest.raises(MessageError, match=words):
-        proofs.redraw(selector, Chosen(**(proof | change)), 3, "b", 2)
+        admission.redraw(selector, Chosen(**(proof | change)), 3, "b", 2)
 
 
 def test_features_from_elsewhere_cannot_be_proved():
@@ -123,9 +123,9 @@ def test_features_from_elsewhere_cannot_be_proved():
 )
 def test_honest_frequencies_pass(kernel, law):
     selector = Energy(50, kernel=kernel, sigma=0.3, bandwidths=(0.5, 4.0))
-    limit = maps_of_neighbors.frequency_limit(selector, 5)
+    limit = admission.frequency_limit(selector, 5)
     pool = selector.draw_pool(5, np.random.default_rng(0))
-    maps_of_neighbors.check_frequencies({"b": pool.keep(np.arange(pool.n_candidates))}, limit)
+    admission.check_frequencies({"b": pool.keep(np.arange(pool.n_candidates))}, limit)
     if law is not None:
         assert 2 * law.sf(limit * 0.15 / np.sqrt(5)) * 5 == pytest.approx(1e-12, rel=1e-3)
 
@@ -140,9 +140,9 @@ def test_honest_frequencies_pass(kernel, law):
 )
 def test_honest_candidates_of_few_columns_pass_and_much_longer_ones_do_not(kernel, sigma, n_columns, max_columns, seed):
     selector = Greedy(30, kernel=kernel, sigma=sigma, max_columns=max_columns)
-    limit = maps_of_neighbors.frequency_limit(selector, n_columns)
+    limit = admission.frequency_limit(selector, n_columns)
     pool = selector.draw_pool(n_columns, np.random.default_rng(seed))
-    maps_of_neighbors.check_frequencies({"b": pool.feature_map}, limit)
+    admission.check_frequencies({"b": pool.feature_map}, limit)
     if kernel == "gaussian":
         assert limit <= max(8 * np.sqrt(n_columns) / sigma, 0.02)
 
@@ -231,10 +231,15 @@ def test_honest_shortlists_fit_the_rows_of_all_neighbours(n_rows, mapping, rows_
     run_settings = unmasked(
         scale=None, max_rounds=2, tol=0.0, rows_per_feature=rows_per_feature, max_leverage=1, verify_features=False
     )
-    record = Record()
+    record = Overheard()
     network = LocalNetwork(RING, observers=[record])
     procedures = {s.name: dekrr.train(s, selector, run_settings, tuning) for s in (few, *others)}
-    if n_rows // (2 if tuned else 1) < 12 * rows_per_feature:
+    too_few = n_rows < 12 * rows_per_feature
+    if tuned:  # a site does not hold out a fold that is far smaller than the other
+        held = folds_to_hold_out(few, few.rows, run_settings, 2)
+        outside = [n_rows - int(np.sum(held == fold)) for fold in range(2)]
+        too_few = any(n < 12 * rows_per_feature_outside(rows_per_feature, n, n_rows, 2) for n in outside)
+    if too_few:
         with pytest.raises(DataError, match="too few"):
             network.run(procedures)
         return
@@ -266,7 +271,7 @@ def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
     run_settings = unmasked(scale=None, rows_per_feature=0.1, max_leverage=1, max_rounds=2, tol=0.0)
     few, *others = sites(n_rows=60)
     few = replace(few, rows=few.rows.take(slice(n_rows)))
-    record = Record()
+    record = Overheard()
     network = LocalNetwork(RING, observers=[record])
     procedures = {s.name: dekrr.train(s, Energy(4), run_settings, tuning) for s in (few, *others)}
     if folds is None:
@@ -277,7 +282,7 @@ def test_min_rows_counts_a_folds_rows_while_tuning(n_rows, folds):
     network.run(procedures)
     assert len(record.between("a", "b", Sums)) == folds + 1
     off = msgspec.structs.replace(run_settings, rows_per_feature=0.0)
-    record = Record()
+    record = Overheard()
     network = LocalNetwork(RING, observers=[record])
     network.run({s.name: dekrr.train(s, Energy(4), off, tuning) for s in (few, *others)})
     assert len(record.between("a", "b", Sums)) == 6
@@ -436,9 +441,9 @@ def test_who_stands_alone_does_not_depend_on_amplitudes(amplitude):
     amplitudes = plain.amplitudes.copy()
     amplitudes[0] *= amplitude
     changed = FeatureMap(plain.frequencies, plain.phases, amplitudes)
-    alone = rows_per_feature._stands_alone(rows, plain)
+    alone = admission._stands_alone(rows, plain)
     assert 1 < alone.sum() < 100
-    np.testing.assert_array_equal(rows_per_feature._stands_alone(rows, changed), alone)
+    np.testing.assert_array_equal(admission._stands_alone(rows, changed), alone)
     assert alone[[5, 6]].all()
 
 
@@ -472,9 +477,9 @@ def test_a_neighbour_has_at_least_this_one(n_neighbors):
 
 def test_a_pool_that_is_too_large_to_draw_is_refused():
     proof = Chosen(3, 10**6, list(range(10**6)), np.empty(0), np.empty(0), 1)
-    assert proofs.redraw(Energy(8), Chosen(3, 8, list(range(8)), np.empty(0), np.empty(0), 1), 3, "b", 10)
+    assert admission.redraw(Energy(8), Chosen(3, 8, list(range(8)), np.empty(0), np.empty(0), 1), 3, "b", 10)
     with pytest.raises(MessageError, match="too large to draw"):
-        proofs.redraw(Energy(8), proof, 3, "b", 10)
+        admission.redraw(Energy(8), proof, 3, "b", 10)
 
 
 @pytest.mark.parametrize("verify", [False, True])

@@ -14,24 +14,23 @@ from sklearn import clone
 from sklearn.model_selection import cross_val_score
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy, disk, load
-from dekrr.attacks.audit import gaussian_epsilon
-from dekrr.attacks.overhearing import Record
 from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
+from dekrr.lab.attacks.audit import gaussian_epsilon
+from dekrr.lab.attacks.overhearing import Overheard
 from dekrr.messages import Bounds, Coefficients, Features, RowFeatures, Sums
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import mechanism
-from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, nearest_positive, pack, unpack
-from dekrr.privacy.vault import Vault
+from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, Vault, nearest_positive, pack, unpack
 from dekrr.protocols import dekrr
 from dekrr.protocols.exchange import shared_features
+from dekrr.protocols.run import Tuning
 from dekrr.protocols.site import Site
-from dekrr.protocols.tuning import Tuning
-from dekrr.rows import ArrayRows
 from dekrr.selection import Energy, Plain
 from dekrr.settings import DeKRRSettings
 from dekrr.statistics import OwnSums, accumulate
+from dekrr.tables.rows import ArrayRows
 
 pytest.importorskip("opendp", reason="the extra dp is not installed")
 
@@ -156,7 +155,7 @@ def sites(seed=0, n_rows=150):
 
 
 def run(all_sites, privacy, selector=None, **changes):
-    record = Record()
+    record = Overheard()
     network = LocalNetwork(PATH, observers=[record])
     changes = {"scale": None, "tol": 0.0, "max_rounds": 8, "alpha": 1e-4, "privacy": privacy, **changes}
     selector = selector or Plain(8, sigma=0.5)
@@ -170,7 +169,7 @@ def test_without_its_noise_it_is_the_plain_method_on_shared_features(monkeypatch
     private, _ = run(sites(), DifferentialPrivacy(1.0))
     shared = shared_features(Plain(8, sigma=0.5), 2, 5)
     brought = [Site(s.name, s.neighbors, s.rows, seed=5, feature_map=shared) for s in sites()]
-    plain, _ = run(brought, None, Plain(8, sigma=0.5, mapping="cossin"), verify_features=False)
+    plain, _ = run(brought, None, Plain(8, sigma=0.5, mapping="cossin"), verify_features=False, lone_neighbor="warn")
     for name in PATH:
         np.testing.assert_allclose(private[name].coefficients, plain[name].coefficients, atol=1e-9)
 
@@ -217,7 +216,7 @@ def test_a_neighbour_with_other_features_is_refused():
     ],
 )
 def test_a_run_that_cannot_keep_its_budget_does_not_start(selector, changes, words):
-    record = Record()
+    record = Overheard()
     network = LocalNetwork(PATH, observers=[record])
     settings_ = DeKRRSettings(**({"scale": None, "privacy": DifferentialPrivacy(1.0)} | changes))
     procedures = {s.name: dekrr.train(s, selector or Plain(8), settings_) for s in sites()}
@@ -311,6 +310,7 @@ def test_estimator_learns_under_privacy_and_says_what_it_spent(coast, tmp_path, 
         "random_state": 0,
         "consensus": 3.0,
         "prediction": "own",
+        "local": None,
     }
     private = DeKRRRegressor(**shared, privacy=DifferentialPrivacy(8.0)).fit(X, y, sites=labels)
     plain = DeKRRRegressor(**shared, mapping="cossin").fit(X, y, sites=labels)
@@ -326,7 +326,7 @@ def test_estimator_learns_under_privacy_and_says_what_it_spent(coast, tmp_path, 
 
 def test_estimator_leaves_greedy_features_with_a_warning(coast):
     X, y, labels = coast
-    regressor = DeKRRRegressor(n_features=7, **PRIVATE)
+    regressor = DeKRRRegressor(n_features=7, features="greedy", **PRIVATE)
     with pytest.warns(UserWarning, match="would look at rows"):
         regressor.fit(X, y, sites=labels)
     maps = [model.feature_map for model in regressor.models_.values()]
@@ -338,12 +338,12 @@ def test_estimator_leaves_greedy_features_with_a_warning(coast):
 def test_a_budget_does_not_pay_for_tuning(coast):
     X, y, labels = coast
     for name in ("sigma", "alpha", "consensus"):
-        regressor = DeKRRRegressor(n_features=8, features="plain", **(PRIVATE | {name: "auto"}))
+        regressor = DeKRRRegressor(n_features=8, features="plain", **(PRIVATE | {name: [0.5, 1.0]}))
         with pytest.raises(SettingsError, match=f"with privacy give {name} as one number"):
             regressor.fit(X, y, sites=labels)
     tuning = Tuning(sigmas=(0.5, 1.0), alphas=(1e-4,), consensuses=(1.0,))
     settings_ = DeKRRSettings(scale=None, privacy=DifferentialPrivacy(1.0))
-    record = Record()
+    record = Overheard()
     network = LocalNetwork(PATH, observers=[record])
     with pytest.raises(SettingsError, match="tuning would look at rows"):
         network.run({s.name: dekrr.train(s, Plain(8), settings_, tuning) for s in sites()})

@@ -11,9 +11,17 @@ import pytest
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy
 from dekrr.errors import NoiseWarning
-from dekrr.privacy import noise_share as rule
-from dekrr.privacy.mechanism import GaussianSums, calibrated, delta_of, unpack
-from dekrr.privacy.noise_share import DOUBLES, DROWNS, noise_share, warning_of_noise
+from dekrr.privacy import mechanism as rule
+from dekrr.privacy.mechanism import (
+    DOUBLES,
+    DROWNS,
+    GaussianSums,
+    calibrated,
+    delta_of,
+    noise_share,
+    unpack,
+    warning_of_noise,
+)
 
 pytest.importorskip("opendp", reason="the extra dp is not installed")
 

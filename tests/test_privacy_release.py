@@ -5,15 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dekrr.attacks import members, release
-from dekrr.attacks.coefficients import from_tuning
-from dekrr.attacks.differences import Difference
-from dekrr.attacks.problems import in_agreed_units, read_problem
+from dekrr.lab.attacks import members, release
+from dekrr.lab.attacks.release import Difference, from_tuning
+from dekrr.lab.attacks.scenes import in_agreed_units, read_problem
 from dekrr.messages import Features, Moments, Sums
 from dekrr.privacy.masks import MaskError
-from dekrr.protocols import dekrr, scoring
+from dekrr.protocols import cross_validation, dekrr
+from dekrr.protocols.choosing import read_features
 from dekrr.protocols.exchange import ExactSums
-from dekrr.protocols.offers import read_features
 from dekrr.settings import DeKRRSettings
 
 
@@ -55,8 +54,8 @@ def tuned_run(problem):
     roster, degrees = outcomes[victim.name].roster, {p: len(sites[p].neighbors) for p in victim.neighbors}
     found = from_tuning(record, victim, release.TUNING, roster.n_rows, roster.n_sites, degrees)
     maps = [read_features(victim.name, m) for m in record.between(victim.name, victim.neighbors[0], Features)]
-    folds = victim.rng("folds").permutation(victim.n_rows) % release.TUNING.folds
-    return victim, found, maps, folds
+    victim = victim.in_order()
+    return victim, found, maps, victim.fold_of(release.TUNING.folds)
 
 
 def test_coefficients_give_the_sums_over_admitted_rows_and_nothing_beside(coast):
@@ -74,7 +73,7 @@ def test_rows_in_a_sites_own_fit_alone_would_come_back_from_its_coefficients(coa
     """The first fix of the audit's finding, and what broke it."""
     victim, attacker = coast.pair()
     alone = np.array([[0.9, 0.1, 0.4], [0.1, 0.95, 0.7]])
-    real_sums, real_assemble, of_target = ExactSums.sums, scoring.assemble, []
+    real_sums, real_assemble, of_target = ExactSums.sums, cross_validation.assemble, []
 
     def sums(self, start, own_map, offers, run):
         ready = yield from real_sums(self, start, own_map, offers, run)
@@ -90,7 +89,7 @@ def test_rows_in_a_sites_own_fit_alone_would_come_back_from_its_coefficients(coa
         return row
 
     monkeypatch.setattr(ExactSums, "sums", sums)
-    monkeypatch.setattr(scoring, "assemble", assemble)
+    monkeypatch.setattr(cross_validation, "assemble", assemble)
     _, found, maps, _ = tuned_run(coast)
     for solved, feature_map in zip(found, maps, strict=False):
         Z = feature_map(alone)

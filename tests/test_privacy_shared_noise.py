@@ -7,25 +7,25 @@ import msgspec
 import networkx as nx
 import numpy as np
 import pytest
+from sklearn.linear_model import LinearRegression
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy
-from dekrr.attacks.audit import gaussian_epsilon
-from dekrr.attacks.overhearing import Record
 from dekrr.errors import SettingsError
+from dekrr.lab.attacks.audit import gaussian_epsilon
+from dekrr.lab.attacks.overhearing import Overheard
 from dekrr.messages import Masked, Sums, Total, encode
+from dekrr.model import Header, model_of
 from dekrr.networks.local import LocalNetwork
-from dekrr.privacy import shared_noise
+from dekrr.privacy import mechanism
 from dekrr.privacy.masks import Identity, derived_secret
-from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, pack
-from dekrr.privacy.shared_noise import SharedNoise
-from dekrr.privacy.vault import Vault
-from dekrr.protocols import dekrr
+from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, SharedNoise, Vault, pack
+from dekrr.protocols import dekrr, training
 from dekrr.protocols.exchange import shared_features
 from dekrr.protocols.site import Site
-from dekrr.rows import ArrayRows
 from dekrr.selection import Plain
-from dekrr.settings import DeKRRSettings
+from dekrr.settings import ALONE, DeKRRSettings
 from dekrr.statistics import OwnSums
+from dekrr.tables.rows import ArrayRows
 
 pytest.importorskip("opendp", reason="the extra dp is not installed")
 
@@ -93,7 +93,7 @@ def test_the_accountant_by_an_independent_formula(epsilon, size):
 
 def test_rounding_is_within_what_the_sensitivity_allows(monkeypatch):
     noise = SharedNoise(DifferentialPrivacy(1.0, colluders=1), 1000, 4, 10, (D,))
-    monkeypatch.setattr(shared_noise, "_discrete_gaussian", lambda scale: lambda steps: steps)
+    monkeypatch.setattr(mechanism, "_discrete_gaussian", lambda scale: lambda steps: steps)
     rng = np.random.default_rng(1)
     sums = OwnSums(np.cov(rng.normal(size=(D, 40))), rng.normal(size=D), 0.0)
     error = noise.perturb(sums) - pack(sums.gram, sums.moment)
@@ -101,8 +101,8 @@ def test_rounding_is_within_what_the_sensitivity_allows(monkeypatch):
 
 
 def test_without_its_noise_it_is_the_ridge_regression_of_all_rows(monkeypatch):
-    monkeypatch.setattr(shared_noise, "_discrete_gaussian", lambda scale: lambda steps: steps)
-    monkeypatch.setattr(shared_noise, "RIDGE", 0.0)
+    monkeypatch.setattr(mechanism, "_discrete_gaussian", lambda scale: lambda steps: steps)
+    monkeypatch.setattr(mechanism, "RIDGE_OF_SHARES", 0.0)
     sites = ring()
     found = run(sites, msgspec.structs.replace(SETTINGS, tol=1e-10))
     _, Z, y = exact_total(sites)
@@ -116,7 +116,7 @@ def test_only_masked_sums_go_up_and_the_total_has_the_noise_of_all():
     totals = []
     for _ in range(30):
         sites = ring()  # with new vaults: a site sends the same words again in the same run
-        record = Record()
+        record = Overheard()
         run(sites, msgspec.structs.replace(SETTINGS, max_rounds=1, tol=0.0), [record])
         assert not [e for e in record.heard if isinstance(e.message, Sums)]
         told = [e.message.values for e in record.heard if isinstance(e.message, Total)]
@@ -148,7 +148,7 @@ def test_colluders_see_the_noise_of_the_honest_sites_alone(monkeypatch):
     monkeypatch.setattr(SharedNoise, "perturb", perturb)
     names = [f"s{i}" for i in range(5)]
     sites = {n: replace(s, neighbors=tuple(sorted({*names} - {n}))) for n, s in ring(5).items()}
-    record = Record()
+    record = Overheard()
     run(sites, msgspec.structs.replace(SETTINGS, max_rounds=1, tol=0.0), [record])
     total = next(e.message.values for e in record.heard if isinstance(e.message, Total))
     honest = [
@@ -198,11 +198,56 @@ def test_nothing_but_the_release_depends_on_rows(monkeypatch, colluders, outputs
         for name, site in ring(5).items():
             rows = ArrayRows(size * rng.normal(size=(50, 2)), size * rng.normal(size=(50, *outputs)))
             sites[name] = replace(site, rows=rows, identity=Identity("run", derived_secret(b"secret", name)))
-        record = Record()
+        record = Overheard()
         run(sites, settings, [record])
         heard.append([(e.sender, e.receiver, encode(e.message)) for e in record.heard])
     assert len(heard[0]) > 50
     assert heard[0] == heard[1]
+
+
+class Stubborn(LinearRegression):
+    """Fails for some rows, and not for others."""
+
+    def fit(self, X, y, sample_weight=None):
+        if y[0] > y[1]:
+            raise ValueError("these rows will not do")
+        return super().fit(X, y, sample_weight)
+
+
+@pytest.mark.parametrize("colluders", [None, 1])
+@pytest.mark.parametrize("local", ["auto", Stubborn()], ids=["trees", "stubborn"])
+def test_what_a_site_adds_at_home_shows_in_nothing_that_leaves(monkeypatch, colluders, local):
+    """Neither in a message nor in the model that may be passed on, though the rows are quite unlike."""
+    constant_release(monkeypatch)
+    settings = DeKRRSettings(
+        alpha=1e-3,
+        bounds=((0.0, 0.0, -1.0), (1.0, 1.0, 1.0)),
+        **(ALONE | {"local": local}),
+        privacy=DifferentialPrivacy(2.0, colluders=colluders),
+    )
+    heard, passed_on, at_home, told = [], [], [], []
+    header = Header(site="s0", method="DeKRRRegressor", kernel="gaussian", sigma=0.5, n_columns=2)
+    for seed, size in ((1, 0.0), (2, 3.0), (3, 1e20)):
+        rng = np.random.default_rng(seed)
+        sites = {}
+        for name, site in ring(5).items():
+            X = rng.uniform(size=(60, 2))
+            rows = ArrayRows(X, size * (X[:, 0] + rng.uniform(size=60)))
+            identity = Identity("run", derived_secret(b"secret", name))
+            sites[name] = replace(site, rows=rows, identity=identity, tell=lambda text, *_: told.append(text))
+        record = Overheard()
+        network = LocalNetwork({name: site.neighbors for name, site in sites.items()}, observers=[record])
+        trainings = {name: training.train(s, Plain(D, sigma=0.5), settings) for name, s in sites.items()}
+        model = model_of(network.run(trainings)["s0"], header, "neighborhood")
+        heard.append([(e.sender, e.receiver, encode(e.message)) for e in record.heard])
+        passed_on.append(model.without_local().to_bytes())
+        at_home.append(model.predict(rng.uniform(size=(9, 2))))
+        assert model.stays_home == (model.home is not None)
+    assert len(heard[0]) > 50
+    assert heard[0] == heard[1] == heard[2]
+    assert passed_on[0] == passed_on[1] == passed_on[2]
+    assert not np.allclose(at_home[0], at_home[1])
+    assert any("these rows will not do" in text for text in told) == (local != "auto")
 
 
 @pytest.mark.parametrize("colluders", [None, 1])
@@ -221,6 +266,7 @@ def test_nothing_in_a_private_estimator_depends_on_rows_but_the_release(monkeypa
             random_state=0,
             bounds=((0.0, 0.0, -1.0), (1.0, 1.0, 1.0)),
             privacy=DifferentialPrivacy(1.0, colluders=colluders),
+            local=None,
         )
         states.append(model.fit(X, rng.uniform(-1, 1, 300), sites=np.repeat(np.arange(5), 60)).__getstate__())
     assert {k: pickle.dumps(v) for k, v in states[0].items()} == {k: pickle.dumps(v) for k, v in states[1].items()}
@@ -237,7 +283,7 @@ def test_a_site_sends_once_for_one_roster(tmp_path):
     }
     heard = []
     for _ in range(2):  # a site that resumes sends the same words
-        record = Record()
+        record = Overheard()
         fresh = {n: replace(s, vault=Vault(tmp_path / n, b"secret")) for n, s in sites.items()}
         run(fresh, SETTINGS, [record])
         heard.append([e.message.words for e in record.heard if isinstance(e.message, Masked)])
@@ -258,5 +304,5 @@ def test_the_estimator_shares_noise_and_all_sites_have_one_model():
     model = DeKRRRegressor(privacy=privacy, bounds=bounds, **options).fit(X, y, sites=sites)
     assert model.rse(X, y, sites=sites) < 0.15
     assert "shared by 5 sites" in model.models_[0].header.privacy.mechanism
-    one = [model.models_[site].predict(X[:20]) for site in range(6)]
+    one = [model.models_[site].predict(X[:20], elsewhere=True) for site in range(6)]
     np.testing.assert_allclose(one, np.broadcast_to(one[0], (6, 20)), atol=1e-4)

@@ -8,11 +8,10 @@ import pytest
 
 from browsers import STICKING_OUT, WIDTHS, is_bright, launched, new_tab
 from dekrr.errors import DataError
-from dekrr.experiments.pictures import INK, pictures_of, svg_of
-from dekrr.experiments.plans import EXPERIMENTS, Options, plan, run_name
-from dekrr.experiments.report import tables_as_markdown, traffic_table, write_report
-from dekrr.experiments.results import Results, task_of
-from dekrr.experiments.running import execute
+from dekrr.lab.experiments.figures import INK, pictures_of, svg_of
+from dekrr.lab.experiments.plans import EXPERIMENTS, Options, plan, run_name
+from dekrr.lab.experiments.report_page import tables_as_markdown, traffic_table, write_report
+from dekrr.lab.experiments.running import Results, execute, task_of
 
 
 @pytest.fixture(scope="module")

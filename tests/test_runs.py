@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from dekrr.cli.app import app
 from dekrr.errors import DataError
-from dekrr.experiments.runs import read_records, records_in, write_run_report
+from dekrr.lab.experiments.mesh_run import read_records, records_in, write_run_report
 from meshes import Mesh
 from test_report import WIDTHS, browser, open_page  # noqa: F401
 

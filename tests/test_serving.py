@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+import jsonschema
 import msgspec
 import numpy as np
 import pandas as pd
@@ -29,25 +30,27 @@ from hypothesis import strategies as st
 from pyarrow.csv import write_csv
 
 from dekrr import DeKRRRegressor
-from dekrr.class_model import SiteClassifier
 from dekrr.classes import ClassCalibration, Platt
-from dekrr.deploy import keys
 from dekrr.errors import DataError, KeysError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.intervals import N_BINS, Calibration, Scale, histogram
-from dekrr.model import Header, Member, SiteModel
+from dekrr.mesh import keys
+from dekrr.model import Header, Member, SiteClassifier, SiteModel
+from dekrr.parts.local import Home, TreesPart, WavesPart
+from dekrr.parts.trees import fit_trees
 from dekrr.scaling import Scaling
 from dekrr.serving import one_row as one_row_module
-from dekrr.serving.app import Service
+from dekrr.serving import server as server_module
 from dekrr.serving.bodies import ARROW, CSV, JSON, is_compressed
 from dekrr.serving.current import CurrentModel, find_model
 from dekrr.serving.guards import Limits, Tokens, new_token
 from dekrr.serving.server import Place, server_of
+from dekrr.serving.service import Service
 
 COLUMNS = ["length", "wi,dth"]
 
 
-def make_model(seed=0, *, columns=COLUMNS, n_outputs=None, scaled=True, n_members=2, local=False):
+def make_model(seed=0, *, columns=COLUMNS, n_outputs=None, scaled=True, n_members=2, local=""):
     rng = np.random.default_rng(seed)
     outputs = () if n_outputs is None else (n_outputs,)
     members = tuple(
@@ -58,9 +61,14 @@ def make_model(seed=0, *, columns=COLUMNS, n_outputs=None, scaled=True, n_member
         )
         for i in range(n_members)
     )
-    if local:  # it reads what the others predict
-        of_both = FeatureMap.unweighted(rng.normal(size=(2 + (n_outputs or 1), 4)), rng.uniform(size=4))
-        members = (*members, Member(of_both, rng.normal(size=(4, *outputs))))
+    home, n_read = None, 2 + (n_outputs or 1)  # a local part reads what the others predict
+    if local == "waves":
+        of_both = FeatureMap.unweighted(rng.normal(size=(n_read, 4)), rng.uniform(size=4))
+        home = Home(0.3, rng.normal(size=outputs), WavesPart(of_both, rng.normal(size=(4, *outputs))))
+    elif local:
+        X = rng.normal(size=(60, n_read))
+        trees = fit_trees(X, X[:, : n_outputs or 1] ** 2, None, np.arange(60) % 3, seed=0).trees
+        home = Home(0.3, rng.normal(size=outputs), TreesPart(0.7, trees, rng.normal(size=(3, n_outputs or 1))))
     header = Header(
         site="here",
         method="DeKRRRegressor",
@@ -69,12 +77,12 @@ def make_model(seed=0, *, columns=COLUMNS, n_outputs=None, scaled=True, n_member
         n_columns=2,
         columns=columns,
         n_members=len(members),
-        parts=["own", *["neighbor"] * (n_members - 1), *["local"] * local],
+        parts=["own", *["neighbor"] * (n_members - 1)],
         scaled=scaled,
     )
     n_bounds = 2 + (n_outputs or 1)
     scaling = {"scaling": Scaling(-np.ones(n_bounds), np.arange(1.0, n_bounds + 1))} if scaled else {}
-    return SiteModel(header, members, **scaling)
+    return SiteModel(header, members, **scaling, home=home)
 
 
 @pytest.fixture
@@ -181,7 +189,7 @@ FRAME = pd.DataFrame(
     n_outputs=st.sampled_from([None, 1, 3]),
     kind=st.sampled_from(["unscaled", "scaled", "clipped"]),
     offset=st.sampled_from([0.0, 2026.0]),
-    local=st.booleans(),
+    local=st.sampled_from(["", "waves", "trees"]),
 )
 @settings(max_examples=60, deadline=None)
 def test_one_row_is_predicted_as_many_are(numba, seed, n_outputs, kind, offset, local):
@@ -388,14 +396,15 @@ def test_values_inside_the_bounds_of_training_are_never_outside(path):
 
 def test_requests_are_logged_and_docs_is_a_page(path, caplog):
     service = service_of(path)
-    ask(service, "GET", "/health")
-    assert not caplog.records
+    with caplog.at_level("WARNING", logger="dekrr.serving.access"):  # a node in this process may have set another
+        ask(service, "GET", "/health")
+    assert not [record for record in caplog.records if record.name == "dekrr.serving.access"]
     with caplog.at_level("INFO", logger="dekrr.serving.access"):
         post(service, NAMED)
         ask(service, "GET", "/nowhere%0Afaked")
         page = ask(service, "GET", "/docs")
     assert page.content == ask(service, "GET", "/").content
-    lines = [record.getMessage() for record in caplog.records]
+    lines = [record.getMessage() for record in caplog.records if record.name == "dekrr.serving.access"]
     assert '"POST /predict" 200 ' in lines[0]
     assert lines[0].startswith("127.0.0.1 ")
     assert '"GET /nowhere faked" 404 ' in lines[1]
@@ -580,6 +589,58 @@ def test_schema_and_openapi_follow_the_model(shared_service):
     assert "unknown parameter" in post(shared_service, NAMED, url="/predict?x=2").json()["detail"]
 
 
+def documented(service, name):
+    """Return the schema of a part of the OpenAPI description, with the parts that it refers to."""
+    api = ask(service, "GET", "/openapi.json").json()
+    operation = api["paths"]["/predict"]["post"]
+    parts = {"request": operation["requestBody"]["content"][JSON]["schema"]}
+    parts["answer"] = operation["responses"]["200"]["content"][JSON]["schema"]
+    parts["problem"] = {"$ref": "#/components/schemas/Problem"}
+    return jsonschema.Draft202012Validator({**parts[name], "components": api["components"]}), operation
+
+
+ANY_VALUE = st.one_of(
+    st.none(), st.booleans(), st.integers(-9, 9), st.floats(-1e6, 1e6), st.sampled_from(["N", "", "2026-03-01"])
+)
+
+
+@given(st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(FRAME.columns, ANY_VALUE)), max_size=3), st.data())
+@settings(max_examples=150)
+def test_the_answers_of_the_service_are_those_of_its_schema(raw_service, rows, data):
+    """What the description allows is answered, what it forbids is refused, and both as it says."""
+    complete = data.draw(st.booleans())
+    rows = [{name: row.get(name) for name in FRAME.columns} for row in rows] if complete else rows
+    body = {"rows": rows}
+    request, operation = documented(raw_service, "request")
+    answer = post(raw_service, body, url="/predict?coverage=0.8")
+    allowed = request.is_valid(body)
+    if allowed and any(not isinstance(row["when"], str | None) or row["when"] in ("N", "") for row in rows):
+        allowed = False  # words that are no date, which a schema cannot tell
+    assert answer.status_code == (200 if allowed else 422), (body, answer.text)
+    assert str(answer.status_code) in operation["responses"]
+    schema, _ = documented(raw_service, "answer" if allowed else "problem")
+    schema.validate(answer.json())
+
+
+@pytest.fixture(scope="module")
+def raw_service(raw_model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("raw") / "m.safetensors"
+    raw_model.save(path)
+    return service_of(path)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "POST", "TRACE"])
+def test_another_method_is_refused_with_those_that_may_be_used(shared_service, method):
+    for path, known in ask(shared_service, "GET", "/openapi.json").json()["paths"].items():
+        allowed = {name.upper() for name in known} | ({"HEAD"} if "get" in known else set())
+        answer = ask(shared_service, method, path)
+        if method in allowed:
+            assert answer.status_code != 405
+        else:
+            assert answer.status_code == 405
+            assert set(answer.headers["allow"].split(", ")) == allowed, path
+
+
 @pytest.mark.parametrize("n_outputs", [None, 2])
 def test_intervals_where_the_model_has_them(tmp_path, monkeypatch, n_outputs):
     model = make_model(n_outputs=n_outputs)
@@ -590,7 +651,17 @@ def test_intervals_where_the_model_has_them(tmp_path, monkeypatch, n_outputs):
             return np.full((len(X), 2, *model.coefficients.shape[1:]), np.inf)
         return np.stack([model.predict(X) - coverage, model.predict(X) + coverage], axis=1)
 
-    names = ("header", "members", "scaling", "coefficients", "predict", "predict_encoded")
+    names = (
+        "header",
+        "members",
+        "joined_at_home",
+        "home",
+        "scaling",
+        "response",
+        "coefficients",
+        "predict",
+        "predict_encoded",
+    )
     parts = {name: getattr(model, name) for name in names}
     able = SimpleNamespace(**parts, calibration=object(), interval_encoded=interval_encoded)
     monkeypatch.setattr("dekrr.serving.current.load", lambda path: able)
@@ -612,9 +683,8 @@ def test_an_end_that_too_few_held_out_rows_know_is_null(tmp_path):
     n_features = model.feature_map.n_features
     scale = Scale(np.zeros(1), np.zeros((n_features, 1)), np.zeros(n_features))
     counts = histogram(np.linspace(0.1, 2, 20)[:, None])
-    replace(model, calibration=Calibration(scale, np.ones(1), counts, np.zeros((N_BINS, 1)))).save(
-        tmp_path / "m.safetensors"
-    )
+    calibration = Calibration(scale, counts, np.zeros((N_BINS, 1)))
+    replace(model, calibration=calibration).save(tmp_path / "m.safetensors")
     service = service_of(tmp_path / "m.safetensors")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -742,6 +812,54 @@ def test_a_newer_model_under_load_loses_no_request(tmp_path):
     assert sorted(seen.values()) == sorted(models)
 
 
+def half_open(port, count):
+    sockets = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(count)]
+    for number, one in enumerate(sockets):
+        if number % 2:
+            one.sendall(b"GET /health HTTP/1.1\r\nhost: local")
+    return sockets
+
+
+def is_closed(one):
+    try:
+        return one.recv(1000) == b""
+    except ConnectionError:
+        return True
+
+
+def test_half_open_connections_do_not_keep_others_out(path, monkeypatch):
+    monkeypatch.setattr(server_module, "_MOST_WAITING", 20)
+    with running(path) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        sockets = half_open(port, 60)
+        assert client.get("/health").status_code == 200
+        assert all(is_closed(one) for one in sockets[:39])
+        sockets[-1].sendall(b"host\r\n\r\n")
+        assert sockets[-1].recv(1000).startswith(b"HTTP/1.1 200")
+        for _ in range(5):
+            assert client.post("/predict", json=NAMED).status_code == 200
+        for one in sockets:
+            one.close()
+
+
+def test_headers_that_do_not_arrive_or_do_not_end_are_given_up(path, monkeypatch):
+    monkeypatch.setattr(server_module, "_SECONDS_TO_ARRIVE", 0.3)
+    with running(path) as port:
+        for one in half_open(port, 2):
+            assert is_closed(one)
+            one.close()
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            assert client.get("/health").status_code == 200
+            time.sleep(0.6)
+            assert client.get("/health").status_code == 200, "a connection that has asked before may pause"
+    monkeypatch.setattr(server_module, "_SECONDS_TO_ARRIVE", 30.0)
+    with running(path) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as one:
+        one.sendall(b"GET /health HTTP/1.1\r\n")
+        with suppress(ConnectionError):
+            for number in range(400):
+                one.sendall(b"x-%d: " % number + 1000 * b"x" + b"\r\n")
+        assert is_closed(one)
+
+
 def test_a_slow_body_is_given_up(path):
     with (
         running(path, Limits(seconds_for_body=0.3)) as port,
@@ -827,7 +945,9 @@ def test_the_command(path):
 
 
 def test_a_service_imports_no_scikit_learn():
-    code = "import sys, dekrr.cli.serve, dekrr.serving.server; print({'sklearn', 'pandas', 'zenoh'} & set(sys.modules))"
+    code = (
+        "import sys; from dekrr.serving import commands, server; print({'sklearn', 'pandas', 'zenoh'} & {*sys.modules})"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
 
 

@@ -14,6 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dekrr.errors import AbsenceError, AgreementError, DataError, DisconnectedError, GoneError, MessageError
+from dekrr.lab.testing.faulty import Crash, Faults, FaultyNetwork, Outage
+from dekrr.mesh import session as sessions
+from dekrr.mesh.session import Plan, Session, peers, phases
+from dekrr.mesh.session import journal as journals
+from dekrr.mesh.session.events import Refused, Refusing
+from dekrr.mesh.session.frames import Data, Hello, frame_decoder
+from dekrr.mesh.session.greeting import disagreement
+from dekrr.mesh.session.journal import FileJournal, MemoryJournal, Opening, Received
+from dekrr.mesh.session.peers import WINDOW
 from dekrr.messages import (
     Bounds,
     Branch,
@@ -31,24 +40,15 @@ from dekrr.messages import (
     decode,
     encode,
 )
-from dekrr.networks import session as sessions
 from dekrr.networks.local import LocalNetwork
-from dekrr.networks.session import Plan, Session, peers, phases
-from dekrr.networks.session import journal as journals
-from dekrr.networks.session.events import Refused, Refusing
-from dekrr.networks.session.frames import Data, Hello, frame_decoder
-from dekrr.networks.session.greeting import disagreement
-from dekrr.networks.session.journal import FileJournal, MemoryJournal, Opening, Received
-from dekrr.networks.session.peers import WINDOW
-from dekrr.privacy.maps_of_neighbors import Ledger
+from dekrr.privacy.admission import Ledger
 from dekrr.protocols import dekrr
 from dekrr.protocols.reading import MessageReader
+from dekrr.protocols.run import Tuning
 from dekrr.protocols.site import Site
-from dekrr.protocols.tuning import Tuning
-from dekrr.rows import ArrayRows
 from dekrr.selection import Greedy, Plain
 from dekrr.settings import DeKRRSettings
-from dekrr.testing.faulty import Crash, Faults, FaultyNetwork, Outage
+from dekrr.tables.rows import ArrayRows
 from soak import PATIENCE, SETTINGS, Problem, run_seed
 
 
@@ -803,7 +803,9 @@ def test_sites_lost_while_tuning_leave_a_run_that_ends_well():
     def open_session(name, journal, observe):
         def make(present, offer):
             n_gone = len(names) - 1 - len(present)
-            settings = DeKRRSettings(max_maps=(1 + n_gone) * grid.n_maps, rows_per_feature=0, max_rounds=20)
+            settings = DeKRRSettings(
+                lone_neighbor="warn", max_maps=(1 + n_gone) * grid.n_maps, rows_per_feature=0, max_rounds=20
+            )
             site = Site(name, tuple(present), rows[name], ledger=ledgers[name])
             return dekrr.train(site, Greedy(4), settings, grid)
 
@@ -847,7 +849,7 @@ def test_every_row_of_the_phase_table_happens_and_nothing_else(monkeypatch):
 
     watched = Watched(phases.TABLE)
     monkeypatch.setattr(phases, "TABLE", watched)
-    monkeypatch.setattr("dekrr.networks.session.session.TABLE", watched)
+    monkeypatch.setattr("dekrr.mesh.session.session.TABLE", watched)
     for seed in range(60):
         run_seed(seed)
     session, _ = lonely(neighbors=("b", "c"))

@@ -10,14 +10,13 @@ import pandas as pd
 import pytest
 
 from dekrr import DeKRRRegressor, LocalRegressor
+from dekrr.cluster.spread import SpreadRows, SpreadSource
 from dekrr.data import make_sites
 from dekrr.errors import DataError
-from dekrr.rows import ArrayRows
-from dekrr.rows.spread import SpreadRows, SpreadSource
-from dekrr.rows.survey import SAMPLE_ROWS
 from dekrr.scaling import Scaling
 from dekrr.selection import Plain
 from dekrr.statistics import accumulate
+from dekrr.tables.rows import SAMPLE_ROWS, ArrayRows
 
 dask = pytest.importorskip("dask")
 dd = pytest.importorskip("dask.dataframe")

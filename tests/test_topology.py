@@ -1,3 +1,5 @@
+import math
+
 import networkx as nx
 import pytest
 from hypothesis import given
@@ -87,3 +89,19 @@ def test_a_multigraph_is_a_graph():
 def test_a_small_world_of_one_neighbour():
     with pytest.raises(TopologyError, match="n_neighbors=2 or more"):
         topology.build("watts_strogatz", list(range(8)), 1)
+
+
+def test_without_a_name_few_sites_are_on_the_papers_ring_and_many_are_few_hops_apart():
+    assert nx.utils.graphs_equal(topology.build("auto", range(20)), topology.ring(20))
+    for n_sites in (21, 100, 1000):
+        graph = topology.build("auto", range(n_sites), seed=3)
+        assert nx.diameter(graph) <= 1.1 * math.log2(n_sites)
+        degrees = [degree for _, degree in graph.degree]
+        assert max(degrees) == 4
+        assert sum(degrees) > 3.9 * n_sites - 10  # rings may share an edge
+        assert all(graph.has_edge(j, (j + 1) % n_sites) for j in range(n_sites))  # the order of sites counts
+
+
+def test_rings_on_top_of_each_other_need_an_even_number_of_neighbours():
+    with pytest.raises(TopologyError, match="even number of neighbours"):
+        topology.build("auto", range(30), 3)

@@ -14,7 +14,7 @@ from dekrr.messages import Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.outcome import neighborhood_weights
-from dekrr.protocols.tuning import OWN_WEIGHTS, Tuning
+from dekrr.protocols.run import OWN_WEIGHTS, Tuning
 from dekrr.selection import Greedy, Plain
 from dekrr.settings import ALONE, DeKRRSettings, TuningSettings, entries
 
@@ -28,20 +28,24 @@ def tuning(**changes):
 
 def run(problem, chosen):
     network = LocalNetwork(problem.graph)
-    settings = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
+    settings = DeKRRSettings(
+        lone_neighbor="warn", scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False
+    )
     outcomes = network.run({name: dekrr.train(site, Plain(), settings, chosen) for name, site in problem.sites.items()})
     return outcomes, network.traffic
 
 
 def held_out_errors(problem, chosen):
     """Solve every fold and candidate exactly and return the squared errors, summed over sites and folds."""
-    fold_of = {n: s.rng("folds").permutation(s.n_rows) % FOLDS for n, s in problem.sites.items()}
+    fold_of = {n: s.fold_of(FOLDS) for n, s in problem.sites.items()}
     errors = []
     for _, alpha, consensus, own_weight in chosen.grid:
         total = 0.0
         for fold in range(FOLDS):
             kept = {n: replace(s, rows=s.rows.take(fold_of[n] != fold)) for n, s in problem.sites.items()}
-            solution = replace(problem, sites=kept, alpha=alpha, consensus=consensus).solution()
+            share = sum(s.n_rows for s in kept.values()) / problem.n_rows
+            ridge = alpha * (1 - 1 / FOLDS) / share  # folds count as equally large, which N is divided by
+            solution = replace(problem, sites=kept, alpha=ridge, consensus=consensus).solution()
             for name, site in problem.sites.items():
                 X, y = site.X[fold_of[name] == fold], site.y[fold_of[name] == fold]
                 held = [name, *site.neighbors]
@@ -53,19 +57,15 @@ def held_out_errors(problem, chosen):
                     mixed = sum(w * predictions[p] for w, p in zip(weights, [middle, *others], strict=False))
                     return np.sum((mixed - y) ** 2)
 
-                own = error(name, site.neighbors)
-                seen = [error(p, [q for q in site.neighbors if q != p]) for p in site.neighbors]
-                union = np.mean(seen) if seen else own
-                total += {"own": own, "union": union, "mean": (own + union) / 2}[chosen.objective]
+                total += error(name, site.neighbors)
         errors.append(total)
     return np.array(errors)
 
 
-@pytest.mark.parametrize("objective", ["own", "union", "mean"])
 @pytest.mark.parametrize("prediction", ["own", "neighborhood"])
-def test_scores_are_held_out_errors(objective, prediction):
+def test_scores_are_held_out_errors(prediction):
     problem = make_problem(4, n_sites=5, rows=(20, 21))
-    chosen = tuning(objective=objective, prediction=prediction)
+    chosen = tuning(prediction=prediction)
     outcomes, traffic = run(problem, chosen)
     expected = held_out_errors(problem, chosen)
     for outcome in outcomes.values():
@@ -124,9 +124,7 @@ def test_grids_are_searched_and_the_best_is_used():
 
 def test_defaults_beat_the_papers_method():
     ours = DeKRRRegressor(**SMALL).fit(X, y, sites=SITES)
-    paper = DeKRRRegressor(**SMALL, **ALONE, features="energy", prediction="own", objective="own").fit(
-        X, y, sites=SITES
-    )
+    paper = DeKRRRegressor(**SMALL, **ALONE, features="energy", prediction="own").fit(X, y, sites=SITES)
     for metric in ("own", "union"):
         errors = [r.rse(X_NEW, Y_NEW, sites=SITES_NEW, metric=metric) for r in (ours, paper)]
         assert errors[0] < errors[1]
@@ -142,7 +140,7 @@ def test_neighbours_sums_take_part_in_the_choice():
     problem = make_problem(2, n_sites=4, rows=(60, 61))
     sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
     guards = {"masks": False, "min_rows": 1, "max_leverage": 1, "shortlist_rows": 0}
-    settings = DeKRRSettings(**guards, scale=None, consensus=1.0, verify_features=False)
+    settings = DeKRRSettings(lone_neighbor="warn", **guards, scale=None, consensus=1.0, verify_features=False)
     selector = Greedy(5, sigma=0.5, shortlist=2.0)
     network = LocalNetwork(problem.graph)
     outcomes = network.run({n: dekrr.train(s, selector, settings) for n, s in sites.items()})
@@ -183,7 +181,9 @@ class Growing(Plain):
 def test_maps_of_another_size_for_another_fold_are_refused():
     problem = make_problem(3, n_sites=3)
     sites = {name: replace(site, feature_map=None) for name, site in problem.sites.items()}
-    settings = DeKRRSettings(scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False)
+    settings = DeKRRSettings(
+        lone_neighbor="warn", scale=None, min_rows=1, rows_per_feature=0, max_leverage=1, verify_features=False
+    )
     liar = sorted(problem.graph[min(sites)])[0]
     selectors = {name: Growing(4) if name == liar else Plain(4) for name in sites}
     procedures = {name: dekrr.train(sites[name], selectors[name], settings, tuning()) for name in sorted(sites)}
@@ -201,3 +201,13 @@ def test_what_auto_stands_for_is_what_the_settings_say():
         assert found == float(re.search(r'"auto" is ([\d.e-]*\d)', texts[name])[1])
     alone = DeKRRRegressor(n_features=8, shared=None, local=None, column_scales=None, folds=2, intervals=False)
     assert {"sigma", "alpha", "consensus"} < set(alone.fit(X, y, sites=sites).tuning_)
+
+
+def test_objective_is_told_to_have_no_effect():
+    tuned = {**SMALL, **ALONE, "sigma": 0.5, "alpha": (1e-6, 1e-3), "consensus": (0.5, 2.0)}
+    plain = DeKRRRegressor(**tuned).fit(X, y, sites=SITES)
+    with pytest.warns(FutureWarning, match=r"objective='union' has no effect any more"):
+        given = DeKRRRegressor(**tuned, objective="union").fit(X, y, sites=SITES)
+    np.testing.assert_array_equal(given.predict(X, sites=SITES), plain.predict(X, sites=SITES))
+    with pytest.raises(SettingsError, match="objective"):
+        DeKRRRegressor(objective="all").fit(X, y, sites=SITES)

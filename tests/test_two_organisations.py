@@ -1,4 +1,4 @@
-"""The walk of docs/studies.md: two organisations that accept no connection, and a relay that both dial.
+"""Studies over a relay, as docs/studies.md has them: two organisations that accept no connection, and both dial it.
 
 The organisations and the relay are three network namespaces. The organisations have no way to each other.
 """
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from consortium import Consortium, wait_until
+from consortium import WARN, Consortium, wait_until
 
 CLINIC, HOSPITAL, RELAY = "10.78.1.1", "10.78.2.1", "10.78.9.9"
 
@@ -74,7 +74,7 @@ def test_two_organisations_that_accept_no_connection(tmp_path, places):
         listener.wait()
         wait_until(lambda: can_connect(east, RELAY, 7700))
         processes += [both.process("clinic", place=west), both.process("hospital", place=east)]
-        (both.home("clinic") / "policy.toml").write_text('approval = "policy"\nproposers = ["hospital"]\n')
+        (both.home("clinic") / "policy.toml").write_text(f'approval = "policy"\nproposers = ["hospital"]\n{WARN}')
         said = both.command("hospital", "propose", both.study(sites=both.names))
         digest = said.split("digest ")[1][:64]
         assert "Masked" in both.command("hospital", "preview", "air")

@@ -10,7 +10,7 @@ from sklearn.base import clone
 
 from dekrr import CentralizedKRR, DataError, DeKRRRegressor, LocalRegressor, plot
 from dekrr.data import make_sites
-from dekrr.estimators.progress import FitEvent, Line, callbacks_of
+from dekrr.estimators.network import FitEvent, Line, callbacks_of
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
 SMALL = {"n_features": 8, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
@@ -33,6 +33,21 @@ def test_callbacks_see_all_stages_and_change_nothing():
     assert 0 <= events[-2].seconds_left < np.inf
     assert np.isnan(FitEvent("scales", 3).seconds_left)
     assert LocalRegressor(n_features=5, callbacks=[events.append]).fit(X, y, sites=SITES).n_rounds_ == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"masks": True}, {"scale": "quantiles", "masks": True}])
+def test_stages_of_a_default_fit_are_told_as_they_are(settings):
+    events: list[FitEvent] = []
+    fitted = DeKRRRegressor(random_state=0, callbacks=[events.append], **settings).fit(X, y, sites=SITES)
+    stages = [event.stage for event in events]
+    seen = list(dict.fromkeys(stages))
+    first = ["roll call", "scales", "column scales", "shared part", "choosing features", "sums over rows", "rounds"]
+    assert [stage for stage in seen if stage in first] == first
+    assert {"held-out rows", "done"} <= set(seen)
+    assert stages.count("scales") < 0.3 * len(stages)
+    assert events[-1].part == events[-1].parts == 2
+    rounds = [event.round for event in events if event.stage == "rounds" and event.part == 1]
+    assert rounds[-1] in (fitted.n_rounds_, fitted.n_rounds_ + 1)
 
 
 class Terminal(io.StringIO):

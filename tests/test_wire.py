@@ -13,7 +13,7 @@ from dekrr.data import make_sites
 from dekrr.messages import Unchanged, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
-from dekrr.protocols.wire import Listener, Sender
+from dekrr.protocols.rounds import Listener, Sender
 from dekrr.selection import Plain
 from dekrr.settings import ALONE, DeKRRSettings, Wire
 from dekrr.settings import WIRE_PRECISIONS as PRECISIONS
@@ -45,6 +45,7 @@ def test_rounding_is_made_up_for(coefficients):
 def test_solution_survives_the_wire(precision, tolerance):
     problem = make_problem(3, n_sites=6)
     settings = DeKRRSettings(
+        lone_neighbor="warn",
         alpha=problem.alpha,
         scale=None,
         min_rows=1,

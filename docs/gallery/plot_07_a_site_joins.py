@@ -18,8 +18,10 @@ late = stations == "station 05"
 first = ~late & (np.arange(len(y)) % 2 == 0)
 second = ~late & ~first
 
+# A site that joins may have values that no other site has: so the bounds of columns and response are given.
+bounds = ([-0.5, 0, 0, -2], [1.5, 1, 1, 2])
 regressor = DeKRRRegressor(
-    **ALONE, n_features=30, sigma=0.3, alpha=1e-4, consensus=1.0, store_rows=True, random_state=0
+    **ALONE, n_features=30, sigma=0.3, alpha=1e-4, consensus=1.0, bounds=bounds, store_rows=True, random_state=0
 ).fit(X[first], y[first], sites=stations[first])  # fmt: skip
 steps = ["half of the rows"]
 there = new_stations != "station 05"

@@ -19,7 +19,7 @@ sums, features = [], []
 for rows_per_site in counts:
     X, y, stations = make_sites(rows_per_site=rows_per_site, random_state=0)
     for exchange, found in (("sums", sums), ("features", features)):
-        regressor = DeKRRRegressor(exchange=exchange, **settings).fit(X, y, sites=stations)
+        regressor = DeKRRRegressor(options={"exchange": exchange}, **settings).fit(X, y, sites=stations)
         found.append(regressor.traffic_.total_bytes / len(regressor.sites_) / 1e6)
 
 fig, ax = plt.subplots(figsize=(6.5, 3.4), layout="constrained")

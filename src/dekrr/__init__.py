@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import model_selection as model_selection
     from . import plot as plot
+    from .comparing import compare as compare
     from .errors import DataError as DataError
     from .errors import DekrrError as DekrrError
     from .errors import MessageError as MessageError
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from .kernels import Kernel as Kernel
     from .metrics import rse as rse
     from .model import SiteModel as SiteModel
-    from .model_file import load as load
+    from .model import load as load
     from .selection import Chooser as Chooser
     from .selection.transformers import EnergySelector as EnergySelector
     from .selection.transformers import GreedySelector as GreedySelector
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .solvers import Solver as Solver
 
 _HOMES = {
+    "comparing": ["compare"],
     "errors": ["DataError", "DekrrError", "MessageError", "ModelFileError", "SettingsError", "TopologyError"],
     "estimators": [
         "AllReduceRegressor",
@@ -54,8 +56,7 @@ _HOMES = {
     "features": ["FeatureMap"],
     "kernels": ["Kernel"],
     "metrics": ["rse"],
-    "model": ["SiteModel"],
-    "model_file": ["load"],
+    "model": ["SiteModel", "load"],
     "selection": ["Chooser"],
     "selection.transformers": [
         "EnergySelector",

@@ -1,4 +1,4 @@
-"""Loops of `dekrr.cosines` and `dekrr.statistics` that numba compiles, once per machine and precision.
+"""Loops of cosines, sums and trees that numba compiles, once per machine and type.
 
 Each loop runs over all rows without Python's global lock (GIL), so that sites in threads do not wait for each other.
 """
@@ -9,19 +9,23 @@ import numpy as np
 from numba import njit
 
 
-def _compile(loop: Any) -> Any:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
+def _compile(loop: Any, **more: Any) -> Any:
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"} | more
     try:
         return njit(cache=True, **options)(loop)
     except RuntimeError:  # no folder is writable for numba's cache of compiled code
         return njit(**options)(loop)
 
 
-@_compile
+def _compile_fast(loop: Any) -> Any:
+    return _compile(loop, fastmath={"contract", "nsz"})
+
+
+@_compile_fast
 def overwrite(turns: Any, phases: Any, amplitudes: Any, quarter: Any, terms: Any) -> None:
     """Overwrite `turns`, angles in turns, by amplitudes * cos(2 pi (turns + phases)).
 
-    `quarter` and `terms` are from `dekrr.cosines.terms_of`.
+    `quarter` and `terms` are from `dekrr.features.terms_of`.
     """
     for i in range(turns.shape[0]):
         for k in range(turns.shape[1]):
@@ -34,7 +38,7 @@ def overwrite(turns: Any, phases: Any, amplitudes: Any, quarter: Any, terms: Any
             turns[i, k] = amplitudes[k] * u * even
 
 
-@_compile
+@_compile_fast
 def evaluate(X: Any, parts: Any, quarter: Any, terms: Any, size: Any, out: Any) -> None:
     """Write the features of all rows to `out`, `size` rows at a time."""
     frequencies, phases, amplitudes = parts
@@ -44,7 +48,7 @@ def evaluate(X: Any, parts: Any, quarter: Any, terms: Any, size: Any, out: Any) 
         overwrite(block, phases, amplitudes, quarter, terms)
 
 
-@_compile
+@_compile_fast
 def moment(X: Any, parts: Any, quarter: Any, terms: Any, size: Any, y: Any) -> Any:
     """Return the sum over all rows of y times the features, computed `size` rows at a time."""
     frequencies, phases, amplitudes = parts
@@ -59,7 +63,7 @@ def moment(X: Any, parts: Any, quarter: Any, terms: Any, size: Any, y: Any) -> A
     return total
 
 
-@_compile
+@_compile_fast
 def weigh(weights: Any, features: Any) -> Any:
     """Return weights'features in double precision.
 
@@ -85,3 +89,167 @@ def weigh(weights: Any, features: Any) -> Any:
         for k in range(n_features):
             total[k] += weights[i] * features[i, k]
     return total
+
+
+@_compile_fast
+def add_trees(
+    X: Any, column: Any, threshold: Any, left: Any, right: Any, value: Any, roots: Any, output: Any, out: Any
+) -> None:
+    """Add what the trees of `dekrr.parts.trees` say about all rows to `out`.
+
+    A tree's nodes are read for some hundred rows at a time, so that they stay in the cache.
+    """
+    for start in range(0, X.shape[0], 256):
+        for tree in range(roots.shape[0]):
+            for i in range(start, min(start + 256, X.shape[0])):
+                node = roots[tree]
+                while column[node] >= 0:
+                    node = left[node] if X[i, column[node]] <= threshold[node] else right[node]
+                out[i, output[tree]] += value[node]
+
+
+@_compile
+def boost(
+    codes: Any,
+    n_bins: Any,
+    responses: Any,
+    weights: Any,
+    fold_of: Any,
+    spreads: Any,
+    rate: float,
+    least_weight: float,
+    n_leaves: int,
+    depth: int,
+    most: int,
+    rule: Any,
+) -> Any:
+    """Grow the boosters of all folds side by side; see `dekrr.parts.trees`, whose rule of stopping is `_grow`.
+
+    Parameters
+    ----------
+    codes : ndarray of uint8, shape (n_columns, n_rows)
+        The bin of each value.
+    n_bins : ndarray of int64, shape (n_columns,)
+    responses : ndarray of shape (n_folds, n_rows)
+        As each booster sees them, with mean 0 and variance 1.
+    weights : ndarray of shape (n_rows,)
+    fold_of : ndarray of int64, shape (n_rows,)
+    spreads : ndarray of shape (n_folds,)
+        The units of the boosters' errors.
+    rate, least_weight, n_leaves, depth, most : number
+        Of a tree: its weight, the least weight of the rows of a leaf, the most leaves and levels; the most trees.
+    rule : tuple
+        Patience and what is a clearly smaller error.
+
+    Returns
+    -------
+    tuple
+        The number of trees; scores out of fold, shape (n_rows,); of each fold, tree and node, the column (-1 at a
+        leaf), the last bin that goes to the left, the first child (the second follows) and the value; the number of
+        nodes of each tree, 0 where a booster found no further split.
+    """
+    n_columns, n_rows = codes.shape
+    n_folds, size = responses.shape[0], 2 * n_leaves - 1
+    column = np.empty((n_folds, most, size), dtype=np.int32)
+    split, child = np.empty_like(column), np.empty_like(column)
+    value = np.empty((n_folds, most, size))
+    n_nodes = np.zeros((n_folds, most), dtype=np.int64)
+    finished = np.zeros(n_folds, dtype=np.bool_)
+    scores, found = np.zeros((n_folds, n_rows)), np.zeros(n_rows)
+    rows = np.empty(n_rows, dtype=np.int64)
+    gradients, in_bin, weight_in_bin = np.empty(n_rows), np.empty(256), np.empty(256)
+    first, last, level = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+    gain, of_column, of_bin = np.empty(size), np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+    patience, clearly = rule
+    least, best, marked, mark = np.inf, 0, np.inf, 0
+    for n_trees in range(most + 1):
+        error = 0.0
+        for i in range(n_rows):
+            fold = fold_of[i]
+            miss = (scores[fold, i] - responses[fold, i]) * spreads[fold]
+            error += weights[i] * miss * miss
+        if error < least:
+            least, best = error, n_trees
+            for i in range(n_rows):
+                found[i] = scores[fold_of[i], i]
+        if error < (1 - clearly) * marked:
+            marked, mark = error, n_trees
+        if n_trees - mark >= patience + mark // 5 or n_trees == most or finished.all():
+            break
+        for fold in range(n_folds):
+            if finished[fold]:
+                continue
+            n_seen = 0
+            for i in range(n_rows):
+                gradients[i] = weights[i] * (responses[fold, i] - scores[fold, i])
+                if fold_of[i] != fold and weights[i] > 0:
+                    rows[n_seen] = i
+                    n_seen += 1
+            tree_column, tree_split = column[fold, n_trees], split[fold, n_trees]
+            tree_child, tree_value = child[fold, n_trees], value[fold, n_trees]
+            first[0], last[0], level[0] = 0, n_seen, 0
+            n, leaves, new = 1, 1, 0
+            while True:
+                for node in range(new, n):  # the best split of each new leaf
+                    total, weight = 0.0, 0.0
+                    for k in range(first[node], last[node]):
+                        total += gradients[rows[k]]
+                        weight += weights[rows[k]]
+                    tree_column[node], tree_value[node], gain[node] = -1, rate * total / weight, 0.0
+                    if level[node] == depth or weight < 2 * least_weight:
+                        continue
+                    before = total * total / weight
+                    for c in range(n_columns):
+                        bins = n_bins[c]
+                        for b in range(bins):
+                            in_bin[b] = weight_in_bin[b] = 0.0
+                        for k in range(first[node], last[node]):
+                            b = codes[c, rows[k]]
+                            in_bin[b] += gradients[rows[k]]
+                            weight_in_bin[b] += weights[rows[k]]
+                        right, weight_right = 0.0, 0.0
+                        for b in range(bins - 1, 0, -1):
+                            right += in_bin[b]
+                            weight_right += weight_in_bin[b]
+                            weight_left = weight - weight_right
+                            if weight_left < least_weight:
+                                break
+                            if weight_right < least_weight:
+                                continue
+                            left = total - right
+                            more = left * left / weight_left + right * right / weight_right - before
+                            if more > gain[node]:
+                                gain[node], of_column[node], of_bin[node] = more, c, b - 1
+                if leaves == n_leaves:
+                    break
+                node = -1
+                for k in range(n):  # the leaf whose split gains most
+                    if tree_column[k] < 0 and gain[k] > 1e-12 and (node < 0 or gain[k] > gain[node]):
+                        node = k
+                if node < 0:
+                    break
+                c, b = of_column[node], of_bin[node]
+                tree_column[node], tree_split[node], tree_child[node], tree_value[node] = c, b, n, 0.0
+                low, high = first[node], last[node]
+                place, end = low, high
+                while place < end:
+                    if codes[c, rows[place]] <= b:
+                        place += 1
+                    else:
+                        end -= 1
+                        rows[place], rows[end] = rows[end], rows[place]
+                first[n], last[n], first[n + 1], last[n + 1] = low, place, place, high
+                level[n] = level[n + 1] = level[node] + 1
+                new = n
+                n += 2
+                leaves += 1
+            if leaves == 1:
+                finished[fold] = True
+                continue
+            n_nodes[fold, n_trees] = n
+            for i in range(n_rows):
+                node = 0
+                while tree_column[node] >= 0:
+                    node = tree_child[node] + (codes[tree_column[node], i] > tree_split[node])
+                scores[fold, i] += tree_value[node]
+    return best, found, column[:, :best], split[:, :best], child[:, :best], value[:, :best], n_nodes[:, :best]

@@ -16,20 +16,21 @@ Statistical Association 114(525), 2019.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .errors import SettingsError
-from .intervals import ENOUGH, require_coverage
+from .intervals import ELSEWHERE, of_elsewhere, require_coverage
 from .types import Array
 
 N_BINS = 256  # of 1 - p_own, from 0 to 1
+_ENOUGH = 50  # held-out rows from which on a site's own scores stand alone
 NEWTON_STEPS = 12
 _RIDGE = 1.0  # of the slope's distance from its start and of the offsets, in rows
 _START = 4.0  # the slope to start from
 _MOST = 30.0  # the largest slope and offset
-_SHARE = 1e-6  # the least probability that is told
+LEAST_PROBABILITY = 1e-6  # the least probability that is told
 
 
 def codes(places: np.ndarray, n_classes: int) -> Array:
@@ -55,7 +56,6 @@ class Platt:
 
     Parameters
     ----------
-    slope : float
     offsets : ndarray of shape (n_classes,)
     """
 
@@ -75,7 +75,7 @@ class Platt:
         """Return the probability of each class, shape (n_rows, n_classes); rows add up to 1."""
         logits = self.logits(found)
         shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-        shares = np.maximum(shares / shares.sum(axis=1, keepdims=True), _SHARE)
+        shares = np.maximum(shares / shares.sum(axis=1, keepdims=True), LEAST_PROBABILITY)
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
     def sums(self, found: Array, own: Array, weight: Array) -> Array:
@@ -127,16 +127,20 @@ class ClassCalibration:
         The same at all sites.
     own, pooled : ndarray of shape (n_bins,)
         How many held-out rows have 1 - p_own in each bin: of this site, and of all sites.
+    elsewhere : ClassCalibration, optional
+        The same of the prediction that a site may pass on; see `dekrr.intervals.Calibration`.
     """
 
     platt: Platt
     own: Array
     pooled: Array
+    elsewhere: "ClassCalibration | None" = None
 
     @property
     def tensors(self) -> dict[str, Array]:
         """What a model file holds of it."""
-        return {
+        elsewhere = {} if self.elsewhere is None else self.elsewhere.tensors
+        return {f"{ELSEWHERE}{name}": tensor for name, tensor in elsewhere.items()} | {
             "class_slope": np.array([self.platt.slope]),
             "class_offsets": self.platt.offsets,
             "class_own": self.own,
@@ -149,7 +153,14 @@ class ClassCalibration:
         slope, offsets, own, pooled = (tensors[f"class_{name}"] for name in ("slope", "offsets", "own", "pooled"))
         if slope.shape != (1,) or offsets.shape != (n_classes,) or own.ndim != 1 or own.shape != pooled.shape:
             raise ValueError(f"class_offsets has the shape {offsets.shape} for {n_classes} classes")
-        return cls(Platt(float(slope[0]), offsets), own, pooled)
+        other = of_elsewhere(tensors)
+        elsewhere = cls.of(other, n_classes) if "class_own" in other else None
+        return cls(Platt(float(slope[0]), offsets), own, pooled, elsewhere)
+
+    @property
+    def to_pass_on(self) -> "ClassCalibration | None":
+        """What the model without its local part has; None in files of release 0.2, which do not know it."""
+        return None if self.elsewhere is None else replace(self.elsewhere, elsewhere=self.elsewhere)
 
     def least_probability(self, coverage: float) -> float:
         """Return the probability that a class must have to be in the prediction set.
@@ -158,7 +169,7 @@ class ClassCalibration:
         """
         require_coverage(coverage)
         own, pooled = float(self.own.sum()), float(self.pooled.sum())
-        borrowed = min(max(ENOUGH - own, 0.0), pooled)
+        borrowed = min(max(_ENOUGH - own, 0.0), pooled)
         counts = self.own + self.pooled * (borrowed / max(pooled, 1.0))
         total = float(counts.sum())
         if not total:

@@ -35,7 +35,6 @@ def replacing(path: Path, *, private: bool = True, durable: bool = False) -> Ite
 
     Parameters
     ----------
-    path : Path
     private : bool, default=True
         Whether only the owner may read the file. If not, the file has the mode of the file that it replaces, or the
         default mode of a new file.
@@ -196,5 +195,9 @@ class LockedFile:
         flush(self._descriptor)
 
     def close(self) -> None:
-        """Close the file and release its lock."""
-        os.close(self._descriptor)
+        """Close the file and release its lock; whoever writes afterwards gets an `OSError`.
+
+        The number of the descriptor is forgotten: the system gives it to the next file that is opened.
+        """
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)

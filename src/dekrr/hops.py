@@ -1,10 +1,4 @@
-"""Distances in hops between the sites of a large graph.
-
-The diameter of n sites takes a breadth-first search from each of them. The searches run side by side: bit s of a word
-at a site tells whether the search from source s has come there, so that one operation carries 64 searches over an edge
-(Then et al., The more the merrier: efficient multi-source graph traversal, VLDB 2014). That is n^2 / 64 words for each
-edge of a site and each hop. Where this is too much, twice the eccentricity of a central site is an upper bound.
-"""
+"""Hops between sites: the diameter of a graph, without networkx, which a node does not load."""
 
 import numpy as np
 
@@ -20,7 +14,6 @@ def diameter_at_most(ends: np.ndarray, n_sites: int, most_work: float = _MOST_WO
     ----------
     ends : ndarray of int, shape (n_edges, 2)
         The two sites of each edge.
-    n_sites : int
     most_work : float, optional
         The number of operations up to which the diameter is exact.
 

@@ -10,8 +10,11 @@ decide what it predicts. So where the two models are further apart than the resp
 The scale is a ridge regression of log |residual| on the site's features, from rows that were not held out. It makes
 intervals wide where errors are large, and has no part in the guarantee.
 
-A site keeps a histogram of its scores, in bins of 2 %, relative to their 80 % quantile. A site with few held-out rows
-borrows the rest from the histogram of all sites.
+A site keeps a histogram of its scores, in bins of 2 %. The level of its errors is in the scale, which has not seen the
+held-out rows; so a score of one site is drawn as a new row's is, however few rows the scale is from, and histograms of
+all sites add up. A site with few held-out rows borrows from that sum: the cover is then right in the mean over sites.
+(A level found from the same few rows that are divided by it would hide its own error: at 9 rows a site, 90 % were 85.)
+A site with no held-out row at all has the sum of errors in one unit for all sites.
 
 References
 ----------
@@ -20,7 +23,7 @@ American Statistical Association 113(523), 2018, sections 2.2 and 5.2.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,12 +35,13 @@ from .types import Array
 
 _STEP = 1.02  # the width of a bin
 _DECADES = 3.0  # of scores, below and above their level
-_LEVEL = 0.8  # the quantile of a site's scores that they are counted relative to
 N_BINS = int(np.ceil(2 * _DECADES * np.log(10) / np.log(_STEP))) + 1
-_EDGES = 10**-_DECADES * _STEP ** np.arange(N_BINS)  # the upper edge of each bin; the last one has all larger scores
-ENOUGH = 50  # held-out rows from which on a site's own scores stand alone
+EDGES = 10**-_DECADES * _STEP ** np.arange(N_BINS)  # the upper edge of each bin; the last one has all larger scores
+ELSEWHERE = "elsewhere_"  # before the names of a file's arrays about the prediction that is passed on
+BEYOND = 5  # held-out rows beyond the quantile, as expected, from which on a site's own scores stand alone
 _RIDGES = 10.0 ** np.arange(-4, 5.1, 0.5)  # of Z'Z / n
 _SMALLEST = 1e-3  # of the median residual: what smaller ones count as
+_LEAST_SQUARE = 1e-100  # of features that differ between rows
 _REACH = 3.0  # how far scales go from their median, as a factor
 
 
@@ -80,15 +84,21 @@ class Scale:
         values, vectors = eigh(Z.T @ Z)
         rotated = Z @ vectors
         moment = rotated.T @ target
-        best = np.zeros((Z.shape[1], residuals.shape[1]))
-        least = np.sum(target**2, axis=0)
-        for ridge in _RIDGES * max(float(values[-1]), np.finfo(float).tiny) * 1e-4:
-            shrunk = moment / (np.maximum(values, 0.0) + ridge)[:, None]
-            leverage = np.sum(rotated**2 / (np.maximum(values, 0.0) + ridge), axis=1)
-            left_out = (target - rotated @ shrunk) / np.maximum(1 - leverage, 1e-3)[:, None]
-            error = np.sum(left_out**2, axis=0)
-            best, least = np.where(error < least, vectors @ shrunk, best), np.minimum(error, least)
+        ridges = _RIDGES * max(float(values[-1]), _LEAST_SQUARE) * 1e-4
+        shrinking = 1 / (np.maximum(values, 0.0) + ridges[:, None])  # of shape (n_ridges, n_features)
+        free = np.maximum(1 - rotated**2 @ shrinking.T, 1e-3)
+        best, flat_error = np.zeros((Z.shape[1], residuals.shape[1])), np.sum(target**2, axis=0)
+        for output, (wanted, of_output) in enumerate(zip(target.T, moment.T, strict=True)):
+            shrunk = shrinking * of_output
+            errors = np.sum(((wanted[:, None] - rotated @ shrunk.T) / free) ** 2, axis=0)
+            if errors.min() < flat_error[output]:
+                best[:, output] = vectors @ shrunk[np.argmin(errors)]
         return cls(middle, best, centre)
+
+    @classmethod
+    def flat(cls, unit: Array, n_features: int) -> "Scale":
+        """Return the scale that is the same at every row: `unit`, of shape (n_outputs,)."""
+        return cls(np.log(unit), np.zeros((n_features, len(unit))), np.zeros(n_features))
 
     def __call__(self, features: Array) -> Array:
         """Return the scale of rows, shape (n_rows, n_outputs), from their features."""
@@ -109,7 +119,7 @@ def histogram(scores: Array, weight: Array | None = None) -> Array:
     counts = np.empty((N_BINS, scores.shape[1]))
     share = None if weight is None else weight / weight.mean()
     for output, column in enumerate(scores.T):
-        places = np.minimum(np.searchsorted(_EDGES, column), N_BINS - 1)
+        places = np.minimum(np.searchsorted(EDGES, column), N_BINS - 1)
         counts[:, output] = np.bincount(places, weights=share, minlength=N_BINS)
     return counts
 
@@ -138,7 +148,6 @@ def too_few_text(sites: Sequence[Any], coverage: float, instead: str) -> str:
     ----------
     sites : sequence
         Their labels.
-    coverage : float
     instead : str
         What they get.
     """
@@ -149,23 +158,33 @@ def too_few_text(sites: Sequence[Any], coverage: float, instead: str) -> str:
     )
 
 
+def borrowed_text(sites: Sequence[Any]) -> str:
+    """Return the warning about sites that held out no rows of their own."""
+    who, theirs = (f"site {listed(sites)}", "its") if len(sites) == 1 else (f"sites {listed(sites)}", "their")
+    return (
+        f"{who} held no rows out, having too few, or joined later: {theirs} intervals rest on the errors of the other "
+        "sites, and promise nothing where errors are larger there. To have intervals of its own, a site needs about 20 "
+        "rows, and in a deployment those that its guards ask for"
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """What a site keeps for intervals: no row and no residual, but counts of scores.
 
     Parameters
     ----------
-    scale : Scale
-    levels : ndarray of shape (n_outputs,)
-        The 80 % quantile of the site's own scores.
     own, pooled : ndarray of shape (n_bins, n_outputs)
-        How many scores are in each bin, relative to the level of their site: of this site, and of all sites.
+        How many scores are in each bin: of this site, and of all sites. Without own ones, the scale is the unit of all
+        sites, and the counts are those of errors in this unit.
+    elsewhere : Calibration, optional
+        The same of the prediction that a site may pass on, without its local part, from rows that may be in sums alone.
     """
 
     scale: Scale
-    levels: Array
     own: Array
     pooled: Array
+    elsewhere: "Calibration | None" = None
 
     @property
     def n_held_out(self) -> int:
@@ -175,18 +194,18 @@ class Calibration:
     def quantiles(self, coverage: float) -> Array:
         """Return the factor of the scale that covers with a chance of `coverage`, shape (n_outputs,).
 
-        The rank of the quantile is that of n + 1 scores, one of which is the new row's. Where n scores are too few for
-        it, only an infinite interval would do, and the factor is infinite.
+        Of n own scores and N of all sites, the own ones have a weight w = n (1 - coverage) / 5, at most 1. That is as
+        exact as m scores, 1 / m = w^2 / n + (1 - w^2) / N; and the new row is one more, so that the quantile is that of
+        coverage (1 + 1 / m). Where this is above 1, only an infinite interval would do, and the factor is infinite.
         """
         require_coverage(coverage)
         own, pooled = self.own.sum(axis=0), self.pooled.sum(axis=0)
-        borrowed = np.where(pooled > 0, np.clip(ENOUGH - own, 0, pooled), 0.0)
-        counts = self.own + self.pooled * (borrowed / np.maximum(pooled, 1.0))
-        total = counts.sum(axis=0)
-        ranks = np.ceil((total + 1) * coverage - 1e-9)
-        places = (np.cumsum(counts, axis=0) < ranks - 1e-9).sum(axis=0)
-        found = self.levels * _EDGES[np.minimum(places, N_BINS - 1)]
-        return np.where(ranks > total, np.inf, found)
+        weight = np.where(pooled > 0, np.minimum(own * (1 - coverage) / BEYOND, 1.0), 1.0)
+        n_own, n_pooled = np.maximum(own, 1e-9), np.maximum(pooled, 1e-9)
+        share = coverage * (1 + weight**2 / n_own + (1 - weight**2) / n_pooled)
+        shares = np.cumsum(self.own * (weight / n_own) + self.pooled * ((1 - weight) / n_pooled), axis=0)
+        places = (shares < share - 1e-9).sum(axis=0)
+        return np.where(share > 1 + 1e-9, np.inf, EDGES[np.minimum(places, N_BINS - 1)])
 
     def reaches(self, coverage: float) -> bool:
         """Return whether there are enough held-out rows for intervals of this coverage."""
@@ -199,11 +218,11 @@ class Calibration:
     @property
     def tensors(self) -> dict[str, Array]:
         """The arrays that a model file stores."""
-        return {
+        elsewhere = {} if self.elsewhere is None else self.elsewhere.tensors
+        return {f"{ELSEWHERE}{name}": tensor for name, tensor in elsewhere.items()} | {
             "interval_middle": self.scale.middle,
             "interval_coefficients": self.scale.coefficients,
             "interval_centre": self.scale.centre,
-            "interval_levels": self.levels,
             "interval_own": self.own,
             "interval_pooled": self.pooled,
         }
@@ -215,7 +234,6 @@ class Calibration:
             "middle": (n_outputs,),
             "coefficients": (n_features, n_outputs),
             "centre": (n_features,),
-            "levels": (n_outputs,),
             "own": (N_BINS, n_outputs),
             "pooled": (N_BINS, n_outputs),
         }
@@ -223,24 +241,18 @@ class Calibration:
         for name, shape in shapes.items():
             if parts[name].shape != shape:
                 raise ValueError(f"interval_{name} has the shape {parts[name].shape}, not {shape}")
-        scale = Scale(parts["middle"], parts["coefficients"], parts["centre"])
-        return cls(scale, parts["levels"], parts["own"], parts["pooled"])
+        levels = tensors.get("interval_levels", np.ones(n_outputs))  # release 0.2 had counts relative to them
+        scale = Scale(parts["middle"] + np.log(levels), parts["coefficients"], parts["centre"])
+        other = of_elsewhere(tensors)
+        elsewhere = cls.of(other, n_features, n_outputs) if "interval_own" in other else None
+        return cls(scale, parts["own"], parts["pooled"], elsewhere)
+
+    @property
+    def to_pass_on(self) -> "Calibration | None":
+        """What the model without its local part has; None in files of release 0.2, which do not know it."""
+        return None if self.elsewhere is None else replace(self.elsewhere, elsewhere=self.elsewhere)
 
 
-def scores_of(features: Array, residuals: Array, scale: Scale) -> tuple[Array, Array]:
-    """Return the scores of held-out rows relative to their level, and the level: their 80 % quantile.
-
-    Parameters
-    ----------
-    features : ndarray of shape (n_rows, n_features)
-    residuals : ndarray of shape (n_rows, n_outputs)
-    scale : Scale
-
-    Returns
-    -------
-    scores : ndarray of shape (n_rows, n_outputs)
-    levels : ndarray of shape (n_outputs,)
-    """
-    scores = np.abs(residuals) / scale(features)
-    levels = np.maximum(np.quantile(scores, _LEVEL, axis=0), np.finfo(float).tiny)
-    return scores / levels, levels
+def of_elsewhere(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays of a file that are about the prediction elsewhere, under their plain names."""
+    return {name.removeprefix(ELSEWHERE): tensor for name, tensor in tensors.items() if name.startswith(ELSEWHERE)}

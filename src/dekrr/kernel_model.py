@@ -21,11 +21,8 @@ class KernelModel:
 
     Parameters
     ----------
-    header : Header
-    kernel : Kernel
     rows : ndarray of shape (n_rows, n_columns)
     dual_coefficients : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-    scaling : Scaling or Unscaled
     """
 
     header: Header
@@ -39,11 +36,11 @@ class KernelModel:
         """Raise `SettingsError`: there are no intervals."""
         raise SettingsError("an exact kernel model has no intervals: fit DeKRRRegressor")
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: Any, *, elsewhere: bool = False) -> Array:
         """Predict the response of rows `X`, shape (n_rows,) or (n_rows, n_outputs)."""
         return self.predict_encoded(as_rows(X, self.header))
 
-    def predict_encoded(self, rows: Array) -> Array:
+    def predict_encoded(self, rows: Array, *, elsewhere: bool = False) -> Array:
         """Predict the response of rows whose columns are numbers already, shape (n_rows, header.n_columns)."""
         rows = self.scaling.rows(rows)
         blocks = [

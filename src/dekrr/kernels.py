@@ -76,12 +76,7 @@ class Kernel(ABC):
             raise SettingsError(f"sigma must be a positive number, got {self.sigma!r}")
 
     def with_bandwidth(self, sigma: float) -> Self:
-        """Return this kernel with another bandwidth.
-
-        Parameters
-        ----------
-        sigma : float
-        """
+        """Return this kernel with another bandwidth."""
         return replace(self, sigma=sigma)
 
     @abstractmethod
@@ -96,7 +91,6 @@ class Kernel(ABC):
         ----------
         n_columns : int
             The number of entries of each frequency.
-        n_frequencies : int
         rng : numpy.random.Generator
             The source of all randomness.
         """

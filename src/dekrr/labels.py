@@ -1,11 +1,15 @@
 """Site labels and site names. Each row has a label of any hashable type; in a run each label has a name, a string."""
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .errors import DataError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of a site, in files and on the mesh
+_FEWEST_TO_TELL = 10  # rows, to tell labels of rows from those of sites
 
 
 def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
@@ -14,7 +18,6 @@ def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
     Parameters
     ----------
     sites : array-like of shape (n_rows,)
-    n_rows : int
 
     Examples
     --------
@@ -95,6 +98,34 @@ def _is_missing(label: Any) -> bool:
         return label is None or bool(label != label)
     except (TypeError, ValueError):  # a comparison with pandas.NA has no truth value
         return True
+
+
+def refuse_rows_as_sites(labels: Sequence[Hashable], n_rows: int) -> None:
+    """Refuse labels that are those of rows: there is nothing that a site of one row each could learn."""
+    if len(labels) == n_rows >= _FEWEST_TO_TELL:
+        raise DataError(
+            f"every row has a site of its own, such as {labels[0]!r} and {labels[1]!r}: sites are the label of what "
+            "rows have in common, a station, a shop or a patient, and not that of a row"
+        )
+
+
+def remedy(small: Sequence[Hashable], n_rows: Mapping[Hashable, int]) -> str:
+    """Return what to do with sites of too few rows, in words and in code.
+
+    Examples
+    --------
+    >>> remedy(["c"], {"a": 40, "b": 30, "c": 2})
+    "Join such sites to others, as in sites.replace({'c': 'a'}), or drop their rows, as in table[~sites.isin(['c'])]"
+    """
+    others = [label for label in n_rows if label not in small]
+    if not others:
+        return "Join such sites to others, or drop their rows"
+    largest = max(others, key=lambda label: n_rows[label])
+    pairs = ", ".join(f"{label!r}: {largest!r}" for label in small)
+    return (
+        f"Join such sites to others, as in sites.replace({{{pairs}}}), or drop their rows, as in "
+        f"table[~sites.isin({list(small)!r})]"
+    )
 
 
 def names_of(labels: Sequence[Hashable]) -> list[str]:

@@ -95,20 +95,25 @@ class Census(Message, frozen=True, tag="census"):
 class ToldColumn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What is known about a column of raw tables: its kind, and a site that has it.
 
-    `missing` says whether at least `min_rows` rows of a site have no value. `shares` has the categories that at least
-    `min_rows` rows of a site have, each with its largest share of a site's rows in per cent. `parts` has the parts of
-    dates that vary.
+    `absent` says whether a site's table has no such column. `n_known` counts the rows with a value, `n_missing` those
+    without, and `counts` those of each category: each in multiples of `min_rows` of a site's rows, so that fewer rows
+    are not told. `parts` has the parts of dates: None where they
+    differ, or the only value. `orders` says whether the day or the month comes first in dates, each with a site that
+    has them so. A column of the kind "refused" has in `site` why it cannot be used; one of the kind "none" is left out.
     """
 
     kind: str
     site: str
-    missing: bool
-    shares: dict[str, int]
-    parts: list[str]
+    absent: bool
+    n_known: int
+    n_missing: int
+    counts: dict[str, int]
+    parts: dict[str, float | None]
+    orders: dict[str, str]
 
 
 class RawColumns(Message, frozen=True, tag="columns"):
-    """What the sender knows about the columns of all sites' raw tables, by name."""
+    """What is known about the columns of raw tables, by name: of a branch on the way up the tree, of all sites down."""
 
     columns: dict[str, ToldColumn]
 
@@ -386,8 +391,6 @@ def expect(
 
     Parameters
     ----------
-    inbox : mapping of sender to message
-    kind : type
     **shapes : mapping of sender to shape
         For each field name the shapes of all senders from whom a message is due; -1 stands for any length.
     """

@@ -66,6 +66,21 @@ def relative(squared_errors: Any, y: Array, weight: Array | None = None) -> floa
     return float(shares.mean())
 
 
+def excess(losses: Array, others: Array, weight: Array | None = None) -> tuple[float, float]:
+    """Return how much larger the losses of rows are than others of the same rows, in the mean, and its standard error.
+
+    Examples
+    --------
+    >>> excess(np.array([1.0, 3.0]), np.array([1.0, 2.0]))
+    (0.5, 0.5)
+    """
+    more, weights = losses - others, np.ones(len(losses)) if weight is None else weight
+    mean = np.average(more, weights=weights)
+    n_rows = weights.sum() ** 2 / (weights @ weights)  # as many as rows of equal weight would be
+    spread = np.average((more - mean) ** 2, weights=weights)
+    return float(mean), float(np.sqrt(spread / (n_rows - 1))) if n_rows > 1 else float("inf")
+
+
 def accuracy(y: Any, predicted: Any, sample_weight: Any = None) -> float:
     """Return the share of rows whose class is predicted, by their weights where they have some.
 

@@ -2,39 +2,240 @@
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load as tensors_of
 from safetensors.numpy import save as bytes_of
 from safetensors.numpy import save_file
 
+from .classes import ClassCalibration, Platt, scores
 from .disk import replacing
 from .errors import DataError, ModelFileError, SettingsError, warn
 from .features import FeatureMap
-from .frames import Columns, is_frame
-from .intervals import Calibration, too_few_text
-from .metrics import rse
-from .outside import Outside
+from .intervals import Calibration, borrowed_text, too_few_text
+from .metrics import accuracy, rse
+from .parts.local import Home, WavesPart
 from .privacy.mechanism import Spent
-from .rows.batches import AnyColumns, inputs_of
-from .rows.sources import is_source, open_source
-from .rows.spread import is_spread, predicted
+from .protocols.outcome import Outcome, neighborhood_weights
+from .response import AS_IT_IS, NAMES, Response
 from .scaling import UNSCALED, AnyScaling, Scaling
+from .tables.columns import Column, Columns, is_frame
+from .tables.sources import AnyColumns, inputs_of, is_source, is_spread, open_source, open_spread
 from .types import Array
 
-__all__ = ["Member", "SiteModel"]
+_SLACK = 1e-9  # of a column's span, for rounding
+_FAR, _VERY_FAR = 0.1, 1.0  # spans beyond the bounds
+_FEW = 0.01  # of the rows
+_NAMED = 5  # columns
+
+
+class Outside:
+    """Names the columns of each row whose values lie outside: beyond the bounds of a number or a date, or a new word.
+
+    The bounds are those to which the model clips a column, where it does, and otherwise those of training.
+
+    Parameters
+    ----------
+    names : sequence of str or None
+        Of the columns; None for their numbers.
+    encoding : Columns or None
+        How raw columns became numbers.
+
+    Examples
+    --------
+    >>> from dekrr.scaling import Scaling
+    >>> outside = Outside(1, ["speed"], None, Scaling(np.zeros(2), np.array([30.0, 1.0])))
+    >>> rows = np.array([[12.0], [5000.0]])
+    >>> outside(rows, rows)
+    [[], ['speed']]
+    """
+
+    def __init__(
+        self, n_columns: int, names: Sequence[str] | None, encoding: Columns | None, scaling: AnyScaling
+    ) -> None:
+        self._lowest, self._highest = np.full(n_columns, -np.inf), np.full(n_columns, np.inf)
+        self._spans = np.full(n_columns, np.inf)
+        self._owners = list(names or [str(j) for j in range(n_columns)])
+        self._words: list[tuple[int, Column]] = []
+        bounds = scaling.tensors
+        if bounds:
+            lowest, highest = bounds.get("lowest", bounds["lower"]), bounds.get("highest", bounds["upper"])
+            room = _SLACK * np.maximum(highest - lowest, np.abs(lowest) + np.abs(highest))[:n_columns]
+            self._lowest, self._highest = lowest[:n_columns] - room, highest[:n_columns] + room
+            self._spans = (highest - lowest)[:n_columns]
+        if encoding is not None:
+            self._owners = [column.name for column in encoding.columns for _ in column.names_out]
+            made = encoding.names_out
+            ordered = [made.index(name) for name in made if name not in _bounded(encoding.columns)]
+            self._lowest[ordered], self._highest[ordered], self._spans[ordered] = -np.inf, np.inf, np.inf
+            places = np.cumsum([0, *(len(column.names_out) for column in encoding.columns)])
+            known = zip(places, encoding.columns, strict=False)
+            self._words = [(int(place), column) for place, column in known if column.kind == "category"]
+
+    @property
+    def bounds(self) -> tuple[Array, Array, Array]:
+        """The lower bounds of encoded columns, the upper ones, and their spans."""
+        return self._lowest, self._highest, self._spans
+
+    @property
+    def owners(self) -> list[str]:
+        """The user's column of each encoded one."""
+        return self._owners
+
+    def __call__(self, rows: Any, encoded: Array) -> list[list[str]] | None:
+        """Return for each row the columns whose values lie outside; None where there are none at all.
+
+        Parameters
+        ----------
+        rows : mapping of str to ndarray, or ndarray of shape (n_rows, n_columns)
+            As they came.
+        encoded : ndarray of shape (n_rows, n_columns)
+            As the model takes them.
+        """
+        beyond = (encoded < self._lowest) | (encoded > self._highest)
+        found: list[list[str]] | None = None
+        if beyond.any():
+            found = [[] for _ in encoded]
+            for i, j in np.argwhere(beyond).tolist():
+                found[i].append(self._owners[j])
+        for place, column in self._words:
+            for i in np.flatnonzero(_unknown(encoded, place, column)).tolist():
+                if not _is_missing(rows[column.name][i]):
+                    found = found or [[] for _ in encoded]
+                    found[i].append(column.name)
+        return found
+
+
+class FarRows:
+    """Counts rows that lie far outside, as they come in parts, and tells of them where they are not few.
+
+    New rows from where the old ones came from are beyond the bounds now and then, by little: of n old rows and one new
+    one, each is as likely to be the largest. So a row is far outside where a value is a tenth of the column's span
+    beyond the bounds. That is told where one row in a hundred is, or any by a whole span. It takes two comparisons a
+    value.
+
+    Parameters
+    ----------
+    outside : Outside or None
+        None where nothing is known; then nothing is counted.
+    rows : ndarray of shape (n_rows, n_columns), optional
+        The first part.
+
+    Examples
+    --------
+    >>> from dekrr.scaling import Scaling
+    >>> outside = Outside(1, ["speed"], None, Scaling(np.zeros(2), np.array([30.0, 1.0])))
+    >>> rows = FarRows(outside, np.array([[31.0], [2.0]]))
+    >>> rows.in_words()
+    ''
+    >>> rows.add(np.array([[40.0]]))
+    >>> rows.in_words()
+    "1 of 3 rows lie far outside what the models were trained on, in 'speed' (1)"
+    """
+
+    def __init__(self, outside: Outside | None, rows: Array | None = None) -> None:
+        self._outside = outside
+        self._n_rows = self._n_far = 0
+        self._any_very_far = False
+        self._counts: Counter[str] = Counter()
+        if rows is not None:
+            self.add(rows)
+
+    def add(self, encoded: Array) -> None:
+        """Count rows, shape (n_rows, n_columns), as the model takes them."""
+        if self._outside is None:
+            return
+        lowest, highest, spans = self._outside.bounds
+        self._n_rows += len(encoded)
+        beyond = np.maximum(lowest - encoded, encoded - highest)
+        far = beyond > _FAR * spans
+        if not far.any():
+            return
+        self._n_far += int(far.any(axis=1).sum())
+        very_far = (beyond > _VERY_FAR * spans) & (spans > 0)  # any other value is, where a column was constant
+        self._any_very_far |= bool(very_far.any())
+        for j in np.flatnonzero(far.any(axis=0)).tolist():
+            self._counts[self._outside.owners[j]] += int(far[:, j].sum())
+
+    def in_words(self) -> str:
+        """Return how many rows are far outside, and in which columns; an empty text where they are few."""
+        if not self._n_far or (self._n_far <= _FEW * self._n_rows and not self._any_very_far):
+            return ""
+        columns = ", ".join(f"{name!r} ({count})" for name, count in self._counts.most_common(_NAMED))
+        more = f" and {len(self._counts) - _NAMED} more columns" if len(self._counts) > _NAMED else ""
+        lie = "lies" if self._n_rows == 1 else "lie"
+        rows = f"{self._n_far} of {self._n_rows} rows {lie}"
+        return f"{rows} far outside what the models were trained on, in {columns}{more}"
+
+
+def out_of_range(predictions: Array, low: float, high: float) -> str:
+    """Return how many predictions are outside a range that responses had in training; an empty text where few are.
+
+    A response that was never negative may be one that cannot be, and one from 0 to 1 may be a share. Beyond that, a
+    prediction is told as a row is that lies far outside.
+
+    Parameters
+    ----------
+    predictions : ndarray of shape (n_rows,)
+
+    Examples
+    --------
+    >>> out_of_range(np.array([0.1, 0.2, 6.0]), 0.0, 5.0)
+    '1 of 3 predictions lie far outside the responses of training, from 0 to 5'
+    """
+    n_rows = len(predictions)
+    few = _FEW * n_rows
+    if low >= 0 and high <= 1 and (count := int(np.sum((predictions < 0) | (predictions > 1)))) > few:
+        return (
+            f"{count} of {n_rows} predictions lie outside 0 to 1, and no response in training did: if none can, fit "
+            'with transform="share" or "logit"'
+        )
+    if low >= 0 and (count := int(np.sum(predictions < 0))) > few:
+        return (
+            f"{count} of {n_rows} predictions are negative, and no response in training was: if none can be, fit with "
+            'transform="nonnegative", "log1p" or "sqrt"'
+        )
+    beyond = np.maximum(low - predictions, predictions - high)
+    count = int(np.sum(beyond > _FAR * (high - low)))
+    if not count or (count <= few and not (beyond > _VERY_FAR * (high - low)).any()):
+        return ""
+    return f"{count} of {n_rows} predictions lie far outside the responses of training, from {low:.6g} to {high:.6g}"
+
+
+def _bounded(columns: tuple[Column, ...]) -> set[str]:
+    """Return the encoded columns that have a meaning beyond their bounds: numbers, and the years of dates."""
+    return {column.name for column in columns if column.kind == "number"} | {
+        f"{column.name} year" for column in columns if column.kind == "datetime"
+    }
+
+
+def _unknown(encoded: Array, place: int, column: Column) -> np.ndarray:
+    """Return which rows have none of the words that the model knows."""
+    if len(column.categories) == 2:
+        return np.asarray(encoded[:, place] == 0.5)
+    return np.asarray(~encoded[:, place : place + len(column.categories)].any(axis=1))
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value != value
+
+
+__all__ = ["Member", "SiteModel", "load"]
 
 FORMAT = "dekrr-model"
 FORMAT_VERSION = (
-    4  # the newest that is read; 2 has an encoding of columns, or limits that rows are clipped to; 3 classes; 4 a local
-    # part that reads what the other members predict
+    6  # the newest that is read; 2 has an encoding of columns, or limits that rows are clipped to; 3 classes; 4 a local
+    # part of random features among the members; 5 what the site adds for its own rows; 6 a change of the response
 )
+_STAYS_HOME = f"{FORMAT}-stays-home"  # in the metadata of files of private runs that have parts of the site's own
 _ROWS_PER_BLOCK = 4096
 
 
@@ -47,16 +248,13 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         The site's name.
     method : str
         The name of the estimator that trained the model.
-    kernel : str
-    sigma : float
     columns : list of str or None
         The names of the columns; None where they have no names.
-    n_columns : int
     n_members : int
         The number of models whose predictions are added up, each with its weight.
     parts : list of str
-        What each member is: "own", "neighbor", "shared" or "local". Where it is empty, the first is the site's own and
-        the others are its neighbours'.
+        What each member is: "own", "neighbor" or "shared" ("local" in files of release 0.2). Where it is empty, the
+        first is the site's own and the others are its neighbours'.
     column_scales : list of float or None
         How much the response depends on each of the `n_columns` columns, as all sites agreed; the largest is 1.
     scaled : bool
@@ -69,6 +267,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         The names of what is predicted, where it has names.
     classes : list of str, int, float or bool, or None
         The classes, where the model predicts class codes.
+    transform : str, optional
+        How responses were changed for training; see `dekrr.response`.
     format, version
         The name and the version of the file format.
     """
@@ -87,6 +287,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     encoding: Columns | None = None
     targets: list[str] | None = None
     classes: list[str | int | float | bool] | None = None
+    transform: str | msgspec.UnsetType = msgspec.UNSET  # so that other models' files stay as they were
     format: str = FORMAT
     version: int = 1
 
@@ -121,9 +322,7 @@ class Member:
 
     Parameters
     ----------
-    feature_map : FeatureMap
     coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
-    weight : float, default=1.0
     """
 
     feature_map: FeatureMap
@@ -159,52 +358,32 @@ def joined(members: Sequence[Member]) -> Member:
     return Member(feature_map, np.concatenate([member.weight * member.coefficients for member in members]))
 
 
-def stages_of(members: Sequence[Member]) -> tuple[Member, Member | None]:
-    """Return the members that read rows, as one, and those that read what these predict, too, as one, or None.
-
-    Examples
-    --------
-    >>> one = Member(FeatureMap.unweighted(np.ones((1, 2)), np.zeros(2)), np.array([1.0, 2.0]))
-    >>> local = Member(FeatureMap.unweighted(np.ones((2, 2)), np.zeros(2)), np.array([1.0, 2.0]))
-    >>> first, second = stages_of([one, local])
-    >>> first.feature_map.n_columns, second.feature_map.n_columns
-    (1, 2)
-    """
-    n_columns = members[0].feature_map.n_columns
-    first = [member for member in members if member.feature_map.n_columns == n_columns]
-    second = [member for member in members if member.feature_map.n_columns != n_columns]
-    return joined(first), joined(second) if second else None
-
-
-def _through(stages: tuple[Member, Member | None], rows: Array) -> Array:
-    """Return what both stages predict for scaled rows."""
-    first, second = stages
-    found = first.predict(rows)
-    return found if second is None else found + second.predict(np.column_stack((rows, found)))
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class SiteModel:
     """A site's model. Its prediction is the weighted sum of its members' predictions, in the units of the response.
 
-    It is a fitted regressor to scikit-learn: permutation importance, partial dependence and scorers take it.
+    For rows of the site's own, it adds the site's level and its local part. It is a fitted regressor to scikit-learn:
+    permutation importance, partial dependence and scorers take it.
 
     Parameters
     ----------
-    header : Header
     members : tuple of Member
         First the site's own agreed model; then its neighbours' models, if it predicts with its neighbourhood; then the
-        shared part and the local part, where there are such. `header.parts` says which is which. A local part of
-        n_columns + n_outputs columns reads scaled rows, and after them what the other members predict.
-    scaling : Scaling or Unscaled
+        shared part, where there is one. `header.parts` says which is which.
     calibration : Calibration, optional
         What intervals are made of.
+    home : Home, optional
+        What the site adds for its own rows; see `dekrr.parts.local`.
+    response : Response
+        How responses were changed for training; predictions are changed back.
     """
 
     header: Header
     members: tuple[Member, ...]
     scaling: AnyScaling = UNSCALED
     calibration: Calibration | None = None
+    home: Home | None = None
+    response: Response = AS_IT_IS
 
     def __repr__(self) -> str:
         header = self.header
@@ -232,22 +411,51 @@ class SiteModel:
         return math.prod(self.coefficients.shape[1:])
 
     def without_local(self) -> "SiteModel":
-        """Return the model without its local part: what the sites agreed on, to be given to others.
+        """Return the model without its local part and its level: what the sites agreed on, to be given to others.
 
-        The local part is fitted to the site's own rows alone.
+        Its predictions are those that `predict` gives for rows from elsewhere. What is left out is fitted to the site's
+        own rows alone. Intervals are those of the prediction without it, and are made of rows that may be in sums. A
+        file of release 0.2 does not have them. After a private run, what is left follows from the noisy sums alone.
         """
-        kept = [i for i in range(len(self.members)) if self.header.parts[i : i + 1] != ["local"]]
-        parts = [self.header.parts[i] for i in kept] if self.header.parts else []
-        header = msgspec.structs.replace(self.header, n_members=len(kept), parts=parts)
-        return replace(self, header=header, members=tuple(self.members[i] for i in kept))
+        calibration = None if self.calibration is None else self.calibration.to_pass_on
+        if self.calibration is not None and calibration is None:
+            warn(nothing_to_pass_on("intervals", self.header.site))
+        return replace(self, home=None, calibration=calibration)
 
-    def predict(self, X: Any) -> Array:
+    def for_elsewhere(self) -> "SiteModel":
+        """Return the model that predicts every row as one from elsewhere."""
+        return replace(self, home=None)
+
+    @property
+    def stays_home(self) -> bool:
+        """Whether the model must stay at its site though its run was private.
+
+        The promise of differential privacy does not cover what the site added for its own rows. Its file says so, too;
+        `without_local` gives what may be passed on.
+        """
+        return self.header.privacy is not None and self.home is not None
+
+    @property
+    def level(self) -> Array:
+        """What the site's responses are above or below those of all sites, in their units, shape () or (n_outputs,).
+
+        Where responses were changed for training, these are the units of the changed ones.
+        """
+        zero = np.zeros((1, *self.coefficients.shape[1:]))
+        if self.home is None:
+            return np.asarray(zero[0])
+        return np.asarray((self.scaling.undo(zero + self.home.level) - self.scaling.undo(zero))[0])
+
+    def predict(self, X: Any, *, elsewhere: bool = False) -> Array:
         """Predict the response.
 
         Parameters
         ----------
         X : array-like of shape (n_rows, n_columns), or source
-            A source is a path, or another object that gives rows in batches; see `dekrr.rows.sources`.
+            A source is a path, or another object that gives rows in batches; see `dekrr.tables.sources`.
+        elsewhere : bool, default=False
+            Whether the rows are from anywhere. By default they are the site's own, and have its level and its local
+            part.
 
         Returns
         -------
@@ -255,34 +463,40 @@ class SiteModel:
             Of a Dask frame, a Dask series or frame, which is computed when it is asked for.
         """
         if is_spread(X):
-            lazily: Array = predicted(X, self.predict, self.n_outputs)
+            lazily: Array = open_spread(X).predicted(partial(self.predict, elsewhere=elsewhere), self.n_outputs)
             return lazily
         if is_source(X):
             columns = self.header.reading
             no_rows = np.empty((0, *self.coefficients.shape[1:]))
             batches = open_source(X, once=True).batches(columns)
-            return np.concatenate([no_rows, *(self.predict_encoded(inputs_of(batch, columns)) for batch in batches)])
-        return self.predict_encoded(as_rows(X, self.header))
+            found = (self.predict_encoded(inputs_of(batch, columns), elsewhere=elsewhere) for batch in batches)
+            return np.concatenate([no_rows, *found])
+        return self.predict_encoded(as_rows(X, self.header), elsewhere=elsewhere)
 
-    def predict_interval(self, X: Any, coverage: float = 0.9) -> Array:
+    def predict_interval(self, X: Any, coverage: float = 0.9, *, elsewhere: bool = False) -> Array:
         """Return intervals that cover the response of the site's own rows with a chance of `coverage`.
 
-        Nothing is promised for rows that are unlike the site's own. Where the site held out too few rows for the
-        coverage, the ends are infinite, and a warning says so.
+        Nothing is promised for rows that are unlike the site's own. A site that held out no rows has the intervals of
+        all sites' errors; where all held out too few rows for the coverage, the ends are infinite. A warning says so.
 
         Parameters
         ----------
         X : array-like of shape (n_rows, n_columns), or frame
-        coverage : float, default=0.9
+        elsewhere : bool, default=False
+            Whether to have those of predictions without the site's level and local part, as `predict` does.
 
         Returns
         -------
         ndarray of shape (n_rows, 2) or (n_rows, 2, n_outputs)
             The lower and the upper end.
         """
+        if elsewhere:
+            return self.without_local().predict_interval(X, coverage)
         ends = self.interval_encoded(as_rows(X, self.header), coverage)
         if self.calibration is not None and not self.calibration.reaches(coverage):
             warn(too_few_text([self.header.site], coverage, "the ends of its intervals are infinite"))
+        elif self.calibration is not None and not self.calibration.n_held_out:
+            warn(borrowed_text([self.header.site]))
         return ends
 
     def interval_encoded(self, rows: Array, coverage: float = 0.9) -> Array:
@@ -291,7 +505,6 @@ class SiteModel:
         Parameters
         ----------
         rows : ndarray of shape (n_rows, header.n_columns)
-        coverage : float, default=0.9
         """
         if self.calibration is None:
             raise SettingsError(
@@ -299,9 +512,10 @@ class SiteModel:
                 "too few rows. Fit with intervals=True"
             )
         rows = self.scaling.rows(rows)
-        middle = _through(self._stages, rows)
+        middle = self._through(rows)
         radius = self.calibration.radius(self.feature_map(rows), coverage).reshape(middle.shape)
-        return np.stack([self.scaling.undo(middle - radius), self.scaling.undo(middle + radius)], axis=1)
+        ends = np.stack([self.scaling.undo(middle - radius), self.scaling.undo(middle + radius)], axis=1)
+        return self.response.ends_back(ends)
 
     def outside(self, X: Any) -> list[list[str]]:
         """Return for each row the columns whose values lie outside what the model was trained on.
@@ -366,19 +580,35 @@ class SiteModel:
             input_tags=InputTags(allow_nan=self.header.encoding is not None),
         )
 
-    def predict_encoded(self, rows: Array) -> Array:
+    def predict_encoded(self, rows: Array, *, elsewhere: bool = False) -> Array:
         """Predict the response of rows whose columns are numbers already, shape (n_rows, header.n_columns).
 
         Parameters
         ----------
         rows : ndarray of shape (n_rows, header.n_columns)
+        elsewhere : bool, default=False
+            As in `predict`.
         """
-        rows = self.scaling.rows(rows)
-        return self.scaling.undo(_through(self._stages, rows))
+        return self.response.back(self.scaling.undo(self._through(self.scaling.rows(rows), elsewhere=elsewhere)))
+
+    def _through(self, rows: Array, *, elsewhere: bool = False) -> Array:
+        """Return the prediction for scaled rows, in units of scaled responses."""
+        if self.home is None or elsewhere:
+            return self._elsewhere.predict(rows)
+        return self.home.finished(rows, self.joined_at_home.predict(rows))
 
     @cached_property
-    def _stages(self) -> tuple[Member, Member | None]:
-        return stages_of(self.members)
+    def _elsewhere(self) -> Member:
+        return joined(self.members)
+
+    @cached_property
+    def joined_at_home(self) -> Member:
+        """The members as one, with the weights that they have for the site's own rows."""
+        if self.home is None:
+            return self._elsewhere
+        shared = self.header.parts.count("shared")
+        weights = neighborhood_weights(len(self.members) - shared - 1, self.home.own_weight) + [1.0] * shared
+        return joined([replace(member, weight=w) for member, w in zip(self.members, weights, strict=True)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file; an existing file is replaced atomically.
@@ -390,6 +620,12 @@ class SiteModel:
         """
         tensors, metadata = self._contents()
         _require_place(Path(path))
+        if self.stays_home:
+            warn(
+                f"{Path(path).name} must stay at site {self.header.site!r}: differential privacy covers what the sites "
+                "sent, and not the trees and the level that this site fitted to its own rows. Pass on "
+                "model.without_local() instead"
+            )
         with replacing(Path(path)) as temporary:
             try:
                 save_file(tensors, temporary, metadata=metadata)
@@ -403,6 +639,11 @@ class SiteModel:
 
     def _contents(self) -> tuple[dict[str, Array], dict[str, str]]:
         """Return the tensors of the model's file, and its metadata."""
+        if self.response.is_learner:
+            raise ModelFileError(
+                f"a model with transform={self.response.transform!r} cannot be written: a file keeps numbers and names "
+                f"alone. Fit with one of the names {', '.join(NAMES)}, or pickle the estimator"
+            )
         tensors = {"weights": np.array([member.weight for member in self.members])}
         for i, member in enumerate(self.members):
             tensors[f"frequencies_{i}"] = member.feature_map.frequencies
@@ -413,12 +654,26 @@ class SiteModel:
         if self.calibration is not None:
             tensors |= self.calibration.tensors
         header = self.header
+        if self.calibration is not None:
+            header = msgspec.structs.replace(header, version=max(header.version, 5))
         if isinstance(self.scaling, Scaling) and self.scaling.limits is not None:
             header = msgspec.structs.replace(header, version=max(header.version, 2))
-        if self._stages[1] is not None:
-            header = msgspec.structs.replace(header, version=max(header.version, 4))
-        tensors = {name: np.ascontiguousarray(tensor, dtype=np.float64) for name, tensor in tensors.items()}
-        return tensors, {FORMAT: msgspec.json.encode(header).decode()}
+        if self.home is not None:
+            tensors |= self.home.tensors()
+            header = msgspec.structs.replace(header, version=max(header.version, 5))
+        if self.response.name is not None:
+            header = msgspec.structs.replace(header, transform=self.response.name, version=FORMAT_VERSION)
+        tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+        metadata = {FORMAT: msgspec.json.encode(header).decode()}
+        return tensors, metadata | ({_STAYS_HOME: f"must stay at site {header.site}"} if self.stays_home else {})
+
+
+def nothing_to_pass_on(what: str, site: str) -> str:
+    """Return the warning about a model that has something for the whole prediction alone."""
+    return (
+        f"the model of site {site!r} without its local part has no {what}: what it has is made of the site's own rows, "
+        f"and holds for the whole model alone. Fit again for {what} to pass on; a site with few rows has none"
+    )
 
 
 def _require_place(path: Path) -> None:
@@ -431,7 +686,319 @@ def _require_place(path: Path) -> None:
         raise PermissionError(f"the folder {path.parent} of {path.name} cannot be written to: give another one")
 
 
+def response_range_of(model: SiteModel) -> tuple[float, float] | None:
+    """Return the lowest and the highest response of training; None where they are not known.
+
+    Of several outputs the bounds are not those of training; see `dekrr.protocols.run.equal_outputs`.
+    """
+    bounds = model.scaling.tensors
+    known = bounds and "lowest" not in bounds and len(bounds["lower"]) == model.header.n_columns + 1
+    return (float(bounds["lower"][-1]), float(bounds["upper"][-1])) if known else None
+
+
 def outside_of(model: SiteModel) -> Outside:
     """Return what names the columns of rows whose values lie outside those that a model was trained on."""
     header = model.header
     return Outside(header.n_columns, header.columns, header.encoding, model.scaling)
+
+
+def from_bytes(data: bytes) -> SiteModel:
+    """Return the model that `SiteModel.to_bytes` wrote; see `load`.
+
+    Examples
+    --------
+    >>> from dekrr.model import Header, Member, SiteModel
+    >>> header = Header(site="a", method="DeKRRRegressor", kernel="gaussian", sigma=1.0, n_columns=2)
+    >>> own = Member(FeatureMap(np.ones((2, 3)), np.zeros(3), np.ones(3)), np.ones(3))
+    >>> from_bytes(SiteModel(header, (own,)).to_bytes()).header.site
+    'a'
+    """
+    size = int.from_bytes(data[:8], "little")
+    try:
+        metadata = msgspec.json.decode(data[8 : 8 + size]).get("__metadata__")
+        tensors = tensors_of(data)
+    except (SafetensorError, msgspec.MsgspecError, AttributeError) as error:
+        raise ModelFileError(f"these bytes are damaged, or not a model file: {error}") from None
+    return _from_tensors("the model", _read_header("the model", metadata), tensors)
+
+
+def load(path: str | os.PathLike[str]) -> SiteModel:
+    """Read a model that `SiteModel.save` wrote.
+
+    Returns
+    -------
+    SiteModel
+        The model of one site; its `predict` takes rows.
+
+    Raises
+    ------
+    ModelFileError
+        When the file is damaged, is not a model, or has a newer format.
+    """
+    if os.path.isdir(path):
+        raise ModelFileError(f"{path} is a folder: give one of its model files, which end in .safetensors")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = _read_header(path, file.metadata())
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (FileNotFoundError, ModelFileError):
+        raise
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        noise = isinstance(error, SafetensorError) and "header" in str(error)
+        why = "it does not begin as one" if noise else error
+        raise ModelFileError(
+            f"{path} is damaged, or not a model file: {why}. Model files are written by models_[site].save(path), "
+            "and by dekrr fit and dekrr node"
+        ) from None
+    except MemoryError:
+        raise ModelFileError(f"{path} claims tensors larger than the memory") from None
+    return _from_tensors(path, header, tensors)
+
+
+def _read_header(path: Any, metadata: dict[str, str] | None) -> Header:
+    if not metadata or FORMAT not in metadata:
+        raise ModelFileError(f"{path} is a safetensors file, but not a dekrr model: it has no {FORMAT} header")
+    try:
+        header = msgspec.json.decode(metadata[FORMAT], type=Header)
+    except msgspec.MsgspecError as error:
+        raise ModelFileError(f"{path} has a header that cannot be read: {error}") from None
+    if header.version > FORMAT_VERSION:
+        raise ModelFileError(
+            f"{path} has format version {header.version}; this dekrr reads up to {FORMAT_VERSION}: install a newer one"
+        )
+    return header
+
+
+def _from_tensors(path: Any, header: Header, tensors: dict[str, Array]) -> SiteModel:
+    try:
+        members, home = [], None
+        weights = tensors["weights"]
+        if weights.shape != (header.n_members,):
+            raise ModelFileError(f"{path}: {weights.shape} weights for {header.n_members} members")
+        for i in range(header.n_members):
+            frequencies = tensors[f"frequencies_{i}"]
+            phases, amplitudes = tensors[f"phases_{i}"], tensors[f"amplitudes_{i}"]
+            coefficients = tensors[f"coefficients_{i}"]
+            outputs = tensors["coefficients_0"].shape[1:]
+            size = (frequencies.shape[1],)
+            fits = phases.shape == amplitudes.shape == size and coefficients.shape == size + outputs
+            known = {header.n_columns}
+            if header.parts[i : i + 1] == ["local"]:
+                known.add(header.n_columns + math.prod(outputs))
+            if frequencies.shape[0] not in known or not fits or len(outputs) > 1:
+                raise ModelFileError(f"{path}: the shapes of member {i} do not fit each other")
+            member = Member(FeatureMap(frequencies, phases, amplitudes), coefficients, float(weights[i]))
+            if header.parts[i : i + 1] == ["local"]:  # of release 0.2, which had it among the members
+                home = Home(float(weights[0]), np.zeros(outputs), WavesPart(member.feature_map, coefficients))
+            else:
+                members.append(member)
+        if home is not None:
+            parts = [part for part in header.parts if part != "local"]
+            header = msgspec.structs.replace(header, parts=parts, n_members=len(members))
+        home = home or Home.from_tensors(tensors, header.n_columns, outputs)
+        scaling = Scaling.from_tensors(tensors) if header.scaled else UNSCALED
+        n_bounds = header.n_columns + math.prod(members[0].coefficients.shape[1:])
+        if any(bound.shape != (n_bounds,) for bound in scaling.tensors.values()):
+            sizes = " and ".join(str(bound.size) for bound in scaling.tensors.values())
+            raise ModelFileError(f"{path}: {sizes} bounds for {header.n_columns} columns and a response")
+    except (KeyError, IndexError) as error:
+        raise ModelFileError(f"{path} lacks the tensor {error}") from None
+    finite = [
+        name for name in tensors if name not in ("lowest", "highest")
+    ]  # limits of what is not clipped are infinite
+    if any(np.isnan(tensor).any() for tensor in tensors.values()) or any(
+        np.isinf(tensors[name]).any() for name in finite
+    ):
+        raise ModelFileError(f"{path} has NaN or infinite values")
+    calibration = None
+    if "interval_own" in tensors:
+        try:
+            own = members[0]
+            calibration = Calibration.of(tensors, own.feature_map.n_features, math.prod(own.coefficients.shape[1:]))
+        except (KeyError, ValueError) as error:
+            raise ModelFileError(f"{path}: what intervals are made of is damaged: {error}") from None
+    transform = header.transform or None
+    if transform not in (None, *NAMES):
+        raise ModelFileError(f"{path} has an unknown transform of the response, {transform!r}")
+    model = SiteModel(header, tuple(members), scaling, calibration, home, Response(transform))
+    if header.classes is None:
+        return model
+    try:
+        return SiteClassifier.of(model, header.classes, ClassCalibration.of(tensors, len(header.classes)))
+    except (KeyError, ValueError) as error:
+        raise ModelFileError(f"{path}: what probabilities of classes are made of is damaged: {error}") from None
+
+
+def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
+    """Return the models that a site's prediction adds up; `parts_of` says what each is.
+
+    First its own agreed model, and for "neighborhood" those of its neighbours, too; then the shared part, where there
+    is one.
+    """
+    agreed = [Member(*parts) for parts in outcome.agreed_members(prediction)]
+    others = [Member(part.feature_map, part.coefficients) for part in (outcome.shared,) if part]
+    return (*agreed, *others)
+
+
+def parts_of(outcome: Outcome, prediction: str) -> list[str]:
+    """Return what the members are: "own", "neighbor" or "shared"."""
+    neighbors = len(outcome.neighbor_maps) if prediction == "neighborhood" else 0
+    return ["own", *["neighbor"] * neighbors, *["shared"] * bool(outcome.shared)]
+
+
+def model_of(outcome: Outcome, header: Header, prediction: str, response: Response = AS_IT_IS) -> SiteModel:
+    """Return a site's model.
+
+    Parameters
+    ----------
+    header : Header
+        What is known before the training; the rest is filled in.
+    prediction : {"neighborhood", "own"}
+    response : Response
+        How responses were changed for training.
+    """
+    members, scales = members_of(outcome, prediction), outcome.column_scales
+    header = msgspec.structs.replace(
+        header,
+        n_members=len(members),
+        parts=parts_of(outcome, prediction),
+        column_scales=None if scales is None else scales.tolist(),
+        scaled=isinstance(outcome.scaling, Scaling),
+        privacy=outcome.privacy,
+    )
+    return SiteModel(header, members, outcome.scaling, outcome.calibration, outcome.home, response)
+
+
+_VERSION_OF_CLASSES = 3  # of files of classes
+
+
+def uncalibrated(n_classes: int = 2) -> ClassCalibration:
+    """Return what stands for a calibration where no rows were held out."""
+    return ClassCalibration(Platt.start(n_classes), np.zeros(1), np.zeros(1))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SiteClassifier(SiteModel):
+    """A site's model of classes; `dekrr.load` returns it where a file has one.
+
+    Parameters
+    ----------
+    header, members, scaling, calibration, home
+        Of the model of the class codes; the header has the classes.
+    """
+
+    class_calibration: ClassCalibration = field(default_factory=uncalibrated)
+
+    @classmethod
+    def of(
+        cls, model: SiteModel, classes: Iterable[Any], calibration: ClassCalibration, target: str | None = None
+    ) -> "SiteClassifier":
+        """Return the classifier that a model of class codes is.
+
+        Parameters
+        ----------
+        classes : iterable of str, int, float or bool
+            In their order among the codes.
+        target : str, optional
+            The name of the column of classes; by default that of the model's header.
+        """
+        known = np.asarray(classes if isinstance(classes, np.ndarray) else list(classes)).tolist()
+        targets = model.header.targets if target is None else [target]
+        version = max(model.header.version, _VERSION_OF_CLASSES)
+        header = msgspec.structs.replace(model.header, classes=known, targets=targets, version=version)
+        return cls(header, model.members, model.scaling, home=model.home, class_calibration=calibration)
+
+    def without_local(self) -> "SiteClassifier":
+        """Return the model without its local part, with the probabilities of its prediction; see `SiteModel`."""
+        calibration = self.class_calibration.to_pass_on
+        if calibration is None:
+            if self.class_calibration.own.any():
+                warn(nothing_to_pass_on("prediction sets", self.header.site))
+            calibration = uncalibrated(len(self.classes_))
+        found = super().without_local()
+        assert isinstance(found, SiteClassifier)
+        return replace(found, class_calibration=calibration)
+
+    def for_elsewhere(self) -> "SiteClassifier":
+        """Return the model that gives every row the probabilities of one from elsewhere."""
+        calibration = self.class_calibration.elsewhere or self.class_calibration
+        return replace(self, home=None, class_calibration=calibration)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(" columns", f" columns, {len(self.classes_)} classes", 1)
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """The classes, shape (n_classes,)."""
+        return np.asarray(self.header.classes)
+
+    def codes(self, X: Any, *, elsewhere: bool = False) -> Array:
+        """Return what is predicted of the class codes, shape (n_rows,) or (n_rows, n_classes)."""
+        return SiteModel.predict(self, X, elsewhere=elsewhere)
+
+    def probabilities_of(self, codes: Array) -> Array:
+        """Return the probability of each class, shape (n_rows, n_classes), from predictions of the codes."""
+        return self.class_calibration.platt.probabilities(scores(codes))
+
+    def predict(self, X: Any, *, elsewhere: bool = False) -> np.ndarray:
+        """Return the most probable class of each row, shape (n_rows,); see `SiteModel.predict`."""
+        return np.asarray(self.classes_[np.argmax(self.predict_proba(X, elsewhere=elsewhere), axis=1)])
+
+    def predict_proba(self, X: Any, *, elsewhere: bool = False) -> Array:
+        """Return the probability of each class, shape (n_rows, n_classes); see `SiteModel.predict`."""
+        found = self.codes(X, elsewhere=elsewhere)
+        passed_on = self.class_calibration.elsewhere if elsewhere else None
+        return self.probabilities_of(found) if passed_on is None else passed_on.platt.probabilities(scores(found))
+
+    def decision_function(self, X: Any) -> Array:
+        """Return logits, shape (n_rows, n_classes); of two classes their difference, shape (n_rows,)."""
+        return margins(self.class_calibration.platt.logits(scores(self.codes(X))))
+
+    def predict_set(self, X: Any, coverage: float = 0.9) -> np.ndarray:
+        """Return which classes are in each row's prediction set, a mask of shape (n_rows, n_classes).
+
+        If a row comes from the same distribution as the site's own rows, its set holds its class with a probability of
+        at least `coverage`. A set may be empty if no class is probable enough. If the site held out too
+        few rows for the coverage, the set holds all classes, and a warning says so.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns), or frame
+        """
+        least = self.class_calibration.least_probability(coverage)
+        if not least:
+            warn(too_few_text([self.header.site], coverage, "its prediction sets have all classes"))
+        return np.asarray(self.predict_proba(X) >= least)
+
+    def predict_interval(self, X: Any, coverage: float = 0.9, *, elsewhere: bool = False) -> Array:
+        """Raise `SettingsError`: classes have prediction sets."""
+        raise SettingsError("a model of classes has no intervals: use predict_set, which gives sets of classes")
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the accuracy of `predict(X)`."""
+        return accuracy(y, self.predict(X), sample_weight)
+
+    def fit(self, X: Any, y: Any = None) -> "SiteClassifier":
+        """Raise `SettingsError`: a site's model comes of a training that all sites take part in."""
+        raise SettingsError("a site's model cannot be fitted by itself: fit DeKRRClassifier")
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=True),
+            classifier_tags=ClassifierTags(),
+            input_tags=InputTags(allow_nan=self.header.encoding is not None),
+        )
+
+    def _contents(self) -> tuple[dict[str, Array], dict[str, str]]:
+        """Return the tensors of the model's file, and its metadata."""
+        tensors, metadata = super()._contents()
+        own = {name: np.ascontiguousarray(t, dtype=np.float64) for name, t in self.class_calibration.tensors.items()}
+        return tensors | own, metadata
+
+
+def margins(logits: Array) -> Array:
+    """Return logits; of two classes their difference."""
+    return np.asarray(logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits)

@@ -17,6 +17,7 @@ With scikit-learn's metadata routing, `sites` goes to the estimator, the splitte
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,10 @@ from sklearn.base import is_classifier
 from sklearn.utils.metadata_routing import MetadataRequest
 
 from .errors import DataError, SettingsError
-from .frames import is_frame
-from .frames.tables import array_of, column_names, require_columns, select
 from .labels import factorise, listed, places_of
 from .metrics import accuracy, rse
+from .model import SiteModel
+from .tables.columns import array_of, column_names, is_frame, require_columns, select
 
 __all__ = ["OWN", "UNION", "LeaveOneSiteOut", "Scorer", "SiteKFold"]
 
@@ -231,7 +232,9 @@ class Scorer:
             return self._score(estimator, y, respond(X) if sites is None else respond(X, sites=sites))
         if isinstance(sites, str) and is_frame(X):
             X = select(X, [name for name in column_names(X) if name != sites])
-        scores = [self._score(estimator, y, respond(X, sites=[site] * len(y))) for site in _sites_of(estimator)]
+        inner = _inner(estimator)
+        with _for_elsewhere(inner):
+            scores = [self._score(estimator, y, respond(X, sites=[site] * len(y))) for site in inner.sites_]
         return float(np.mean(scores))
 
     def _score(self, estimator: Any, y: Any, found: Any) -> float:
@@ -244,19 +247,35 @@ class Scorer:
         return f"Scorer({self.metric!r}{loss})"
 
 
-def _sites_of(estimator: Any) -> list[Any]:
-    """Return the sites that a fitted estimator knows; it may be in a pipeline, a search or another estimator."""
+def _inner(estimator: Any) -> Any:
+    """Return the estimator of dekrr that is in a pipeline, a search or another estimator, or the estimator itself."""
     if hasattr(estimator, "sites_"):
-        return list(estimator.sites_)
+        return estimator
     if hasattr(estimator, "steps"):
-        return _sites_of(estimator.steps[-1][1])
+        return _inner(estimator.steps[-1][1])
     for inner in ("best_estimator_", "regressor_", "estimator_"):
         if hasattr(estimator, inner):
-            return _sites_of(getattr(estimator, inner))
+            return _inner(getattr(estimator, inner))
     raise SettingsError(
         f"a scorer by sites cannot find an estimator of dekrr in {type(estimator).__name__}: score DeKRRRegressor, "
         "DeKRRClassifier, or a pipeline that ends in one"
     )
+
+
+@contextmanager
+def _for_elsewhere(estimator: Any) -> Iterator[None]:
+    """Let each site's model predict as for rows from elsewhere, without the parts that are for the site's own rows."""
+    owners = [estimator, *([estimator.regressor_] if is_classifier(estimator) else [])]
+    at_home = [owner.models_ for owner in owners]
+    for owner, models in zip(owners, at_home, strict=True):
+        owner.models_ = {
+            site: model.for_elsewhere() if isinstance(model, SiteModel) else model for site, model in models.items()
+        }
+    try:
+        yield
+    finally:
+        for owner, models in zip(owners, at_home, strict=True):
+            owner.models_ = models
 
 
 OWN, UNION = Scorer("own"), Scorer("union")

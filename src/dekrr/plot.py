@@ -20,7 +20,10 @@ from .errors import DataError
 from .labels import factorise, places_of
 from .metrics import rse
 
-__all__ = ["convergence", "predicted", "scales", "sites", "traffic"]
+__all__ = ["comparison", "convergence", "predicted", "scales", "sites", "traffic"]
+
+
+_MOST_NAMES = 30  # of sites on an axis
 
 
 def _axes(axes: Any) -> Any:
@@ -83,6 +86,44 @@ def _errors(regressor: Any, X: Any, y: Any, sites: Any) -> dict[Any, float]:
     labels, index = factorise(given, len(truth))
     places = places_of(index, len(labels))
     return {label: rse(truth[own], predicted[own]) for label, own in zip(labels, places, strict=True)}
+
+
+def comparison(frame: Any, *, ax: Any = None) -> Any:
+    """Draw errors alone, together and pooled: by site, or where sites are many, together against alone.
+
+    Parameters
+    ----------
+    frame : frame
+        What `dekrr.compare` returns.
+    ax : matplotlib axes, optional
+
+    Returns
+    -------
+    matplotlib axes
+    """
+    axes, errors, measure = _axes(ax), frame.to_dict(), frame.attrs.get("measure", "error")
+    shown = [site for site in errors["alone"] if site != "all" and np.isfinite(errors["alone"][site])]
+    shown.sort(key=lambda site: errors["together"][site] - errors["alone"][site], reverse=True)
+    alone, together, pooled = (
+        np.array([errors[name][site] for site in shown]) for name in ("alone", "together", "pooled")
+    )
+    if len(shown) <= _MOST_NAMES:
+        places = np.arange(len(shown))
+        axes.hlines(places, np.minimum(alone, together), np.maximum(alone, together), color="0.8")
+        axes.scatter(pooled, places, marker="|", color="0.5", label="pooled")
+        axes.scatter(alone, places, facecolor="none", edgecolor="C1", label="alone")
+        axes.scatter(together, places, color="C0", label="together")
+        axes.set_yticks(places, [str(site) for site in shown])
+        axes.set(xlabel=f"{measure} of the site's own rows, held out")
+    else:
+        axes.scatter(alone, pooled, s=8, marker="|", color="0.5", label="pooled")
+        axes.scatter(alone, together, s=12, color="C0", label="together")
+        ends = [min(alone.min(), together.min()), max(alone.max(), together.max())]
+        axes.plot(ends, ends, color="C1", linewidth=1, label="alone")
+        axes.set(xlabel=f"{measure} alone", ylabel=f"{measure} together, and pooled", xscale="log", yscale="log")
+    axes.legend()
+    axes.set(title=frame.attrs.get("verdict", "").split(".")[0])
+    return axes
 
 
 def convergence(regressor: Any, *, ax: Any = None) -> Any:

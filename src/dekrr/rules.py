@@ -11,7 +11,7 @@ import numpy as np
 from .errors import SettingsError
 
 # The graphs that `dekrr.topology` builds. They are named here because a node checks names and does without networkx.
-TOPOLOGIES = ("ring", "complete", "grid", "star", "random_regular", "watts_strogatz", "erdos_renyi")
+TOPOLOGIES = ("auto", "ring", "cycles", "complete", "grid", "star", "random_regular", "watts_strogatz", "erdos_renyi")
 
 LARGEST = 1e100  # of a row's numbers: squares of larger ones, and sums of them, can overflow
 
@@ -99,6 +99,10 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, Sized) and not isinstance(value, str) and len(value) == 2
 
 
+def _are_several(values: Any) -> bool:
+    return not isinstance(values, str) and np.ndim(values) == 1 and len(set(np.asarray(values).tolist())) > 1
+
+
 def _are_callable(values: Any) -> bool:
     return isinstance(values, list | tuple) and all(map(callable, values))
 
@@ -120,6 +124,7 @@ COLUMN_SCALES = Rule("sequences of positive numbers, one for each column", _are_
 FLAG = Rule("True or False", lambda value: isinstance(value, bool | np.bool_))
 COUNTS = Rule("a mapping of site to such numbers, or a sequence in the order of the sorted sites", _are_counts)
 PAIR = Rule("a pair, lower and upper values", _is_pair)
+SEVERAL = Rule("a sequence of two values or more", _are_several)
 EDGES = Rule("edges or a networkx graph", lambda value: isinstance(value, Iterable) and not isinstance(value, str))
 CALLABLE = Rule("a function of the graph that returns a Network", callable)
 CALLABLES = Rule("a sequence of functions", _are_callable)
@@ -133,8 +138,6 @@ def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> N
     ----------
     owner : str
         The name of the object that has the parameters.
-    values : mapping of str to object
-    rules : mapping of str to Rule
 
     Examples
     --------

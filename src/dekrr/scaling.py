@@ -54,7 +54,6 @@ class Scaling:
         Parameters
         ----------
         lower, upper : ndarray of shape (n_columns + n_outputs,)
-        n_columns : int
         room : float, default=0
             How far outside its bounds a column may be before it is moved, in spans.
 

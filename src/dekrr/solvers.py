@@ -28,8 +28,7 @@ from scipy.linalg import eigvalsh
 from scipy.linalg.lapack import dpotrf, dpotri
 
 from .errors import SettingsError
-from .statistics import CrossSums, OwnSums, pack_symmetric, unpack_symmetric
-from .system import BlockRow, Weights, assemble, pull
+from .statistics import BlockRow, CrossSums, OwnSums, Weights, assemble, pack_symmetric, pull, unpack_symmetric
 from .types import Array
 
 __all__ = ["Chebyshev", "ChebyshevState", "Jacobi", "JacobiState", "SiteSystem", "Solver", "State"]
@@ -49,7 +48,6 @@ class SiteSystem:
         Z_jj'Z_jj and Z_jj'y_j.
     received : mapping of neighbour p to CrossSums
         B_jp and C_jp.
-    weights : Weights
     consensus : float
         c. The penalties in `weights` are computed from it.
     """
@@ -69,7 +67,7 @@ class SiteSystem:
         weights: Weights,
         consensus: float,
     ) -> "SiteSystem":
-        """Assemble the system from a site's own, received and sent sums; see `dekrr.system.assemble`."""
+        """Assemble the system from a site's own, received and sent sums; see `dekrr.statistics.assemble`."""
         return cls(assemble(own, received, sent, weights), own, received, weights, consensus)
 
 
@@ -123,7 +121,6 @@ class Solver(Protocol[AnyState]):
 
         Parameters
         ----------
-        system : SiteSystem
         coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
             The starting point of the iteration.
         """
@@ -205,7 +202,6 @@ class Jacobi:
 
         Parameters
         ----------
-        system : SiteSystem
         coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
             Where to start.
         """
@@ -221,7 +217,6 @@ class Jacobi:
 
         Parameters
         ----------
-        state : State
         residual : ndarray of shape (n_features,) or (n_features, n_outputs)
         """
         return state._replace(coefficients=state.coefficients + state.inverse @ residual)
@@ -273,7 +268,6 @@ class Chebyshev:
 
         Parameters
         ----------
-        system : SiteSystem
         coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
             Where to start.
         """
@@ -285,7 +279,6 @@ class Chebyshev:
 
         Parameters
         ----------
-        state : State
         residual : ndarray of shape (n_features,) or (n_features, n_outputs)
         """
         relaxed = state.relaxed()

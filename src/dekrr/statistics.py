@@ -7,16 +7,16 @@ times in every sum: its features and responses are multiplied by the square root
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
+from scipy.linalg import cho_factor, cho_solve
 
-from .cosines import loops_for
-from .features import FeatureMap
+from .features import FeatureMap, loops_for
 from .types import Array, Block
 
 PRECISIONS = ("double", "mixed")
@@ -26,7 +26,7 @@ _of_thread = threading.local()
 
 
 class RowBlocks(Protocol):
-    """The part of `dekrr.rows.Rows` that sums need."""
+    """The part of `dekrr.tables.rows.Rows` that sums need."""
 
     @property
     def expansion(self) -> float:
@@ -91,7 +91,7 @@ class CrossSums:
         return CrossSums(factor * self.gram, factor * self.cross)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _upper(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the flat index of each entry of the upper triangle, and for each matrix entry its index among them."""
     rows, columns = np.triu_indices(size)
@@ -187,9 +187,7 @@ def accumulate(
     Parameters
     ----------
     rows : RowBlocks
-        For instance `dekrr.rows.Rows`.
-    own : FeatureMap
-    others : mapping of neighbour to FeatureMap
+        For instance `dekrr.tables.rows.Rows`.
     precision : {"double", "mixed"}, default="double"
         "mixed" computes the features and the products of a block of rows in single precision, and adds the blocks in
         double precision. It is about twice as fast; its error is below 1e-5 of a sum's largest entry.
@@ -237,3 +235,266 @@ def _accumulate(
     if rows.expansion == 1:
         return own_sums, cross
     return own_sums.times(rows.expansion), {name: sums.times(rows.expansion) for name, sums in cross.items()}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The numbers that weigh the terms of the objective at one site.
+
+    Parameters
+    ----------
+    n_rows : float
+        N: the number of rows of all sites that are in the sums, or the sum of their weights where they have some.
+    n_sites : int
+        J.
+    alpha : float
+        The regularisation (the paper's lambda).
+    own_penalty : float
+        c~_j.
+    penalties : mapping of neighbour to float
+        c~_p of each neighbour.
+    """
+
+    n_rows: float
+    n_sites: int
+    alpha: float
+    own_penalty: float
+    penalties: Mapping[str, float]
+
+
+def penalty(consensus: float, n_rows: float, n_neighbors: int) -> float:
+    """Return c~_j = consensus / (N |N_j|), and 0 for a site without neighbours."""
+    return consensus / (n_rows * n_neighbors) if n_neighbors else 0.0
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """H_jj, P_jp, d_j of one site, and y_j'y_j / N.
+
+    Parameters
+    ----------
+    neighbors : tuple of str
+        The neighbours, in the order of their blocks in `matrix`.
+    matrix : ndarray of shape (D_j, D_j + sum of D_p)
+        H_jj, and beside it -P_jp of all neighbours p.
+    right_side : ndarray of shape (D_j,) or (D_j, n_outputs)
+        d_j.
+    response_energy : float
+        y_j'y_j / N, summed over outputs.
+    """
+
+    neighbors: tuple[str, ...]
+    matrix: Array
+    right_side: Array
+    response_energy: float
+
+    @property
+    def hessian(self) -> Array:
+        """H_jj, shape (D_j, D_j)."""
+        return self.matrix[:, : len(self.matrix)]
+
+    @property
+    def couplings(self) -> Array:
+        """P_jp of all neighbours, side by side, shape (D_j, sum of D_p)."""
+        return -self.matrix[:, len(self.matrix) :]
+
+    def residual(self, coefficients: Array, of_neighbors: Mapping[str, Array]) -> Array:
+        """Return d_j - H_jj theta_j + sum_p P_jp theta_p, of the shape of d_j."""
+        known = np.concatenate([coefficients, *map(of_neighbors.__getitem__, self.neighbors)])
+        residual: Array = self.right_side - self.matrix.dot(known)
+        return residual
+
+    def unseen(self, behind: Array) -> float:
+        """Return the norm of P_jp'behind over all neighbours p.
+
+        `behind` is the error in the neighbours' copies of theta_j. The result is the error that this causes in the
+        residuals that the neighbours compute.
+        """
+        return float(np.linalg.norm(behind.T @ self.couplings))
+
+    def objective_share(self, coefficients: Array, residual: Array) -> float:
+        """Return this site's share of L: y_j'y_j / N - theta_j'(d_j + residual_j). All shares sum to L."""
+        return self.response_energy - float(np.vdot(coefficients, self.right_side + residual))
+
+
+def assemble(
+    own: OwnSums, received: Mapping[str, CrossSums], sent: Mapping[str, CrossSums], weights: Weights
+) -> BlockRow:
+    """Return the block row of site j (the paper's equation 16, without the self penalty).
+
+    Parameters
+    ----------
+    own : OwnSums
+        Z_jj'Z_jj and Z_jj'y_j.
+    received : mapping of neighbour p to CrossSums
+        B_jp and C_jp, over p's rows.
+    sent : mapping of neighbour p to CrossSums
+        C_pj, over this site's rows.
+    """
+    n_features = len(own.moment)
+    hessian = (1 / weights.n_rows + len(received) * weights.own_penalty) * own.gram
+    hessian.flat[:: n_features + 1] += weights.alpha / weights.n_sites
+    if received:
+        hessian += unpack_symmetric(pull(received, weights), n_features)
+    blocks = [hessian]
+    for p, sums in received.items():
+        coupling = -weights.penalties[p] * sums.cross
+        coupling -= weights.own_penalty * sent[p].cross.T
+        blocks.append(coupling)
+    return BlockRow(
+        neighbors=tuple(received),
+        matrix=np.hstack(blocks),
+        right_side=own.moment / weights.n_rows,
+        response_energy=own.response_energy / weights.n_rows,
+    )
+
+
+def pull(received: Mapping[str, CrossSums], weights: Weights) -> Array:
+    """Return the upper triangle of sum_p c~_p B_jp: the neighbours' rows in the penalty on this site's features."""
+    return np.asarray(sum(weights.penalties[p] * sums.gram for p, sums in received.items()))
+
+
+class Ridge(NamedTuple):
+    """A ridge regression.
+
+    Parameters
+    ----------
+    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
+    ridge : float
+        What was added to the diagonal of Z'Z / n_rows.
+    error : float
+        The predicted squared error per row, summed over outputs.
+    """
+
+    coefficients: Array
+    ridge: float
+    error: float
+
+
+def path_of(
+    sums: OwnSums, n_rows: float, ridges: Sequence[float], n_unweighted: float | None = None, n_others: float = 0.0
+) -> list[Ridge]:
+    """Return the regression of every ridge, with its generalised cross-validation error.
+
+    The error is the mean squared residual divided by (1 - t / n)^2, where n is the number of rows and t
+    is the trace of the hat matrix.
+
+    Parameters
+    ----------
+    ridges : sequence of float
+        In units of Z'Z / n_rows.
+    n_unweighted : float, optional
+        The number of rows for the denominator, where `n_rows` is the sum of their weights.
+    n_others : float, default=0
+        The degrees of freedom of what was eliminated from the sums, which count in t.
+
+    Examples
+    --------
+    >>> Z, y = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 3.0]]), np.array([0.0, 1.0, 2.0, 3.1])
+    >>> fit = min(path_of(OwnSums(Z.T @ Z, Z.T @ y, float(y @ y)), 4, [1e-6, 1.0]), key=lambda fit: fit.error)
+    >>> fit.ridge, fit.coefficients.round(2)
+    (1e-06, array([-0.02,  1.03]))
+    """
+    values, vectors = np.linalg.eigh(sums.gram / n_rows)
+    values = np.maximum(values, 0.0)
+    projected = (vectors.T @ sums.moment / n_rows).reshape(len(values), -1)
+    found = []
+    for ridge in ridges:
+        solved = projected / (values + ridge)[:, None]
+        residual = sums.response_energy / n_rows - 2 * np.vdot(solved, projected)
+        residual += np.vdot(solved, values[:, None] * solved)
+        free = 1 - (np.sum(values / (values + ridge)) + n_others) / (n_unweighted or n_rows)
+        error = max(float(residual), 0.0) / max(free, 1e-3) ** 2
+        found.append(Ridge((vectors @ solved).reshape(sums.moment.shape), float(ridge), error))
+    return found
+
+
+class FoldErrors(NamedTuple):
+    """What is known of held-out predictions f, over all folds, for each ridge.
+
+    Parameters
+    ----------
+    products : ndarray of shape (n_ridges,)
+        f'y.
+    squares : ndarray of shape (n_ridges,)
+        f'f.
+    """
+
+    products: Array
+    squares: Array
+
+
+def fold_errors(folds: Sequence[OwnSums], ridges: Sequence[float]) -> FoldErrors:
+    """Return the products of held-out predictions, from the sums of each fold alone.
+
+    Regressions are solved in single precision, as their errors alone matter, unless a ridge is too small for that.
+
+    Parameters
+    ----------
+    folds : sequence of OwnSums
+        The sums over the rows of each fold.
+    ridges : sequence of float
+        In units of Z'Z.
+    """
+    gram = sum((fold.gram for fold in folds), np.zeros_like(folds[0].gram))
+    moment = sum((fold.moment for fold in folds), np.zeros_like(folds[0].moment))
+    products, squares = np.zeros(len(ridges)), np.zeros(len(ridges))
+    is_rough = min(ridges) > 32 * np.finfo(np.float32).eps * np.trace(gram)
+    precision = np.float32 if is_rough else np.float64
+    for fold in folds:
+        of_others = (gram - fold.gram).astype(precision), (moment - fold.moment).astype(precision)
+        held, held_moment = fold.gram.astype(precision), fold.moment.astype(precision)
+        for i, ridge in enumerate(ridges):
+            theta = solve(*of_others, ridge)
+            products[i] += np.vdot(theta, held_moment)
+            squares[i] += np.vdot(theta, held @ theta)
+    return FoldErrors(products, squares)
+
+
+def solve(gram: np.ndarray, moment: np.ndarray, ridge: float) -> np.ndarray:
+    """Return (Z'Z + ridge I)^-1 Z'y, in the precision of the sums."""
+    shifted = gram.copy()
+    shifted.flat[:: len(gram) + 1] += ridge
+    return np.asarray(cho_solve(cho_factor(shifted, overwrite_a=True, check_finite=False), moment, check_finite=False))
+
+
+def squared_gradients(rows: RowBlocks, feature_map: FeatureMap, coefficients: Array) -> Array:
+    """Return the diagonal of G: for each column, the sum over rows and outputs of the squared derivative.
+
+    A row of weight w counts w times.
+
+    Parameters
+    ----------
+    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
+
+    Returns
+    -------
+    ndarray of shape (n_columns,)
+
+    Examples
+    --------
+    >>> from dekrr.tables.rows import ArrayRows
+    >>> rows = ArrayRows(np.array([[0.0, 5.0], [np.pi / 2, 7.0]]), np.zeros(2))
+    >>> cosine = FeatureMap(np.array([[1.0], [0.0]]), np.zeros(1), np.ones(1))
+    >>> squared_gradients(rows, cosine, np.array([3.0])).round(6)  # the derivatives of 3 cos(x) are 0 and -3
+    array([9., 0.])
+    """
+    sines = FeatureMap(feature_map.frequencies, feature_map.phases - np.pi / 2, feature_map.amplitudes)
+    by_output = coefficients.reshape(feature_map.n_features, -1)
+    slopes = [np.ascontiguousarray((feature_map.frequencies * one).T) for one in by_output.T]
+    total = np.zeros(feature_map.n_columns)
+    for block in rows.blocks(rows_per_block(8 * feature_map.n_features)):
+        features = sines(block.X)
+        for slope in slopes:
+            gradients = features @ slope
+            weights = np.ones(block.n_rows) if block.weight is None else block.weight
+            total += weights @ gradients**2
+    return rows.expansion * total
+
+
+def largest_squared_gradients(feature_map: FeatureMap, coefficients: Array) -> Array:
+    """Return a bound on the squared derivatives at any row, from the model alone, shape (n_columns,)."""
+    sizes = np.abs(feature_map.frequencies * feature_map.amplitudes) @ np.abs(
+        coefficients.reshape(feature_map.n_features, -1)
+    )
+    return np.asarray((sizes**2).sum(axis=1))

@@ -12,9 +12,11 @@ import networkx as nx
 from .errors import TopologyError
 from .rules import TOPOLOGIES as TOPOLOGIES
 
-__all__ = ["build", "erdos_renyi", "grid", "random_regular", "ring", "watts_strogatz"]
+__all__ = ["build", "cycles", "erdos_renyi", "grid", "random_regular", "ring", "watts_strogatz"]
 
 Graph = Any  # networkx graphs are generic in stubs only
+
+_MOST_ON_RING = 20  # sites that are joined to a ring where nobody names a graph; with more, it takes too many rounds
 
 
 def ring(n_sites: int, n_neighbors: int = 4) -> Graph:
@@ -39,6 +41,36 @@ def ring(n_sites: int, n_neighbors: int = 4) -> Graph:
     if n_sites <= n_neighbors:
         return nx.complete_graph(n_sites)
     return nx.circulant_graph(n_sites, list(range(1, n_neighbors // 2 + 1)))
+
+
+def cycles(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
+    """Return a ring, and random rings through all sites on top: `n_neighbors` / 2 in all.
+
+    Its diameter grows with the logarithm of the number of sites (Bollobas and Chung, SIAM Journal on Discrete
+    Mathematics 1, 1988), and half of a site's neighbours are still those beside it in the order of sites. Where two
+    rings share an edge, its ends have a neighbour fewer.
+
+    Parameters
+    ----------
+    n_sites : int
+    n_neighbors : int, default=4
+        An even number.
+    seed : int, optional
+
+    Examples
+    --------
+    >>> import networkx as nx
+    >>> from dekrr.topology import cycles, ring
+    >>> nx.diameter(ring(400)), nx.diameter(cycles(400, seed=0))
+    (100, 8)
+    """
+    graph = ring(n_sites, n_neighbors)
+    if n_sites <= n_neighbors:
+        return graph
+    graph, generator = ring(n_sites, 2), nx.utils.create_py_random_state(seed)
+    for _ in range(n_neighbors // 2 - 1):
+        nx.add_cycle(graph, generator.sample(range(n_sites), n_sites))
+    return graph
 
 
 def grid(n_sites: int) -> Graph:
@@ -129,11 +161,11 @@ def build(
     Parameters
     ----------
     topology : str, iterable of pairs, or networkx graph
-        One of `TOPOLOGIES`, the edges, or the graph.
+        One of `TOPOLOGIES`, the edges, or the graph. "auto" is a ring of up to 20 sites, and `cycles` of more.
     sites : sequence of hashable
         The sites, in the order in which a named topology lays them out.
     n_neighbors : int, default=4
-        For ring, random_regular, watts_strogatz; the mean for erdos_renyi.
+        For ring, cycles, random_regular, watts_strogatz; the mean for erdos_renyi.
     seed : int or None
         For the random topologies.
 
@@ -170,8 +202,12 @@ def add_edges(graph: Graph, edges: Iterable[Any]) -> None:
 
 def _named(name: str, n_sites: int, n_neighbors: int, seed: Any) -> Graph:
     match name:
+        case "auto":
+            return ring(n_sites, n_neighbors) if n_sites <= _MOST_ON_RING else cycles(n_sites, n_neighbors, seed=seed)
         case "ring":
             return ring(n_sites, n_neighbors)
+        case "cycles":
+            return cycles(n_sites, n_neighbors, seed=seed)
         case "complete":
             return nx.complete_graph(n_sites)
         case "grid":

@@ -15,7 +15,7 @@ class Block(NamedTuple):
     features. Arrays with an entry per output (responses, Z'y, right sides, coefficients, predictions) have the trailing
     axes of `y`: none for one output, ``(n_outputs,)`` for several. With one output the coefficients are therefore a
     vector of shape (n_features,), in memory, in messages and in files. With several outputs they are a matrix of shape
-    (n_features, n_outputs). Batches of systems (`dekrr.protocols.tuning`) have the axes of the batch in front, and
+    (n_features, n_outputs). Batches of systems (`dekrr.protocols.run`) have the axes of the batch in front, and
     always an axis of outputs at the end.
 
     Parameters

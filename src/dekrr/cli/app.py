@@ -11,52 +11,64 @@ from rich.markup import escape
 from ..errors import DekrrError, DekrrWarning
 from .lazy import lazy_app
 
+# Modules by name, imported when their command is called: the command line imports no annex.
 COMMANDS = {
-    "attack": ("attack:attack", "Play curious neighbours that want a site's rows, and print what they learn."),
+    "attack": (
+        "dekrr.lab.commands.attack:attack",
+        "Play curious neighbours that want a site's rows, and print what they learn.",
+    ),
     "bench": (
-        "bench:bench",
+        "dekrr.lab.commands.bench:bench",
         "Time fits against the paper's algorithm in plain numpy, scikit-learn, and the least time the processor needs.",
     ),
-    "demo": ("demo:demo", "Compare every method on ten sites, and draw the network."),
-    "fit": ("models:fit", "Train a model for every site in a table, and write the models to a folder."),
+    "compare": (
+        ".compare:compare",
+        "Compare what each site would do alone with what sites do together, and with all rows in one place.",
+    ),
+    "demo": (".demo:demo", "Compare every method on ten sites, and draw the network."),
+    "fit": (".models:fit", "Train a model for every site in a table, and write the models to a folder."),
     "predict": (
-        "predicting:predict",
+        ".predicting:predict",
         "Predict each row of a table by its site's model, or all rows by the mean of the models.",
     ),
     "serve": (
-        "serve:serve",
+        "dekrr.serving.commands:serve",
         "Serve predictions over HTTP; a newer model takes over without losing a request.",
     ),
-    "export": ("serve:export", "Write a model as an ONNX graph, which runs without dekrr."),
+    "export": ("dekrr.serving.commands:export", "Write a model as an ONNX graph, which runs without dekrr."),
     "score": (
-        "predicting:score",
+        ".predicting:score",
         "Measure the errors of models on a table: own and union relative squared error, and that of each site.",
     ),
     "inspect": (
-        "predicting:inspect",
+        ".predicting:inspect",
         "Show what is in model files: the site, the method, the settings and the columns.",
     ),
     "report": (
-        "report:report",
+        "dekrr.lab.commands.report:report",
         "Write one self-contained HTML page about results, with figures as files for papers, or about a mesh run.",
     ),
     "node": (
-        "node:node",
+        "dekrr.mesh.commands.node:node",
         "Take part in a run as one site, and write model.safetensors; or keep running, and train the approved studies.",
     ),
-    "up": ("up:up", "Run every site of a network as a process on this machine, and watch them in a table."),
-    "status": (
-        "node:status",
-        "Ask running sites for their state; this needs their keys, so each organisation can ask its own sites.",
+    "up": (
+        "dekrr.mesh.commands.up:up",
+        "Run every site of a network as a process on this machine, and watch them in a table.",
     ),
-    "docs": ("docs:docs", "Read the documentation in the terminal."),
-    "data": ("data:data", "List and download the data sets of the paper."),
-    "reproduce": ("reproduce:reproduce", "Reproduce the paper's tables and figures."),
-    "study": ("study:study_app", "Propose, approve and follow studies of standing sites."),
-    "audit": ("study:audit_app", "Check and read this site's audit trail."),
-    "relay": ("study:relay", "Relay frames between sites that accept no connections."),
-    "network": ("network:network_app", "Describe a network of sites and make its keys."),
-    "keys": ("network:keys_app", "Make this site's private key, or a token for callers."),
+    "status": (
+        "dekrr.mesh.commands.node:status",
+        "Print what running sites on this machine wrote about themselves a second ago.",
+    ),
+    "docs": (".docs:docs", "Read the documentation in the terminal."),
+    "data": (".data:data", "List and download the data sets of the paper."),
+    "reproduce": ("dekrr.lab.commands.reproduce:reproduce", "Reproduce the paper's tables and figures."),
+    "site": ("dekrr.mesh.commands.site:app", "Make the files of a standing site."),
+    "study": ("dekrr.mesh.commands.study:study_app", "Propose, approve and follow studies of standing sites."),
+    "audit": ("dekrr.mesh.commands.study:audit_app", "Check and read this site's audit trail."),
+    "relay": ("dekrr.mesh.commands.study:relay", "Relay frames between sites that accept no connections."),
+    "network": ("dekrr.mesh.commands.network:network_app", "Describe a network of sites and make its keys."),
+    "keys": ("dekrr.mesh.commands.network:keys_app", "Make this site's private key, or a token for callers."),
 }
 _EXTRAS = {
     "matplotlib": "plot",

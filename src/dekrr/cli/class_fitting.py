@@ -9,8 +9,9 @@ from rich.console import Console
 
 from ..errors import SettingsError, UnusableError
 from ..estimators import DeKRRClassifier
-from ..frames.kinds_of_columns import raw_of
-from ..rows.sources import open_source
+from ..estimators.base import keywords_of
+from ..tables.columns import raw_of
+from ..tables.sources import open_source
 from .class_scoring import ClassErrors, class_errors_on
 from .scoring import frame_of, parts_of
 
@@ -45,12 +46,8 @@ def fit_classes(
 
     Parameters
     ----------
-    data : Path
     target : list of str
         One column.
-    site : str
-    columns : list of str, optional
-    weight : str, optional
     share : float
         Of the rows of each site that are held out; 0 measures nothing.
     settings : dict
@@ -58,6 +55,9 @@ def fit_classes(
     """
     if len(target) > 1:
         raise SettingsError(f"the target has classes, so that there can be one: give --target {target[0]} alone")
+    if settings.get("transform") is not None:
+        raise SettingsError("classes are no numbers that could be changed for training: leave --transform out")
+    settings = {name: value for name, value in settings.items() if name != "transform"}
     if settings["network"] is not None:
         raise SettingsError("classes are fitted in one process: leave --network out")
     errors = None
@@ -85,7 +85,9 @@ def _joined(frames: Any) -> Any:
 def _fitted(
     frame: Any, target: str, site: str, columns: list[str] | None, weight: str | None, settings: dict[str, Any]
 ) -> DeKRRClassifier:
-    return DeKRRClassifier(**settings).fit(frame, target, sites=site, columns=columns, sample_weight=weight)
+    return DeKRRClassifier(**keywords_of(DeKRRClassifier, settings)).fit(
+        frame, target, sites=site, columns=columns, sample_weight=weight
+    )
 
 
 def tell_of_classes(classifier: DeKRRClassifier, out: Path, site: str, errors: ClassErrors | None) -> None:

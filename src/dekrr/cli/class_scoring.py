@@ -7,20 +7,15 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from ..class_model import SiteClassifier
 from ..errors import DataError
 from ..labels import factorise, names_of, places_of
-from ..rows.batches import Batch, inputs_of
+from ..model import SiteClassifier
+from ..tables.sources import Batch, inputs_of
 from .scoring import frame_of
 
 
 class ClassErrors:
-    """How many classes the models of all sites predict right, and their log loss, on rows that come in batches.
-
-    Parameters
-    ----------
-    models : mapping of site to SiteClassifier
-    """
+    """How many classes the models of all sites predict right, and their log loss, on rows that come in batches."""
 
     def __init__(self, models: Mapping[str, SiteClassifier]) -> None:
         self._models = models
@@ -43,8 +38,8 @@ class ClassErrors:
         truth = self._truth(frame[target].tolist(), batch, target)
         rows = inputs_of(batch, next(iter(self._models.values())).header.reading)
         figures = {name: _figures(model, rows, truth) for name, model in self._models.items()}
-        for name, each in figures.items():
-            self._union[name] += each.sum(axis=0)
+        for name, model in self._models.items():
+            self._union[name] += _figures(model.for_elsewhere(), rows, truth).sum(axis=0)
         if site is None:
             self._n_rows[""] += len(frame)
             return
@@ -79,6 +74,17 @@ class ClassErrors:
         """Return the mean over models of the accuracy and the log loss on all rows."""
         return np.asarray(np.mean(list(self._union.values()), axis=0) / self.n_rows)
 
+    def facts(self, *, own: bool) -> dict[str, Any]:
+        """Return the figures as JSON has them, in the form of `dekrr.cli.scoring.Errors.facts`."""
+        sites = {name: {"union": _named(sums / self.n_rows)} for name, sums in sorted(self._union.items())}
+        found: dict[str, Any] = {"measure": "accuracy and log loss", "rows": self.n_rows, "union": _named(self.union())}
+        if own:
+            found["own"] = _named(self.own())
+            for name, figures in sites.items():
+                n_rows = self._n_rows[name]
+                figures |= {"rows": n_rows, "own": _named(self._own[name] / n_rows) if n_rows else None}
+        return found | {"sites": sites}
+
     def table(self, title: str) -> Table:
         """Return the figures of all sites as a table for a terminal."""
         table = Table(title=title)
@@ -105,6 +111,10 @@ def _figures(model: SiteClassifier, rows: Any, truth: np.ndarray) -> np.ndarray:
     probabilities = model.probabilities_of(model.predict_encoded(rows))
     of_class = probabilities[np.arange(len(truth)), truth]
     return np.column_stack([np.argmax(probabilities, axis=1) == truth, -np.log(of_class)])
+
+
+def _named(figures: np.ndarray) -> Any:
+    return dict(zip(("accuracy", "log loss"), figures.tolist(), strict=True))
 
 
 def _whole(value: Any) -> str:

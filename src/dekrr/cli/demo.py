@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from ..metrics import rse
 from ..scaling import Scaling
 from ..settings import ALONE
 from ..types import Array
+from ..yardsticks import Task, best
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One line of the table; the yardsticks have neither a regressor nor predictions for other sites' rows."""
 
     method: str
-    regressor: Any
     own: float
-    union: float
     seconds: float
+    regressor: Any = None
+    union: float = np.nan
 
 
 def demo(
@@ -60,11 +61,13 @@ def demo(
     problem = _built_in(seed) if data is None else _from_file(data, data_dir, seed)
     console = Console()
     console.print(problem.title)
-    rows = _fit_all(problem, seed)
+    rows = [*_yardsticks(problem), *_fit_all(problem, seed)]
     console.print(_table(rows))
+    console.print(_meaning(*rows[:3]))
     console.print(
         "RSE: squared error over variance, on test rows. own: each row by its site's\nmodel; union: every site's "
-        "model on all rows, mean over sites. kB: sent by a site."
+        "model on all rows, mean over sites. kB: sent by a\nsite. alone: the best of mean, ridge and trees at each "
+        "site; pooled: the better\nof ridge and trees on all rows, which know the site."
     )
     console.print(f"picture: {_draw(problem, rows, out)}")
 
@@ -87,7 +90,7 @@ def _from_file(name: str, directory: Path | None, seed: int) -> Problem:
 def _methods(settings: dict[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
     shared = {**settings, "random_state": seed}
     exact = {key: value for key, value in shared.items() if key != "n_features"}
-    yield "DeKRR", estimators.DeKRRRegressor(n_features=shared["n_features"], random_state=seed)
+    yield "together: DeKRR", estimators.DeKRRRegressor(n_features=shared["n_features"], random_state=seed)
     yield "DeKRR alone, not tuned", estimators.DeKRRRegressor(**shared, **ALONE, consensus=1.0)
     yield (
         "DeKRR-DDRF (the paper)",
@@ -112,6 +115,31 @@ def _methods(settings: dict[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
     yield "centralised exact KRR", estimators.CentralizedKRR(**exact)
 
 
+def _yardsticks(problem: Problem) -> Iterator[Row]:
+    """Yield what the sites would have alone, and what a centre with all rows would have."""
+    (X, y, sites), (X_new, y_new, new_sites) = problem.train, problem.test
+    labels, numbers = np.unique(sites, return_inverse=True)
+    task = Task(X, y, np.random.default_rng(0).integers(5, size=len(y)), 0, numbers, len(labels))
+    new = np.searchsorted(labels, new_sites)
+    start = time.perf_counter()
+    alone = np.empty(len(y_new))
+    for number in range(len(labels)):
+        predict = best(replace(task.take(numbers == number), n_sites=1), mean=True)[1]
+        alone[new == number] = predict(X_new[new == number], new[new == number])
+    yield Row("alone", rse(y_new, alone), time.perf_counter() - start)
+    start = time.perf_counter()
+    pooled = best(task, mean=False)[1](X_new, new)
+    yield Row("pooled", rse(y_new, pooled), time.perf_counter() - start)
+
+
+def _meaning(alone: Row, pooled: Row, together: Row) -> str:
+    """Return in a line what the first figures say."""
+    gain = 1 - together.own / alone.own
+    joins = f"together these sites have {abs(gain):.0%} {'less' if gain > 0 else 'more'} own error than each alone"
+    more = pooled.own / together.own - 1
+    return f"{joins}; pooled rows, which no site would have, {abs(more):.0%} {'more' if more > 0 else 'less'}."
+
+
 def _fit_all(problem: Problem, seed: int) -> list[Row]:
     methods = list(_methods(problem.settings, seed))
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -127,7 +155,7 @@ def _fit_all(problem: Problem, seed: int) -> list[Row]:
                 regressor.fit(problem.train[0], problem.train[1], sites=problem.train[2])
             seconds = time.perf_counter() - start
             own, union = (regressor.rse(X, y, sites=sites, metric=metric) for metric in ("own", "union"))
-            rows.append(Row(method, regressor, own, union, seconds))
+            rows.append(Row(method, own, seconds, regressor, union))
             progress.advance(task)
     return rows
 
@@ -139,11 +167,11 @@ def _table(rows: list[Row]) -> Table:
     for row in rows:
         traffic = getattr(row.regressor, "traffic_", None)
         rounds = getattr(row.regressor, "n_rounds_", 0)
-        kilobytes = traffic.total_bytes / len(row.regressor.sites_) / 1e3 if traffic else 0
+        kilobytes = traffic.total_bytes / len(row.regressor.sites_) / 1e3 if traffic else 0.0
         table.add_row(
             row.method,
             f"{row.own:.3f}",
-            f"{row.union:.3f}",
+            "-" if np.isnan(row.union) else f"{row.union:.3f}",
             str(rounds) if rounds else "-",
             f"{kilobytes:.0f}" if kilobytes else "-",
             f"{row.seconds:.2f}",
@@ -157,7 +185,8 @@ def _draw(problem: Problem, rows: list[Row], out: Path) -> Path:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    ours, paper, local = rows[0], rows[2], next(row for row in rows if row.method.startswith("Local"))
+    shown = ("together", "DeKRR-DDRF", "Local")
+    ours, paper, local = (next(row for row in rows if row.method.startswith(name)) for name in shown)
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 5), layout="constrained")
     _draw_graph(left, ours.regressor, _per_site(ours.regressor, problem))
     _draw_convergence(middle, problem, ours.regressor)

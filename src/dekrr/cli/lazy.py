@@ -15,8 +15,9 @@ def lazy_app(commands: Mapping[str, tuple[str, str]], **settings: Any) -> typer.
     Parameters
     ----------
     commands : mapping of name to (home, about)
-        The home is "module:attribute". The module is relative to this package; the attribute is a function, or an
-        application with its own commands. The text about a command is one line, which the application's --help shows.
+        The home is "module:attribute". A module that begins with a dot is in this package; the attribute is a
+        function, or an application with its own commands. The text about a command is one line, which the
+        application's --help shows.
     **settings
         The settings of the application, as for `typer.Typer`.
     """
@@ -38,7 +39,7 @@ def _stand_in() -> None:
 
 def _imported(home: str, name: str) -> Any:
     module, attribute = home.split(":")
-    found = getattr(import_module(f".{module}", __package__), attribute)
+    found = getattr(import_module(module, __package__), attribute)
     if isinstance(found, typer.Typer):
         parent = typer.Typer()
         parent.add_typer(found, name=name)

@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +14,16 @@ from rich.table import Table
 
 from ..errors import DataError, PoorFitWarning, SettingsError
 from ..estimators import DeKRRRegressor
-from ..estimators.advice import advise
-from ..estimators.parameters import parameters_of
-from ..estimators.summary import share_in_words
+from ..estimators.base import keywords_of, parameters_of
+from ..estimators.model_set import advise, share_in_words
+from ..estimators.network import sites_of
 from ..model import SiteModel
-from ..rows.sources import open_source
 from ..settings import Entry, FeatureSettings, entries
+from ..tables.rows import Rows
+from ..tables.sources import open_source
 from .class_fitting import fit_classes, has_words, tell_of_classes
-from .outputs import not_left_empty, require_folder
+from .class_scoring import ClassErrors
+from .outputs import not_left_empty, print_json, require_folder, table_at
 from .ranks import NetworkOption, network_of
 from .scoring import Errors, errors_on, parts_of
 
@@ -29,6 +31,7 @@ SUFFIX = ".safetensors"
 _SETTINGS = {name: parameter.entry for name, parameter in parameters_of(DeKRRRegressor).items()}
 _SEED = entries(FeatureSettings)["seed"]
 _TUNED = ("sigma", "alpha", "consensus")
+_ROWS_AT_A_TIME = 4096
 
 
 def _option(entry: Entry, sentences: int | None = None) -> Any:
@@ -38,7 +41,7 @@ def _option(entry: Entry, sentences: int | None = None) -> Any:
 
 
 def fit(
-    data: Annotated[Path, typer.Argument(help="A CSV or Parquet file.")],
+    data: Annotated[Path, typer.Argument(help="A CSV or Parquet file; - reads standard input.")],
     target: Annotated[list[str], typer.Option(help="The column to predict; repeat the option for several.")],
     site: Annotated[str, typer.Option("--site", "--sites", help="The column that has the site of each row.")],
     out: Annotated[Path, typer.Option(help="The folder to write one model per site to.")],
@@ -64,6 +67,7 @@ def fit(
     shared: Annotated[str, _option(_SETTINGS["shared"])] = _SETTINGS["shared"].in_process,
     local: Annotated[str, _option(_SETTINGS["local"])] = _SETTINGS["local"].in_process,
     column_scales: Annotated[str, _option(_SETTINGS["column_scales"])] = _SETTINGS["column_scales"].in_process,
+    transform: Annotated[str, _option(_SETTINGS["transform"])] = "none",
     seed: Annotated[int, _option(_SEED)] = _SEED.in_process,
     force: Annotated[bool, typer.Option("--force", help="Replace models that are already there.")] = False,
     intervals: Annotated[
@@ -74,6 +78,7 @@ def fit(
         typer.Option("--classes", help="The target has classes even if it has numbers. Words are classes anyway."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     network: NetworkOption = "local",
 ) -> None:
     """Train a model for every site in a table, and write the models to a folder.
@@ -86,7 +91,9 @@ def fit(
     A target of words has classes: `dekrr predict` then adds the predicted class and the probability of each. Classes
     are learnt from a table that fits into memory.
     """
-    with network_of(network) as ranks, not_left_empty(out):
+    if str(data) == "-" and network != "local":
+        raise SettingsError("only one of several ranks has the standard input: give a file")
+    with network_of(network) as ranks, not_left_empty(out), table_at(data) as data:
         tells = ranks is None or ranks.rank == 0
         targets: Any = target[0] if len(target) == 1 else target
         for column in (*target, site, *([weight] if weight else [])):
@@ -110,6 +117,7 @@ def fit(
             "shared": _part("shared", shared),
             "local": _part("local", local),
             "column_scales": None if column_scales.lower() == "none" else _list("column-scales", column_scales),
+            "transform": None if transform.lower() == "none" else transform,
             "min_rows": min_rows,
             "random_state": seed,
             "verbose": 0 if quiet or not tells else 1,
@@ -120,24 +128,46 @@ def fit(
         if classes or has_words(data, target[0]):
             classifier, figures = fit_classes(data, target, site, wanted, weight, holdout, settings)
             _write(classifier.models_, out)
-            tell_of_classes(classifier, out, site, figures)
+            if as_json:
+                _print_json(classifier, out, figures)
+            else:
+                tell_of_classes(classifier, out, site, figures)
             return
         if holdout:
             try:
                 errors, tuned = _held_out(data, targets, site, wanted, weight, holdout, settings, tells=tells)
-            except DataError:  # a fit to the file itself tells its name, and rows as they are counted there
-                whole = DeKRRRegressor(**settings, intervals=False)
-                whole.fit(data, targets, sites=site, columns=wanted, sample_weight=weight)
+            except DataError:  # a look at the file itself tells its name, and rows as they are counted there
+                with suppress(_AllRead):
+                    look = _Reader(**keywords_of(_Reader, settings | {"verbose": 0, "network": None}))
+                    look.fit(data, targets, sites=site, columns=wanted, sample_weight=weight)
                 raise
             settings |= tuned
-        regressor = DeKRRRegressor(**settings, intervals=intervals)
+        regressor = DeKRRRegressor(**keywords_of(DeKRRRegressor, settings), intervals=intervals)
         with _without_advice(errors is not None or not tells):
             regressor.fit(data, targets, sites=site, columns=wanted, sample_weight=weight)
         if tells:
             _write(regressor.models_, out)
-            _summary(regressor, out, site, errors)
+            if as_json:
+                _print_json(regressor, out, errors)
+            else:
+                _summary(regressor, out, site, errors)
             if errors is not None:
                 advise(regressor, errors.own(), errors.union())
+
+
+class _AllRead(Exception):
+    """All rows of a table could be read."""
+
+
+class _Reader(DeKRRRegressor):
+    """Reads rows as a fit does, counts them, and trains nothing."""
+
+    def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        for site in sites_of(rows, self._graph(rows, seed)).values():
+            for _ in site.rows.blocks(_ROWS_AT_A_TIME):
+                pass
+            site.require_rows(self.min_rows)
+        raise _AllRead
 
 
 @contextmanager
@@ -169,7 +199,7 @@ def _held_out(
     tells: bool,
 ) -> tuple[Errors | None, dict[str, float]]:
     """Return the errors on held-out rows of a fit to the others, where they are told, and the tuned settings."""
-    trial = DeKRRRegressor(**settings, intervals=False)
+    trial = DeKRRRegressor(**keywords_of(DeKRRRegressor, settings), intervals=False)
     kept = parts_of(data, site, share, held_out=False)
     with _without_advice():
         trial.fit(kept, target, sites=site, columns=columns, sample_weight=weight)
@@ -255,6 +285,28 @@ def _summary(regressor: DeKRRRegressor, out: Path, site: str, errors: Errors | N
         f"{regressor.n_rounds_} rounds. Predict new rows with:"
     )
     console.print(f"dekrr predict {out} NEW.csv --site {site}", soft_wrap=True)
+
+
+def _print_json(fitted: Any, out: Path, errors: Errors | ClassErrors | None = None) -> None:
+    """Print what came of a fit as JSON: errors on rows that were held out, where they are known."""
+    found: dict[str, Any] = {
+        "folder": str(out),
+        "method": type(fitted).__name__,
+        "rounds": fitted.n_rounds_,
+        "settings": {name: getattr(fitted, f"{name}_") for name in _TUNED},
+        "sites": {str(label): {"rows": n_rows} for label, n_rows in fitted.n_rows_.items()},
+    }
+    if errors is not None:
+        found["held out"] = errors.facts(own=True)
+    for name, measured in (fitted.validation_ or {}).items():
+        found[f"second training, {name}"] = {
+            "rows": sum(measured.n_rows.values()),
+            "own": measured.mean_own,
+            "alone": measured.mean_alone,
+            "union": measured.mean_union,
+            "sites": {str(site): {"own": own, "alone": measured.alone.get(site)} for site, own in measured.own.items()},
+        }
+    print_json(found)
 
 
 def _measured(regressor: DeKRRRegressor, errors: Errors | None) -> tuple[str, dict[Hashable, tuple[int, float, float]]]:

@@ -1,6 +1,10 @@
-"""Where commands write: what is refused before any work is done, and tables that are written in batches."""
+"""Where commands read and write: standard input, what is refused before any work is done, tables in batches."""
 
+import json
+import math
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -11,9 +15,31 @@ import typer
 
 from ..disk import replacing
 from ..errors import DataError
-from ..rows.sources import PARQUET
+from ..tables.sources import PARQUET
 
 _TEXT = {".csv": ",", ".tsv": "\t"}
+_KINDS = {b"PAR1": ".parquet", b"\x1f\x8b": ".csv.gz"}
+STANDARD_INPUT = "standard input"
+
+
+@contextmanager
+def table_at(data: Path) -> Iterator[Path]:
+    """Give the file of a table; for "-", a temporary one with what standard input has: CSV, also packed, or Parquet."""
+    if str(data) != "-":
+        yield data
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        source = sys.stdin.buffer
+        start = source.read(4)
+        kind = next((kind for mark, kind in _KINDS.items() if start.startswith(mark)), ".csv")
+        path = Path(folder) / f"rows{kind}"
+        with path.open("wb") as file:
+            file.write(start)
+            shutil.copyfileobj(source, file)
+        try:
+            yield path
+        except DataError as error:
+            raise DataError(str(error).replace(str(path), STANDARD_INPUT)) from None
 
 
 def require_folder(out: Path) -> None:
@@ -60,6 +86,20 @@ def require_output(out: Path | None, *inputs: Path) -> None:
             raise DataError(f"{out} is the file that is read; write to another one")
     if not out.parent.is_dir():
         raise DataError(f"the folder {out.parent} of {out.name} does not exist")
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, which has no NaN and no infinities: null stands for them."""
+    typer.echo(json.dumps(_plain(value), indent=1, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    number = value.item() if hasattr(value, "item") else value
+    return None if isinstance(number, float) and not math.isfinite(number) else number
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """`dekrr predict`, `dekrr score` and `dekrr inspect`: what models say of new rows, how well, and what is in them."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,19 +9,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..class_model import SiteClassifier
 from ..errors import DataError, SettingsError
-from ..estimators.intervals import intervals_of, too_few
-from ..intervals import too_few_text
+from ..estimators.model_set import intervals_of, too_few, without_own
+from ..intervals import borrowed_text, too_few_text
 from ..labels import factorise, listed, names_of
-from ..model import SiteModel
-from ..model_file import load
-from ..rows.batches import inputs_of
-from ..rows.sources import open_source
+from ..model import SiteClassifier, SiteModel, load
+from ..tables.sources import inputs_of, open_source
 from ..types import Array
 from .class_scoring import class_errors_on
 from .models import SUFFIX, require_column
-from .outputs import require_output, table_writer
+from .outputs import STANDARD_INPUT, print_json, require_output, table_at, table_writer
 from .scoring import errors_on, frame_of
 
 Models = Annotated[
@@ -37,7 +33,7 @@ SiteColumn = Annotated[str | None, typer.Option("--site", "--sites", help="The c
 
 def predict(
     models: Models,
-    data: Annotated[Path, typer.Argument(help="A CSV or Parquet file of rows.")],
+    data: Annotated[Path, typer.Argument(help="A CSV or Parquet file of rows; - reads standard input.")],
     site: SiteColumn = None,
     out: Annotated[
         Path | None, typer.Option(help="Where to write, .csv, .tsv or .parquet; CSV to the terminal if left out.")
@@ -62,11 +58,14 @@ def predict(
         raise SettingsError(f'--unknown-sites is {unknown_sites!r}; it must be "error" or "mean"')
     if interval is not None and not 0 < interval < 1:
         raise SettingsError(f"--interval is {interval:g}; a coverage is between 0 and 1, for instance 0.9")
-    require_output(out, data, models)
+    require_output(out, *(path for path in (data, models) if str(path) != "-"))
     by_site = load_all(models)
     first = next(iter(by_site.values()))
     if interval is not None:
         _require_intervals(by_site)
+        borrowing = without_own(by_site)  # type: ignore[arg-type]
+        if borrowing:
+            typer.echo(f"note: {borrowed_text(borrowing)}", err=True)
         without = too_few(by_site, interval)  # type: ignore[arg-type]
         if without:
             typer.echo(f"note: {too_few_text(without, interval, 'the ends of these intervals are infinite')}", err=True)
@@ -74,7 +73,7 @@ def predict(
         note = f"each row is predicted by the mean of {len(by_site)} models; --site COLUMN uses each site's own model"
         typer.echo(f"note: {note}", err=True)
     n_rows = 0
-    with table_writer(out) as write:
+    with table_at(data) as data, table_writer(out) as write:
         for batch in open_source(data).read(None):
             rows = inputs_of(batch, next(iter(by_site.values())).header.reading)
             table = frame_of(batch)
@@ -153,11 +152,9 @@ def _add_classes(table: Any, column: str, found: Array, owners: np.ndarray, by_s
 
 
 def _require_intervals(by_site: dict[str, SiteModel]) -> None:
-    without = sorted(name for name, model in by_site.items() if model.calibration is None)
-    if without:
+    if all(model.calibration is None for model in by_site.values()):
         raise SettingsError(
-            f"the models of {listed(without)} have no intervals: `dekrr fit` without --no-intervals makes them, where "
-            "a site has enough rows"
+            f"the models of {listed(sorted(by_site))} have no intervals: `dekrr fit` without --no-intervals makes them"
         )
 
 
@@ -195,9 +192,12 @@ def _model_files(given: Path) -> list[Path]:
 
 def score(
     models: SeveralModels,
-    data: Annotated[Path, typer.Argument(help="A CSV or Parquet file of rows with their responses.")],
+    data: Annotated[
+        Path, typer.Argument(help="A CSV or Parquet file of rows with their responses; - reads standard input.")
+    ],
     target: Annotated[list[str], typer.Option(help="The column that was predicted; repeat the option for several.")],
     site: SiteColumn = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Measure the errors of models on a table: own and union relative squared error, and that of each site.
 
@@ -211,28 +211,40 @@ def score(
                 "some models predict classes and some numbers, or there are several targets: score models of one fit, "
                 "with the one column of classes"
             )
-        _score_classes(classifiers, data, target[0], site)
+        _score_classes(classifiers, data, target[0], site, as_json=as_json)
         return
-    errors = errors_on(by_site, open_source(data).read(None), target, site)
+    with table_at(data) as path:
+        errors = errors_on(by_site, open_source(path).read(None), target, site)
+    shown = data if path == data else STANDARD_INPUT
     if not errors.n_rows:
-        raise DataError(f"{data} has no rows to score")
+        raise DataError(f"{shown} has no rows to score")
+    if as_json:
+        print_json(errors.facts(own=site is not None))
+        return
     console = Console()
     if site is not None:
-        console.print(errors.table(f"{len(by_site)} models on {data}"))
+        console.print(errors.table(f"{len(by_site)} models on {shown}"))
         console.print(f"own RSE {errors.own():.4f}, union RSE {errors.union():.4f} on {errors.n_rows} rows")
     else:
         console.print(f"union RSE {errors.union():.4f} on {errors.n_rows} rows; --site COLUMN adds the own RSE")
 
 
-def _score_classes(models: dict[str, SiteClassifier], data: Path, target: str, site: str | None) -> None:
-    errors = class_errors_on(models, open_source(data).read(None), target, site)
+def _score_classes(
+    models: dict[str, SiteClassifier], data: Path, target: str, site: str | None, *, as_json: bool
+) -> None:
+    with table_at(data) as path:
+        errors = class_errors_on(models, open_source(path).read(None), target, site)
+    shown = data if path == data else STANDARD_INPUT
     if not errors.n_rows:
-        raise DataError(f"{data} has no rows to score")
+        raise DataError(f"{shown} has no rows to score")
+    if as_json:
+        print_json(errors.facts(own=site is not None))
+        return
     console = Console()
     words = "{} accuracy {:.4f} and log loss {:.4f}"
     union = words.format("union", *errors.union())
     if site is not None:
-        console.print(errors.table(f"{len(models)} models on {data}"))
+        console.print(errors.table(f"{len(models)} models on {shown}"))
         console.print(f"{words.format('own', *errors.own())}, {union} on {errors.n_rows} rows")
     else:
         console.print(f"{union} on {errors.n_rows} rows; --site COLUMN adds those of each row's own site")
@@ -245,7 +257,7 @@ def inspect(
     """Show what is in model files: the site, the method, the settings and the columns."""
     by_site = load_all(*models)
     if as_json:
-        typer.echo(json.dumps([_facts(model) for model in by_site.values()], indent=1))
+        print_json([_facts(model) for model in by_site.values()])
         return
     console = Console()
     described = [_facts(model) for model in by_site.values()]
@@ -283,6 +295,7 @@ def _facts(model: SiteModel) -> dict[str, Any]:
         "intervals": model.calibration is not None,
         "scaled": header.scaled,
         "privacy": None if header.privacy is None else msgspec.to_builtins(header.privacy),
+        **({"must stay at its site": True} if model.stays_home else {}),
         "target": ", ".join(header.targets or []),
         **({} if header.classes is None else {"classes": header.classes}),
         "format version": header.version,
@@ -299,7 +312,7 @@ def _columns(model: SiteModel) -> list[dict[str, Any]]:
         return [
             {
                 "column": column.name,
-                "kind": column.kind,
+                "kind": "left out" if column.kind == "none" else column.kind,
                 "becomes": ", ".join(column.names_out[:8]) + (", ..." if len(column.names_out) > 8 else ""),
                 "fill": f"{column.fill:.4g}" if column.kind in ("number", "boolean", "datetime") else "",
             }

@@ -16,7 +16,6 @@ def progress_of(name: str, total: int) -> Iterator[Callable[[int, str], None]]:
 
     Parameters
     ----------
-    name : str
     total : int
         The number of parts.
     """

@@ -11,8 +11,7 @@ from rich.table import Table
 from ..errors import DataError
 from ..labels import factorise, names_of, places_of
 from ..model import SiteModel
-from ..rows.batches import Batch, inputs_of
-from ..rows.sources import open_source
+from ..tables.sources import Batch, inputs_of, open_source
 from ..types import Array
 
 _FEW = 20  # the first rows of a site, which are never held out
@@ -45,12 +44,7 @@ def parts_of(data: Path, site: str, share: float, *, held_out: bool) -> Callable
 
 
 class Errors:
-    """Squared errors of the models of all sites on rows that come in batches.
-
-    Parameters
-    ----------
-    models : mapping of site to SiteModel
-    """
+    """Squared errors of the models of all sites on rows that come in batches."""
 
     def __init__(self, models: Mapping[str, SiteModel]) -> None:
         self._models = models
@@ -72,17 +66,18 @@ class Errors:
         if first.n_outputs != len(targets):
             raise DataError(f"the models predict {first.n_outputs} columns, not {len(targets)}: give --target for each")
         rows = inputs_of(batch, first.header.reading)
-        predictions = {name: model.predict_encoded(rows).reshape(truth.shape) for name, model in self._models.items()}
-        for name, prediction in predictions.items():
+        for name, model in self._models.items():
+            prediction = model.predict_encoded(rows, elsewhere=True).reshape(truth.shape)
             self._union[name] = self._union[name] + np.sum((prediction - truth) ** 2, axis=0)
         if site is None:
             self._truths[""].append(truth)
             return
         labels, index = factorise(frame[site], len(frame))
         for name, own in zip(names_of(labels), places_of(index, len(labels)), strict=True):
-            if name not in predictions:
+            if name not in self._models:
                 raise DataError(f"no model for site {name!r}; there are {sorted(self._models)}")
-            self._own[name] = self._own[name] + np.sum((predictions[name][own] - truth[own]) ** 2, axis=0)
+            prediction = self._models[name].predict_encoded(rows[own]).reshape(truth[own].shape)
+            self._own[name] = self._own[name] + np.sum((prediction - truth[own]) ** 2, axis=0)
             self._truths[name].append(truth[own])
 
     @property
@@ -109,6 +104,17 @@ class Errors:
     def of_model(self, name: str) -> float:
         """Return the relative squared error of a site's model on the rows of all sites."""
         return float(np.mean(self._union[name] / _spread(part for parts in self._truths.values() for part in parts)))
+
+    def facts(self, *, own: bool) -> dict[str, Any]:
+        """Return the errors as JSON has them: RSE over all rows and of each site, `own` ones only where asked for."""
+        sites: dict[str, dict[str, Any]] = {name: {"union": self.of_model(name)} for name in sorted(self._models)}
+        found: dict[str, Any] = {"measure": "RSE", "rows": self.n_rows, "union": self.union()}
+        if own:
+            found["own"] = self.own()
+            for name, errors in sites.items():
+                n_rows, error = self.of_site(name)
+                errors |= {"rows": n_rows, "own": None if np.isnan(error) else error}
+        return found | {"sites": sites}
 
     def table(self, title: str) -> Table:
         """Return the errors of all sites as a table for a terminal."""

@@ -1,8 +1,7 @@
 """Data to try dekrr on, synthetic or from files, and partitions of rows over sites."""
 
 from .catalogue import CATALOGUE
-from .fetching import fetch
-from .files import Dataset, load, read_table
+from .loading import Dataset, fetch, load, read_table
 from .partitions import by_column, by_norm, by_response, dirichlet, halves, iid, imbalanced, partition
 from .pictures import draw_sites
 from .splits import Split, authors_split

@@ -20,7 +20,7 @@ STATIONS = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class DataSource:
     """One data set.
 
     Parameters
@@ -61,8 +61,8 @@ class Entry:
 _UCI = "https://archive.ics.uci.edu/static/public"
 _BUZZ = f"{_UCI}/248/buzz+in+social+media.zip"
 
-CATALOGUE: Mapping[str, Entry] = {
-    "houses": Entry(
+CATALOGUE: Mapping[str, DataSource] = {
+    "houses": DataSource(
         title="Houses",
         n_rows=20640,
         n_columns=8,
@@ -73,7 +73,7 @@ CATALOGUE: Mapping[str, Entry] = {
         sha256="aaa5c9a6afe2225cc2aed2723682ae403280c4a3695a2ddda4ffb5d8215ea681",
         note="California housing, 1990 census; 965 responses are capped at 500001",
     ),
-    "airquality": Entry(
+    "airquality": DataSource(
         title="Air Quality",
         n_rows=9357,
         n_columns=13,
@@ -83,7 +83,7 @@ CATALOGUE: Mapping[str, Entry] = {
         means=(974.9515336112001, 377.39184028981737),
         note="-200 means missing and is left in, as in the paper; the response is PT08.S5(O3)",
     ),
-    "energy": Entry(
+    "energy": DataSource(
         title="Energy",
         n_rows=19735,
         n_columns=27,
@@ -93,7 +93,7 @@ CATALOGUE: Mapping[str, Entry] = {
         means=(97.6949581960983, 55.65376938994655),
         note="a series of ten-minute steps; columns rv1 = rv2 are noise",
     ),
-    "twitter": Entry(
+    "twitter": DataSource(
         title="Twitter",
         n_rows=583250,
         n_columns=77,
@@ -102,7 +102,7 @@ CATALOGUE: Mapping[str, Entry] = {
         members=("Twitter.data",),
         note="the paper took 98704 rows and does not say which",
     ),
-    "twitter13813": Entry(
+    "twitter13813": DataSource(
         title="Twitter (13813 rows)",
         n_rows=13813,
         n_columns=77,
@@ -112,7 +112,7 @@ CATALOGUE: Mapping[str, Entry] = {
         means=(354.6679215232028, 69.83280089941246),
         note="a part of Twitter: 13813 rows where the paper has 98704",
     ),
-    "tomshardware": Entry(
+    "tomshardware": DataSource(
         title="Tom's Hardware",
         n_rows=28179,
         n_columns=96,
@@ -122,7 +122,7 @@ CATALOGUE: Mapping[str, Entry] = {
         means=(3486.4410199084423, 279.0639259080129),
         note="28179 rows; the paper's 29179 is a slip. One row in a hundred holds 72 % of the response's variance",
     ),
-    "wave": Entry(
+    "wave": DataSource(
         title="Wave",
         n_rows=54007,
         n_columns=148,
@@ -131,7 +131,7 @@ CATALOGUE: Mapping[str, Entry] = {
         members=("WEC_Perth_49.csv", "WEC_Sydney_49.csv"),
         note="the two files of 49 buoys, the ones with 148 columns; the paper says 63600 rows",
     ),
-    "beijing12": Entry(
+    "beijing12": DataSource(
         title="Beijing, twelve stations",
         n_rows=382168,
         n_columns=14,

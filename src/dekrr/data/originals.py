@@ -12,8 +12,8 @@ import numpy as np
 
 from ..errors import DataError
 from ..rules import is_number
-from .catalogue import Entry
-from .files import Dataset, import_pandas
+from .catalogue import DataSource
+from .loading import Dataset, import_pandas
 
 _ARCHIVES = (".zip", ".tgz", ".tar.gz", ".tar")
 _HOUSES = (
@@ -31,14 +31,13 @@ _BUZZ_TWITTER = ["NCD", "AI", "AS_NA", "BL", "NAC", "AS_NAC", "CS", "AT", "NA", 
 _BUZZ_TOMS = ["NCD", "BL", "NAD", "AI", "NAC", "ND", "CS", "AT", "NA", "ADL", "AS_NA", "AS_NAC"]
 
 
-def read_original(name: str, entry: Entry, folder: Path) -> Dataset | None:
+def read_original(name: str, entry: DataSource, folder: Path) -> Dataset | None:
     """Return the data set from its original files in `folder`, or None if there are none.
 
     Parameters
     ----------
     name : str
         A name of the catalogue.
-    entry : Entry
     folder : Path
         This folder and its subfolders are searched for the entry's archive and for its unpacked members.
     """
@@ -56,7 +55,7 @@ def read_original(name: str, entry: Entry, folder: Path) -> Dataset | None:
     return Dataset(name, table.to_numpy(dtype=np.float64), y, tuple(map(str, table.columns)), sites)
 
 
-def _find(folder: Path, entry: Entry) -> Iterator[tuple[str, bytes]]:
+def _find(folder: Path, entry: DataSource) -> Iterator[tuple[str, bytes]]:
     """Yield the name and content of each member: from unpacked files, or, if there are none, from the archive."""
     wanted = [path for path in sorted(folder.rglob("*")) if path.is_file() and _is_member(path.name, entry)]
     if wanted:
@@ -67,11 +66,11 @@ def _find(folder: Path, entry: Entry) -> Iterator[tuple[str, bytes]]:
         yield from _unpack(archive.name, archive.read_bytes(), entry)
 
 
-def _is_member(name: str, entry: Entry) -> bool:
+def _is_member(name: str, entry: DataSource) -> bool:
     return any(fnmatch.fnmatch(Path(name).name, pattern) for pattern in entry.members)
 
 
-def _unpack(name: str, data: bytes, entry: Entry) -> Iterator[tuple[str, bytes]]:
+def _unpack(name: str, data: bytes, entry: DataSource) -> Iterator[tuple[str, bytes]]:
     """Yield the members in an archive, and in archives inside it."""
     for inner, content in _contents(name, data):
         if inner.endswith(_ARCHIVES):

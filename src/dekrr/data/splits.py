@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..types import Array
-from .files import data_directory
+from .loading import data_directory
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,40 +45,46 @@ class Split:
         return int(self.sites.max()) + 1
 
 
-def authors_split(name: str, directory: str | os.PathLike[str] | None = None) -> Split:
-    """Return the authors' own split of a data set, from ``splits/NAME-by-response.npz``.
+AUTHORS_FILES = {"response": "by-response", "norm": "by-norm", "imbalanced": "imbalanced", "per-site": "per-site"}
+"""How the authors' file of each division is called: by |y|, by |x|, of unequal sites, and with each site's error."""
+
+
+def authors_split(name: str, directory: str | os.PathLike[str] | None = None, division: str = "response") -> Split:
+    """Return the authors' own split of a data set, as from ``splits/NAME-by-response.npz``.
 
     Parameters
     ----------
-    name : str
     directory : path-like, optional
         The environment variable ``DEKRR_DATA`` by default.
+    division : {"response", "norm", "imbalanced", "per-site"}
+        How the authors divided the rows over sites.
     """
-    path = _path(name, data_directory(directory, f"the authors' split of {name}"))
+    path = _path(name, data_directory(directory, f"the authors' split of {name}"), division)
     if not path.exists():
-        there = ", ".join(file.name.split("-by-")[0] for file in sorted(path.parent.glob("*-by-response.npz")))
+        ending = f"-{AUTHORS_FILES[division]}.npz"
+        there = ", ".join(file.name.removesuffix(ending) for file in sorted(path.parent.glob(f"*{ending}")))
         raise DataError(f"{path} does not exist; there are splits of {there or 'no data set'}")
     with np.load(path, allow_pickle=False) as file:
         n_sites = int(file["n_nodes"])
         train, test = (_joined(file, kind, n_sites) for kind in ("train", "test"))
-        n_features = file["n_features"].astype(float)
+        n_features = np.atleast_1d(file["n_features"]).astype(float)
         results = {"DeKRR-DDRF": "dekrr_rse", "DKLA": "dkla_rse"}
         return Split(
             *train,
             *test,
             n_neighbors=int(file["n_neighbors"]),
             kernel=(float(file["sigma"]), float(file["alpha"])),
-            authors={method: np.column_stack([n_features, file[key]]) for method, key in results.items()},
+            authors={m: np.column_stack([n_features, file[key]]) for m, key in results.items() if key in file},
         )
 
 
-def has_authors_split(name: str, directory: str | os.PathLike[str] | None = None) -> bool:
+def has_authors_split(name: str, directory: str | os.PathLike[str] | None = None, division: str = "response") -> bool:
     """Return whether the authors' split of a data set is in the data directory."""
-    return _path(name, data_directory(directory, f"the authors' split of {name}")).exists()
+    return _path(name, data_directory(directory, f"the authors' split of {name}"), division).exists()
 
 
-def _path(name: str, directory: Path) -> Path:
-    return directory / "splits" / f"{name}-by-response.npz"
+def _path(name: str, directory: Path, division: str) -> Path:
+    return directory / "splits" / f"{name}-{AUTHORS_FILES[division]}.npz"
 
 
 def _joined(file: Any, kind: str, n_sites: int) -> tuple[Array, Array, np.ndarray]:

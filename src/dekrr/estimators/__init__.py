@@ -1,29 +1,33 @@
 """The scikit-learn front door: fit on rows with a site label each, and get a model per site.
 
-`base` has the shape that all regressors share, `streams` and `arrays` where their rows come from, `parameters` their
-defaults, checks and documentation from the table of settings. `choosing` says which features sites choose, `network`
-makes sites of rows and has a network run them, `procedures` has what the sites run, and `updates` how a trained network
-goes on. `dekrr` and `baselines` are the regressors.
+- `base`: the shape that all regressors share, and their parameters from the table of settings.
+- `tables`: the front door's tables, rows in arrays and from sources, and mistakes in them.
+- `network`: sites of rows, what they run, which features they choose, and the network that drives them.
+- `model_set`: the models of all sites, their errors and intervals, and the summary of a fit.
+- `dekrr`, `classifier`, `baselines`: the estimators. Each is imported when it is first used.
 """
 
-from .baselines import (
-    AllReduceRegressor,
-    CentralizedKRR,
-    CentralizedRFF,
-    COKERegressor,
-    DKLARegressor,
-    LocalRegressor,
-)
-from .classifier import DeKRRClassifier
-from .dekrr import DeKRRRegressor
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "AllReduceRegressor",
-    "COKERegressor",
-    "CentralizedKRR",
-    "CentralizedRFF",
-    "DKLARegressor",
-    "DeKRRClassifier",
-    "DeKRRRegressor",
-    "LocalRegressor",
-]
+if TYPE_CHECKING:
+    from .baselines import AllReduceRegressor as AllReduceRegressor
+    from .baselines import CentralizedKRR as CentralizedKRR
+    from .baselines import CentralizedRFF as CentralizedRFF
+    from .baselines import COKERegressor as COKERegressor
+    from .baselines import DKLARegressor as DKLARegressor
+    from .baselines import LocalRegressor as LocalRegressor
+    from .classifier import DeKRRClassifier as DeKRRClassifier
+    from .dekrr import DeKRRRegressor as DeKRRRegressor
+
+_BASELINES = ["AllReduceRegressor", "COKERegressor", "CentralizedKRR", "CentralizedRFF", "DKLARegressor"]
+_HOMES = dict.fromkeys([*_BASELINES, "LocalRegressor"], "baselines")
+_HOMES |= {"DeKRRClassifier": "classifier", "DeKRRRegressor": "dekrr"}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

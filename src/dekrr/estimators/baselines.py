@@ -11,14 +11,23 @@ from ..errors import SettingsError
 from ..kernel_model import KernelModel
 from ..kernels import make_kernel, name_of
 from ..labels import listed, names_of
-from ..rows import ChainedRows, Rows
-from ..settings import AllReduceSettings, DKLASettings, FeatureSettings, GuardSettings, SharedSettings
-from .base import SiteRegressor
-from .choosing import Choosing
-from .features import FeatureRegressor, NetworkRegressor
-from .network import are_weighted
-from .parameters import estimator, setting, settings_of
-from .procedures import scaling_of, train_allreduce, train_dkla
+from ..settings import (
+    GRIDS_ALONE,
+    AllReduceSettings,
+    AloneSettings,
+    DeKRRSettings,
+    DKLASettings,
+    FeatureSettings,
+    GuardSettings,
+    SharedSettings,
+    grid_of,
+    is_auto,
+)
+from ..tables.rows import ChainedRows, Rows
+from .base import FeatureRegressor, NetworkRegressor, SiteRegressor, estimator, setting, settings_of
+from .network import Choosing, are_weighted, scaling_of, train_allreduce, train_alone, train_dkla, tuning_of
+
+_FOLDS = 5  # of the rows of a site that chooses its settings alone
 
 
 @estimator
@@ -107,7 +116,7 @@ class AllReduceRegressor(NetworkRegressor):
 
 @estimator
 class LocalRegressor(FeatureRegressor):
-    """No exchange at all: every site alone with its rows, its features and its scaling.
+    """No exchange at all: every site alone with its rows, its features, its scaling and its choice of settings.
 
     Here `min_rows` is only for dealing rows out when `fit` is given no sites.
 
@@ -115,16 +124,33 @@ class LocalRegressor(FeatureRegressor):
     ----------
     models_, sites_, graph_, n_rows_, n_rounds_, objective_, history_, traffic_
         As in `DeKRRRegressor`; the graph has no edges.
+    sigma_, alpha_ : dict of site to float
+        The values used: those given, or those that the site chose.
     """
 
+    alpha: Any = setting(AloneSettings, "alpha")
+    sigma: Any = setting(AloneSettings, "sigma")
     n_features: Any = setting(FeatureSettings, "n_features")
     features: Any = setting(FeatureSettings, "features")
 
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
         choosing = Choosing.of(self)
-        training = train_allreduce(settings_of(self, AllReduceSettings, weighted=are_weighted(rows)))
-        run = self._train(rows, _without_edges(rows), seed, training, choosing)
-        self._keep(run, choosing.kernel_name(), choosing.sigmas()[0])
+        given = {"sigma": choosing.setting("sigma"), "alpha": self.alpha}
+        grids = {name: GRIDS_ALONE[name] if is_auto(value) else grid_of(name, value) for name, value in given.items()}
+        sigma, alpha = grids["sigma"][0], grids["alpha"][0]
+        tuning = tuning_of({**grids, "consensus": (1.0,)}, folds=_FOLDS, prediction="own")
+        weighted = are_weighted(rows)
+        training = train_alone(
+            settings_of(self, AllReduceSettings, alpha=alpha, weighted=weighted),
+            settings_of(self, DeKRRSettings, alpha=alpha, weighted=weighted),
+            tuning,
+        )
+        trainings = 1 if tuning is None else 1 + len(tuning.sigmas) * tuning.folds
+        run = self._train(rows, _without_edges(rows), seed, training, choosing, trainings=trainings)
+        self._keep(run, choosing.kernel_name(), sigma)
+        tuned = {label: outcome.tuned for label, outcome in run.outcomes.items()}
+        self.sigma_ = {label: sigma if found is None else found.sigma for label, found in tuned.items()}
+        self.alpha_ = {label: alpha if found is None else found.alpha for label, found in tuned.items()}
 
 
 @estimator

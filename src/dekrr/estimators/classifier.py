@@ -10,27 +10,27 @@ from sklearn.metrics import accuracy_score, log_loss
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from ..class_model import SiteClassifier, margins, uncalibrated
 from ..classes import codes, scores
 from ..errors import DataError, SettingsError, warn
-from ..frames import is_frame
-from ..frames.kinds_of_columns import is_missing
 from ..intervals import too_few_text
 from ..labels import factorise
+from ..model import SiteClassifier, margins, uncalibrated
 from ..protocols.calibration import keep_classes
+from ..settings import EstimatorSettings
+from ..tables.columns import is_frame, is_missing
 from ..types import Array
-from . import arrays, frames, streams
-from .base import unchanged_by_failure
+from . import base, tables
+from .base import estimator, setting, unchanged_by_failure
 from .dekrr import DeKRRRegressor
-from .leaks import tell_of_leaks
+from .model_set import FitSummary, matrix_of_errors, summary_of
 from .network import Run
-from .parameters import estimator
-from .summary import FitSummary, summary_of
+from .tables import tell_of_leaks
 
 _NOT_OF_CLASSES = ("intervals",)
+_OF_CLASSES = ("classes",)
 _FROM_REGRESSOR = (
     *("sites_", "graph_", "n_rows_", "n_rounds_", "traffic_", "sigma_", "alpha_", "consensus_"),
-    *("tuning_", "validation_", "column_scales_"),
+    *("tuning_", "validation_", "left_out_", "contributions_", "column_scales_"),
 )
 
 
@@ -54,12 +54,15 @@ _OfCodes.__name__ = "DeKRRClassifier"  # in messages and in the headers of model
 
 
 def _with_parameters(kind: type[Any]) -> Any:
-    """Give a classifier the parameters of the regressor, but for those that make no sense for classes."""
+    """Give a classifier the parameters of the regressor, but for those that make no sense for classes, and its own."""
     kind.__annotations__ = dict(getattr(kind, "__annotations__", {}))
     for each in fields(DeKRRRegressor):
         if each.name not in _NOT_OF_CLASSES:
             kind.__annotations__[each.name] = Any
             setattr(kind, each.name, field(default=each.default, metadata=each.metadata))
+    for name in _OF_CLASSES:
+        kind.__annotations__[name] = Any
+        setattr(kind, name, setting(EstimatorSettings, name))
     return estimator(kind)
 
 
@@ -84,7 +87,9 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     validation_ : dict of str to HeldOutErrors, or None
         Under "accuracy" and "log loss", those of a second training on the rows that it left out. The probabilities were
         calibrated on the same rows.
-    sites_, graph_, n_rows_, n_rounds_, traffic_, sigma_, alpha_, consensus_, tuning_, column_scales_
+    sites_, graph_, n_rows_, n_rounds_, traffic_, sigma_, alpha_, consensus_, tuning_, left_out_, contributions_
+        As in `DeKRRRegressor`.
+    column_scales_ : ndarray of shape (n_columns,)
         As in `DeKRRRegressor`.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
@@ -131,30 +136,48 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise DataError("DeKRRClassifier requires y to be passed, but the target y is None")
         target = y if isinstance(y, str) else None
         if is_frame(X):
-            X, y, sites, sample_weight = frames.named(X, y, sites, columns, sample_weight)
-            X = frames.with_words_as_names(X)
+            X, y, sites, sample_weight = tables.named(X, y, sites, columns, sample_weight)
+            X = tables.with_words_as_names(X)
             tell_of_leaks(X, y, None)
-        elif streams.trains_from_sources(X, y):
+        elif tables.trains_from_sources(X, y):
             raise DataError(
                 "a classifier takes arrays and frames, not files or mappings: read them into one frame first, as in "
                 'fit(pandas.read_csv(path), "kind", sites="station")'
             )
         y = column_or_1d(y, warn=True)
         _refuse_bad_classes(y)
-        weights = arrays.weights_of(sample_weight, len(y))
+        weights = tables.weights_of(sample_weight, len(y))
         counted = y if weights is None else y[weights > 0]
+        base.check(self)
         with unchanged_by_failure(self):
-            self.classes_ = np.unique(counted)
+            self.classes_ = self._classes_of(counted)
             if len(self.classes_) < 2:
                 there = f"one class, {self.classes_.tolist()[0]!r}" if len(self.classes_) else "no row, and so no class"
                 raise DataError(f"there is {there}: a classifier needs rows of at least two classes")
             places = np.searchsorted(self.classes_, y)
             places = np.minimum(places, len(self.classes_) - 1)  # classes of rows of weight 0 alone
-            self.regressor_ = _OfCodes(**self.get_params(deep=False))
+            given = self.get_params(deep=False)
+            self.regressor_ = _OfCodes(**{name: given[name] for name in given if name not in _OF_CLASSES})
             self.regressor_.fit(X, codes(places, len(self.classes_)), sites, sample_weight=weights)
             self._target = target
             self._keep()
         return self
+
+    def _classes_of(self, y: np.ndarray) -> np.ndarray:
+        """Return the classes in their order: those that are named, or else those of rows."""
+        found = np.unique(y)
+        if self.classes is None:
+            if self.privacy is not None:
+                raise SettingsError(
+                    "with privacy, name the classes, as in classes=['no', 'yes']: a class that one row alone has would "
+                    "show in the models, and the budget does not pay for that"
+                )
+            return found
+        named = np.unique(np.asarray(self.classes))
+        unknown = sorted(set(found.tolist()) - set(named.tolist()), key=str)
+        if unknown:
+            raise DataError(f"rows have the classes {unknown}, which are not among classes={named.tolist()}")
+        return named
 
     def _keep(self) -> None:
         """Set what came of the regressor's training."""
@@ -305,20 +328,46 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, y, sites, sample_weight = self._named(X, y, sites, sample_weight)
         if metric == "own":
             return self._measured(y, self._found(X, sites)[1], loss, sample_weight)
-        found = [model.predict_proba(X) for model in self.models_.values()]
+        found = [model.predict_proba(X, elsewhere=True) for model in self.models_.values()]
         return float(np.mean([self._measured(y, each, loss, sample_weight) for each in found]))
 
-    def _named(self, X: Any, y: Any, sites: Any, weight: Any) -> frames.Named:
+    def cross_site_errors(self, X: Any, y: Any, sites: Any) -> Any:
+        """Return the log loss of each site's model on each site's rows; see `DeKRRRegressor.cross_site_errors`.
+
+        Parameters
+        ----------
+        X : frame, or array-like of shape (n_rows, n_columns)
+        y : array-like of shape (n_rows,), or str
+        sites : array-like of shape (n_rows,), or str
+
+        Returns
+        -------
+        frame of shape (n_sites, n_sites)
+            Rows are models, columns are the sites of rows.
+        """
+        check_is_fitted(self)
+        X, y, sites, _ = self._named(X, y, sites, None)
+        y, encoded = np.asarray(y), self.regressor_._checked(X)
+
+        def error_of(rows: np.ndarray, model: SiteClassifier, X: Array, *, elsewhere: bool) -> float:
+            calibration = model.class_calibration.elsewhere if elsewhere else None
+            platt = (calibration or model.class_calibration).platt
+            found = platt.probabilities(scores(model.predict_encoded(X[rows], elsewhere=elsewhere)))
+            return self._measured(y[rows], found, "log_loss", None)
+
+        return matrix_of_errors(self.models_, encoded, sites, error_of)
+
+    def _named(self, X: Any, y: Any, sites: Any, weight: Any) -> tables.Named:
         """Return rows, and as arrays what was given by the names of a frame's columns."""
         check_is_fitted(self)
         if is_frame(X) and any(isinstance(given, str) for given in (y, sites, weight)):
             known = [str(name) for name in self.feature_names_in_] if hasattr(self, "feature_names_in_") else None
-            return frames.named(X, y, sites, known, weight)
+            return tables.named(X, y, sites, known, weight)
         if isinstance(y, str):
             raise DataError(
                 f"y={y!r} is the name of a column, but the rows are not a frame: give the class of every row"
             )
-        return frames.Named(X, y, sites, weight)
+        return tables.Named(X, y, sites, weight)
 
     def _measured(self, y: Any, probabilities: Array, loss: str, weight: Any) -> float:
         if loss == "log_loss":

@@ -1,24 +1,36 @@
 """The regressor of the paper's method, DeKRR-DDRF."""
 
-from collections.abc import Hashable, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
+import networkx as nx
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from ..errors import DataError, SettingsError, warn
-from ..labels import listed
-from ..privacy.odometer import PROCESS
-from ..protocols.calibration import keep_intervals
+from ..labels import NAME, listed, names_with, remedy
+from ..networks.base import Connect
+from ..privacy.admission import learn, lone_rows
+from ..protocols.calibration import keep_intervals, refusal_of_second
+from ..protocols.choosing import choose_alone
+from ..protocols.looking import Contribution
+from ..protocols.outcome import Outcome
+from ..protocols.shared_part import bandwidth_of
+from ..protocols.site import Site
 from ..protocols.training import SecondTraining
-from ..rows import Rows
+from ..selection import Chooser
 from ..settings import (
+    ALONE,
+    DEPLOYED,
     GRIDS,
+    PRIVATE,
     WITH_SHARED,
     DeKRRSettings,
+    DifferentialPrivacy,
     EstimatorSettings,
     FeatureSettings,
     GuardSettings,
@@ -28,19 +40,332 @@ from ..settings import (
     grid_with_parts,
     is_auto,
     parts_of,
+    private_sigma,
 )
+from ..tables.columns import Columns
+from ..tables.rows import ArrayRows, ChainedRows, ForgottenRows, Rows, Weighed
+from ..tables.sources import count_of
+from ..topology import add_edges, build
 from ..types import Array
-from . import parameters
-from .base import unchanged_by_failure
-from .choosing import Choosing
-from .deployment import Verdict, deployed, judge, refusal, ruled, with_rules
-from .features import NetworkRegressor
-from .network import Run, are_weighted, sites_of
-from .parameters import estimator, setting, settings_of
-from .procedures import train_parts, tuning_of
-from .ranks import RowsElsewhere
-from .updates import Standing, go_on
-from .validation import HeldOutErrors, validate
+from . import base, network
+from .base import NetworkRegressor, estimator, setting, settings_of, unchanged_by_failure
+from .looking import Sifted, alone, sift
+from .model_set import HeldOutErrors, validate
+from .network import (
+    Choosing,
+    RowsElsewhere,
+    Run,
+    Training,
+    are_weighted,
+    refuse_other_sites,
+    scaling_of,
+    sites_of,
+    train_parts,
+    tuning_of,
+    update_dekrr,
+)
+
+
+class Verdict(NamedTuple):
+    """What a deployment would say of a site.
+
+    Parameters
+    ----------
+    n_withheld : int
+        Rows that stand alone, and would be in no sum that leaves the site.
+    reason : str
+        Why the site would be refused; empty where it would not.
+    """
+
+    n_rows: int
+    n_withheld: int
+    reason: str
+
+
+def deployed(settings: DeKRRSettings, n_features: Any) -> DeKRRSettings:
+    """Return settings with a deployment's defaults where they have those of one process.
+
+    Parameters
+    ----------
+    n_features : int or object
+        The estimator's; where it is one number, neighbours may choose no more.
+    """
+    wrong = [
+        f"{name} is {getattr(settings, name)!r}; between organisations it must be {' or '.join(map(repr, choices))}"
+        for name, choices in DEPLOYED.items()
+        if getattr(settings, name) not in choices
+    ]
+    if wrong:
+        raise SettingsError("deployment=True: " + "; ".join(wrong))
+    changes: dict[str, Any] = {
+        name: entry.default
+        for name, entry in entries(DeKRRSettings).items()
+        if entry.default != entry.in_process and getattr(settings, name) == entry.in_process
+    }
+    if settings.allocation == "equal" and isinstance(n_features, int) and not settings.max_features:
+        changes["max_features"] = n_features
+    return msgspec.structs.replace(settings, **changes)
+
+
+def judge(
+    sites: Mapping[Hashable, Site],
+    choosers: Mapping[Hashable, Chooser],
+    settings: DeKRRSettings,
+    folds: int,
+    *,
+    trains_twice: bool = False,
+) -> dict[Hashable, Verdict]:
+    """Return what a deployment would say of each site; refuse where it would refuse any, and name all of them.
+
+    Parameters
+    ----------
+    choosers : mapping of label to Chooser
+        With each site's number of features.
+    folds : int
+        Of tuning, whose sums leave out one fold of a site's rows; 0 where nothing is tuned.
+    trains_twice : bool, default=False
+        Whether there is a second training, for intervals or classes.
+    """
+    sizes = {
+        sites[label].name: chooser.most_features(int(chooser.n_features), sites[label].n_rows)
+        for label, chooser in choosers.items()
+    }
+    verdicts = {
+        label: _verdict(site, sizes, settings, folds, trains_twice=trains_twice) for label, site in sites.items()
+    }
+    if settings.privacy is None and settings.max_leverage < 1 and settings.rows_per_feature:
+        for label, reason in _standing_alone(sites, choosers, settings).items():
+            if not verdicts[label].reason:
+                verdicts[label] = verdicts[label]._replace(reason=reason)
+    odd = [label for label, site in sites.items() if not NAME.fullmatch(site.name)]
+    if odd:
+        warn(
+            f"in a network, sites need other names than {listed(odd)}: up to 63 ASCII letters (a to z), digits, "
+            "dots, dashes and underscores"
+        )
+    refused = {label: verdict.reason for label, verdict in verdicts.items() if verdict.reason}
+    if refused:
+        reasons = "; ".join(f"site {label!r} {reason}" for label, reason in refused.items())
+        raise DataError(
+            f"a deployment would refuse {len(refused)} of {len(sites)} sites: {reasons}. "
+            f"{remedy(list(refused), {label: site.n_rows for label, site in sites.items()})}; or use a smaller "
+            "n_features"
+        )
+    return verdicts
+
+
+def ruled(fitted: Any, sites: Mapping[Hashable, Site], settings: DeKRRSettings) -> dict[Hashable, Site]:
+    """Return sites with the rules that their nodes would make: which rows may be in sums that leave the site.
+
+    A node makes its rule once, for all trainings, with the columns in the order of their names.
+
+    Parameters
+    ----------
+    fitted : estimator
+        It knows the names of columns, and what raw columns became.
+    """
+    if settings.max_leverage >= 1 or settings.privacy is not None:
+        return dict(sites)
+    names: Sequence[str] = getattr(fitted, "feature_names_in_", ())
+    columns: Columns | None = getattr(fitted, "columns_", None)
+    made = {}
+    for label, site in sites.items():
+        rows = site.rows.sample
+        order = np.argsort(list(names)) if len(names) else np.arange(rows.n_columns)
+        if columns is not None:
+            ends = np.cumsum([len(column.names_out) for column in columns.columns])
+            places = np.split(np.arange(rows.n_columns), ends[:-1])
+            order = np.concatenate([places[i] for i in np.argsort(columns.names)])
+        ordered = ArrayRows(rows.X[:, order], rows.y, expansion=rows.expansion)
+        rule = replace(learn(ordered, settings.max_leverage), order=order)
+        made[label] = replace(site, admission=rule) if site.n_rows else site
+    return made
+
+
+def with_rules(training: Training, sites: Mapping[Hashable, Site]) -> Training:
+    """Return a training in which each site has the rule of its namesake among `sites`."""
+    rules = {site.name: site.admission for site in sites.values()}
+    return lambda site, chooser: training(replace(site, admission=rules[site.name]), chooser)
+
+
+def _standing_alone(
+    sites: Mapping[Hashable, Site], choosers: Mapping[Hashable, Chooser], settings: DeKRRSettings
+) -> dict[Hashable, str]:
+    """Return why sites would refuse sums because rows stand alone among features, with features chosen by each alone.
+
+    A run chooses its features together, so that this foresees what is likely. The run itself checks again.
+    """
+    kept = {label: site.withholding(settings.max_leverage) for label, site in sites.items()}
+    every = ChainedRows([site.rows for site in kept.values()])
+    scaling = scaling_of(settings, every)
+    sigma = bandwidth_of(every.scaled(scaling).sample.X.std(axis=0))
+    rows = {label: site.rows.scaled(scaling) for label, site in kept.items()}
+    maps = {}
+    for label, site in kept.items():
+        chooser = choosers[label]
+        size = chooser.most_features(int(chooser.n_features), site.n_rows)
+        maps[site.name] = choose_alone(
+            site, rows[label], chooser.replace(n_features=size, sigma=chooser.sigma or sigma)
+        )
+    reasons = {}
+    for label, site in kept.items():
+        around = {name: maps[name] for name in site.neighbors}
+        for neighbor, n_lone in lone_rows(rows[label], maps[site.name], around).items():
+            n_own, n_other = maps[site.name].n_features, maps[neighbor].n_features
+            needed = math.ceil(settings.rows_per_feature * (n_own + n_other))
+            if site.n_rows - n_lone < needed:
+                reasons[label] = (
+                    f"has {site.n_rows} rows, of which {n_lone} have a leverage near 1 among its {n_own} features and "
+                    f"the {n_other} of site {neighbor!r}, where sums need {needed} others "
+                    f"(rows_per_feature={settings.rows_per_feature:g}): use a larger sigma or fewer features, which "
+                    "lowers leverages"
+                )
+                break
+    return reasons
+
+
+def refusal(error: DataError) -> DataError:
+    """Return what a prototype says where a guard refuses in its run."""
+    return DataError(f"a deployment would refuse this run: {error}")
+
+
+def _verdict(
+    site: Site, sizes: Mapping[str, int], settings: DeKRRSettings, folds: int, *, trains_twice: bool
+) -> Verdict:
+    kept = site.withholding(settings.max_leverage if settings.privacy is None else 1.0)
+    n_withheld = site.n_rows - kept.n_rows
+    rows = f"has {site.n_rows} rows" + (f", of which {n_withheld} stand alone" if n_withheld else "")
+    n_least = kept.n_effective * (folds - 1) // folds if folds else kept.n_effective
+    most = max((sizes[name] for name in site.neighbors), default=0)
+    needed = math.ceil(settings.rows_per_feature * (sizes[site.name] + most)) if site.neighbors else 0
+    reason = ""
+    if site.neighbors and kept.n_rows < settings.min_rows:
+        reason = f"{rows}, fewer than min_rows={settings.min_rows}"
+    elif settings.privacy is None and n_least < needed:
+        fold = f", {n_least} of them in a fold of tuning," if folds else ""
+        reason = (
+            f"{rows}{fold} where sums of its {sizes[site.name]} features and a neighbour's {most} need {needed} "
+            f"(rows_per_feature={settings.rows_per_feature:g})"
+        )
+    elif trains_twice:
+        reason = refusal_of_second(site, sizes[site.name], most, settings)
+    return Verdict(site.n_rows, n_withheld, reason)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the training of a network stands: maps, sums and coefficients, but no rows.
+
+    Parameters
+    ----------
+    seed : int
+        The run's.
+    names : mapping of label to str
+        What the run calls its sites.
+    outcomes : mapping of label to Outcome
+        Of the sites that are driven in this process.
+    n_rows : mapping of label to int
+        How many rows are in the sums.
+    rows : mapping of label to Rows, or None
+        The rows themselves, where they were kept.
+    weights : mapping of label to Weighed, or None
+        The sums of the rows' weights, where they had some.
+    """
+
+    graph: Any
+    seed: int
+    names: Mapping[Hashable, str]
+    outcomes: Mapping[Hashable, Outcome]
+    n_rows: Mapping[Hashable, int]
+    rows: Mapping[Hashable, Rows] | None
+    weights: Mapping[Hashable, Weighed] | None = None
+
+    def graph_with(self, edges: Any, new: Mapping[Hashable, Rows]) -> Any:
+        """Return the graph with more edges, and with the sites of new rows."""
+        graph: Any = nx.Graph(self.graph)
+        add_edges(graph, edges)
+        return build(graph, [*self.n_rows, *(label for label in new if label not in self.n_rows)])
+
+    def graph_without(self, label: Hashable) -> Any:
+        """Return the graph without a site."""
+        graph: Any = nx.Graph(self.graph)
+        graph.remove_node(label)
+        return build(graph, [other for other in self.n_rows if other != label])
+
+    def all_rows(self, graph: Any, new: Mapping[Hashable, Rows]) -> dict[Hashable, Rows]:
+        """Return all rows of each site of a graph, as far as they were kept."""
+        self._refuse_new_edges(graph)
+        rows: dict[Hashable, Rows] = {}
+        n_columns = next(iter(self.outcomes.values())).feature_map.n_columns
+        weighted = self.weights is not None or any(part.weighted for part in new.values())
+        for label in graph:
+            if label in self.n_rows and label not in self.outcomes:
+                rows[label] = RowsElsewhere(n_columns, weighted=weighted)
+                continue
+            parts = [every[label] for every in (self.rows or {}, new) if label in every]
+            if self.rows is None and label in self.n_rows:
+                n_new = sum(part.n_rows for part in parts)
+                weights = None if self.weights is None else self.weights[label]
+                if weights is not None or any(part.weighted for part in parts):
+                    weights = weights or Weighed(float(self.n_rows[label]), float(self.n_rows[label]))
+                    for part in parts:
+                        weights = weights.plus(part.weights)
+                parts = [ForgottenRows(self.n_rows[label] + n_new, n_columns, weights)]
+            rows[label] = ChainedRows(parts) if len(parts) > 1 else parts[0]
+        return rows
+
+    def refuse_new_edges_with_parts(self) -> None:
+        """Refuse sites that join, and new edges, where models have more parts than the agreed one."""
+        if any(outcome.sigma is not None for outcome in self.outcomes.values()):
+            raise SettingsError(
+                "a site cannot join, and an edge cannot be added, where models have a shared or a local part or "
+                "learnt column scales: fit again, or fit with shared=None, local=None and column_scales=None"
+            )
+
+    def _refuse_new_edges(self, graph: Any) -> None:
+        added = [edge for edge in graph.edges if not self.graph.has_edge(*edge)]
+        if added and self.rows is None:
+            a, b = added[0]
+            raise SettingsError(
+                f"the edge from {a!r} to {b!r} is new: over a new edge sites send sums over all their rows, and those "
+                "of the first fit were not kept. Fit with store_rows=True to let sites join later"
+            )
+
+
+def go_on(
+    standing: Standing,
+    graph: Any,
+    rows: Mapping[Hashable, Rows],
+    new: Mapping[Hashable, Rows],
+    choosing: Choosing,
+    sigma: float,
+    settings: DeKRRSettings,
+    connect: Connect | None,
+) -> Run:
+    """Bring all sites of a graph up to date.
+
+    Parameters
+    ----------
+    rows : mapping of label to Rows
+        All rows, from `Standing.all_rows`.
+    new : mapping of label to Rows
+        Those that are new.
+    choosing : Choosing
+        For sites that join.
+    """
+    labels = list(rows)
+    refuse_other_sites(connect, standing.n_rows, labels)
+    sites = network.sites_of(rows, graph, seed=standing.seed, names=names_with(standing.names, labels))
+
+    def procedure(label: Hashable, site: Any) -> Any:
+        before = standing.outcomes.get(label)
+        size = before.feature_map.n_features if before else choosing.sizes(labels)[label]
+        outputs = next(iter(standing.outcomes.values())).coefficients.shape[1:]
+        nothing = ArrayRows(np.empty((0, site.rows.n_columns)), np.empty((0, *outputs)))
+        return update_dekrr(site, before, new.get(label, nothing), choosing.chooser(size, sigma), settings)
+
+    return network.run(sites, procedure, connect)
+
 
 _BLOCK_ROWS = 1 << 14
 
@@ -49,11 +374,12 @@ _BLOCK_ROWS = 1 << 14
 class DeKRRRegressor(NetworkRegressor):
     """Decentralised kernel ridge regression with features chosen by each site (DeKRR-DDRF).
 
-    A site's model has three parts, f_j = shared + agreed + local. The shared part is the same at all sites; it is
-    fitted to exact sums over a spanning tree. The agreed part is DeKRR, fitted to what the shared part leaves
-    unexplained. The local part corrects both for the site's own rows, and is sent to nobody. Features are drawn in
-    column scales that all sites learn together. With ``shared=None, local=None, column_scales=None`` the estimator is
-    DeKRR alone, as follows.
+    A site's model has three parts, f_j = shared + agreed + local, and at home the level of the site. The shared part is
+    the same at all sites; it is fitted to exact sums over a spanning tree, together with a level for each site, the
+    random intercept of a mixed model. The agreed part is DeKRR, fitted to what the shared part leaves unexplained. The
+    local part, boosted trees by default, is fitted to the site's own rows. Level and local part are sent to nobody, and
+    count for rows of the site alone. Features are drawn in column scales that all sites learn together. With
+    ``shared=None, site_effect=None, local=None, column_scales=None`` the estimator is DeKRR alone, as follows.
 
     Every site chooses random features from its own rows and ends with its own model; neighbours are made to
     agree on predictions. All sites together minimise ::
@@ -74,13 +400,16 @@ class DeKRRRegressor(NetworkRegressor):
         The sites, sorted where they can be.
     graph_ : networkx.Graph
     n_rows_ : dict of site to int
+    site_effects_ : dict of site to float, or to ndarray of shape (n_outputs,)
+        The level of each site, in units of the response; 0 where there are none.
     n_rounds_ : int
     objective_ : float
         The objective above at the end.
     sigma_, alpha_, consensus_ : float
         The values used: those given, those tuned, or with a shared part what "auto" stands for.
     own_weight_ : float
-        The weight of a site's own model when it predicts with its neighbourhood.
+        The weight of a site's own agreed model, beside its neighbours', for rows from elsewhere. For its own rows each
+        site chooses one.
     tuning_ : dict of str to ndarray, or None
         "sigma", "alpha", "consensus", "own_weight" (the weight of the own model in a site's prediction) and "error" of
         every candidate: the mean squared held-out error over all sites, in scaled units of the response. None where
@@ -88,6 +417,12 @@ class DeKRRRegressor(NetworkRegressor):
     validation_ : dict of str to HeldOutErrors, or None
         Under "RSE", the errors of a second training on the rows that it left out: own and union, of all sites and of
         each. None where there was no second training (see `intervals`), and after `partial_fit`.
+    left_out_ : dict of site to str
+        The sites that the others were better off without, and what their rows look like; see `exclude`. Each has a
+        model of its own rows alone. What is not of one site, as predictions without sites, is of the others.
+    contributions_ : dict of site to Contribution
+        What each site does for the others: their error on held-out rows of a small shared model with its sums and
+        without. Empty with ``exclude=None``, of fewer than 3 sites and of more than 256.
     history_ : dict of str to ndarray
         "round" and "objective", before the first round and after each.
     column_scales_ : ndarray of shape (n_columns,)
@@ -127,31 +462,40 @@ class DeKRRRegressor(NetworkRegressor):
     sigma: Any = setting(TuningSettings, "sigma")
     alpha: Any = setting(TuningSettings, "alpha")
     consensus: Any = setting(TuningSettings, "consensus")
-    folds: int = setting(TuningSettings, "folds")
-    objective: str = setting(TuningSettings, "objective")
+    folds: int = setting(TuningSettings, "folds", option="moved")
+    objective: Any = setting(TuningSettings, "objective", option="moved")
     solver: Any = setting(DeKRRSettings, "solver")
-    self_penalty: Any = setting(DeKRRSettings, "self_penalty")
+    self_penalty: Any = setting(DeKRRSettings, "self_penalty", option="keyword")
     shared: Any = setting(DeKRRSettings, "shared")
+    site_effect: Any = setting(DeKRRSettings, "site_effect")
     local: Any = setting(DeKRRSettings, "local")
     column_scales: Any = setting(DeKRRSettings, "column_scales")
+    transform: Any = setting(DeKRRSettings, "transform", option="keyword")
+    exclude: Any = setting(DeKRRSettings, "exclude", option="keyword")
     tol: float = setting(DeKRRSettings, "tol")
     max_rounds: int = setting(DeKRRSettings, "max_rounds")
     prediction: str = setting(FeatureSettings, "prediction")
-    allocation: str = setting(DeKRRSettings, "allocation")
-    exchange: str = setting(DeKRRSettings, "exchange")
-    precision: str = setting(DeKRRSettings, "precision")
-    wire_precision: str = setting(Wire, "precision")
-    censor_start: float = setting(Wire, "censor_start")
-    censor_decay: float = setting(Wire, "censor_decay")
-    rows_per_feature: float = setting(GuardSettings, "rows_per_feature")
-    verify_features: bool = setting(DeKRRSettings, "verify_features")
-    masks: bool = setting(DeKRRSettings, "masks")
+    allocation: str = setting(DeKRRSettings, "allocation", option="keyword")
+    exchange: str = setting(DeKRRSettings, "exchange", option="moved")
+    precision: str = setting(DeKRRSettings, "precision", option="moved")
+    wire_precision: str = setting(Wire, "precision", option="moved")
+    censor_start: float = setting(Wire, "censor_start", option="moved")
+    censor_decay: float = setting(Wire, "censor_decay", option="moved")
+    rows_per_feature: float = setting(GuardSettings, "rows_per_feature", option="moved")
+    verify_features: bool = setting(DeKRRSettings, "verify_features", option="moved")
+    masks: bool = setting(DeKRRSettings, "masks", option="moved")
     bounds: Any = setting(DeKRRSettings, "bounds")
     privacy: Any = setting(DeKRRSettings, "privacy")
-    intervals: Any = setting(EstimatorSettings, "intervals")
+    intervals: Any = setting(EstimatorSettings, "intervals", option="keyword")
     store_rows: bool = setting(EstimatorSettings, "store_rows")
-    store_sums: bool = setting(EstimatorSettings, "store_sums")
-    deployment: bool = setting(EstimatorSettings, "deployment")
+    store_sums: bool = setting(EstimatorSettings, "store_sums", option="moved")
+    kernel: Any = setting(FeatureSettings, "kernel", option="keyword")
+    mapping: str = setting(FeatureSettings, "mapping", option="keyword")
+    n_sites: int = setting(EstimatorSettings, "n_sites", option="keyword")
+    min_rows: int = setting(GuardSettings, "min_rows", option="moved")
+    callbacks: Any = setting(EstimatorSettings, "callbacks", option="keyword")
+    options: Any = None
+    deployment: bool = setting(EstimatorSettings, "deployment", option="keyword")
 
     _keep_of_second = staticmethod(keep_intervals)
 
@@ -176,6 +520,7 @@ class DeKRRRegressor(NetworkRegressor):
             wire=settings_of(self, Wire),
             max_leverage=leverage.default if self.rows_per_feature else leverage.in_process,
             bounds=_as_bounds(self.bounds),
+            privacy=DifferentialPrivacy.of(self.privacy),
         )
         if self.deployment:
             settings = deployed(settings, FeatureSettings().n_features if is_auto(self.n_features) else self.n_features)
@@ -183,18 +528,20 @@ class DeKRRRegressor(NetworkRegressor):
 
     def _parts(self) -> dict[str, Any]:
         """Return which parts the models have; "auto" is none where the run cannot have any."""
-        given = {"shared": self.shared, "local": self.local, "column_scales": self.column_scales}
+        given = {name: getattr(self, name) for name in ALONE}
         if not isinstance(self.column_scales, str | None):
             scales = np.asarray(self.column_scales, dtype=float)
             columns = getattr(self, "columns_", None)
             if columns is not None and len(scales) == len(columns.columns):
                 scales = columns.spread(scales)
             given["column_scales"] = tuple(scales.tolist())
-        return parts_of(given, possible=self.privacy is None and self.exchange == "sums")
+        return parts_of(given, possible=self.exchange == "sums", private=self.privacy is not None)
 
     def _grid(self, name: str, given: Any = None) -> tuple[float, ...]:
-        """Return the values of a setting to choose from; with a shared part "auto" is one value."""
+        """Return the values of a setting to choose from; with a shared part or privacy "auto" is one value."""
         given = getattr(self, name) if given is None else given
+        if self.privacy is not None and is_auto(given):
+            return (PRIVATE[name],)
         return grid_with_parts(name, given, self._parts()["shared"])
 
     def _choosing(self) -> Choosing:
@@ -207,12 +554,25 @@ class DeKRRRegressor(NetworkRegressor):
                 f"allocation={self.allocation!r} divides one n_features among the sites; give a single number, or "
                 "leave it out"
             )
-        if self.privacy is None or not isinstance(self.features, str) or self.features == "plain":
+        if self.privacy is None:
             return choosing
-        warn(f"features={self.features!r} would look at rows; with privacy all sites share plain features")
-        return Choosing.of(self, features="plain")
+        if is_auto(choosing.setting("sigma")):
+            sigma = private_sigma(count_of(self._reading))
+            choosing = replace(choosing, given={**choosing.given, "sigma": sigma})
+        if not isinstance(self.features, str) or self.features == "plain":
+            return choosing
+        if not is_auto(self.features):
+            warn(f"features={self.features!r} would look at rows; with privacy all sites share plain features")
+        return replace(choosing, features="plain")
 
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
+        if self.objective is not None:
+            warn(
+                f"objective={self.objective!r} has no effect any more, and goes in release 0.4: leave it out. Tuning "
+                "minimises the error of sites' own predictions; rows from elsewhere are predicted without what a site "
+                "adds for its own, as in models_[site].predict(X, elsewhere=True)",
+                FutureWarning,
+            )
         choosing = self._choosing()
         grids = {"sigma": choosing.sigmas(), "alpha": self._grid("alpha"), "consensus": self._grid("consensus")}
         tuned = [name for name, grid in grids.items() if len(grid) > 1]
@@ -222,11 +582,16 @@ class DeKRRRegressor(NetworkRegressor):
                 "does not pay for"
             )
         settings = self.run_settings(weighted=are_weighted(rows))
-        tuning = tuning_of(grids, folds=self.folds, objective=self.objective, prediction=self.prediction)
+        tuning = tuning_of(grids, folds=self.folds, prediction=self.prediction)
         if tuning is not None:
             settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
         trainings = 1 if tuning is None else 1 + len(tuning.sigmas) * tuning.folds
         graph = self._graph(rows, seed)
+        sifted, everyone = Sifted(rows, graph), rows
+        is_one = isinstance(choosing.setting("n_features"), str | Integral)  # and not a number for each site
+        if settings.exclude is not None and settings.shared is not None and is_one:
+            sifted = sift(self, rows, graph, seed, settings, self._here(seed, first=True))
+        rows, graph = sifted.rows, sifted.graph
         counts = is_auto(choosing.setting("n_features"))  # rows of sources are counted by a pass over them
         if counts and self.privacy is None and not self.deployment and self.allocation == "equal":
             here = {label: 0 if isinstance(part, RowsElsewhere) else part.n_rows for label, part in rows.items()}
@@ -247,9 +612,9 @@ class DeKRRRegressor(NetworkRegressor):
             tuning,
             second,
             prediction=self.prediction,
-            objective=self.objective,
             keep_sums=self.store_sums,
         )
+        training = sifted.limiting(training)
         if self.deployment:
             training = with_rules(training, sites)
         try:
@@ -258,11 +623,16 @@ class DeKRRRegressor(NetworkRegressor):
             if not self.deployment:
                 raise
             raise refusal(error) from error
-        self.validation_: dict[str, HeldOutErrors] | None = validate(run.outcomes, len(run.sites))
-        if self.privacy is not None:
-            _tell_spent(rows, self.privacy.epsilon)
+        self.validation_: dict[str, HeldOutErrors] | None = validate(run.outcomes, len(run.sites), self._response.back)
+        if settings.privacy is not None:
+            _tell_spent(rows, settings.privacy.epsilon)
         self._keep_tuned(run, {name: grid[0] for name, grid in grids.items()})
         self._keep_run(run, choosing, seed, with_rows=self.store_rows)
+        self.traffic_ = sifted.traffic.plus(self.traffic_)
+        self.contributions_: dict[Hashable, Contribution] = sifted.contributions
+        self.left_out_: dict[Hashable, str] = sifted.apart
+        self._apart = {label: alone(self, {label: everyone[label]}, seed) for label in sifted.apart}
+        self._keep_apart()
 
     def _finds_intervals(self, *, tuned: bool) -> bool:
         """Return whether a fit trains a second time, for intervals."""
@@ -295,16 +665,32 @@ class DeKRRRegressor(NetworkRegressor):
             self.rows_ = {label: site.rows.owned() for label, site in run.sites.items()}
         elif hasattr(self, "rows_"):
             del self.rows_
+        levels = {label: model.level for label, model in self.models_.items()}
+        self.site_effects_: dict[Hashable, Any] = {
+            label: level.item() if level.ndim == 0 else level for label, level in levels.items()
+        }
         scales = next(iter(run.outcomes.values())).column_scales
-        self.column_scales_: Array = np.ones(run.n_columns) if scales is None else scales
+        scales = np.ones(run.n_columns) if scales is None else scales
+        if hasattr(self, "columns_"):  # the user's columns, not what they became
+            scales = self.columns_.per_column(scales)
+            scales = scales / (scales.max() or 1.0)
+        self.column_scales_: Array = scales
         self._standing: Standing | None = None
         self._is_private = any(outcome.privacy is not None for outcome in run.outcomes.values())
         if not self._is_private and all(outcome.ready is not None for outcome in run.outcomes.values()):
             rows = self.rows_ if with_rows else None
             self._standing = Standing(self.graph_, seed, run.names, run.outcomes, run.n_rows, rows, run.weights)
 
+    def _keep_apart(self) -> None:
+        """Set the models of sites that are left out beside those of the others."""
+        for label, other in self._apart.items():
+            self.models_[label] = other.models_[label]
+            self.site_effects_[label] = other.site_effects_[label]
+
     def partial_fit(self, X: Any, y: Any, sites: Any = None, edges: Any = (), sample_weight: Any = None) -> Self:
         """Update a fitted network with new rows. The result is that of all rows with the same features and scaling.
+
+        The agreed part alone is fitted anew: the shared part, levels, local parts and intervals stay as they are.
 
         Parameters
         ----------
@@ -371,7 +757,7 @@ class DeKRRRegressor(NetworkRegressor):
 
     def _require_standing(self) -> Standing:
         """Return where training stands, or refuse to go on."""
-        parameters.check(self)
+        base.check(self)
         if self._standing is None:
             raise SettingsError(
                 "the privacy budget is spent by the first fit: a second release of sums would exceed it"
@@ -392,12 +778,17 @@ class DeKRRRegressor(NetworkRegressor):
         )
         run = go_on(standing, graph, rows, new, choosing, self.sigma_, settings, self.network)
         with unchanged_by_failure(self):
-            self.sites_, self.graph_, self.n_rows_, self.validation_ = list(rows), graph, run.n_rows, None
+            n_rows = run.n_rows | {label: self.n_rows_[label] for label in self._apart}
+            self.sites_, self.graph_, self.n_rows_, self.validation_ = list(n_rows), graph, n_rows, None
+            self._range = None  # that of the new rows is not known
             self._keep_run(run, choosing, standing.seed, with_rows=self.store_rows and standing.rows is not None)
+            self._keep_apart()
 
 
 def _tell_spent(rows: Mapping[Hashable, Rows], epsilon: float) -> None:
     """Warn where fits in this process have spent more on a row, together, than this fit promises."""
+    from ..privacy.odometer import PROCESS  # of private fits alone
+
     blocks = (block for part in rows.values() for block in part.blocks(_BLOCK_ROWS))
     total, fits = PROCESS.add(blocks, epsilon)
     if fits > 1:

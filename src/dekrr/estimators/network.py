@@ -1,23 +1,448 @@
-"""From rows to outcomes: sites of rows, a network that runs their procedures, and what came of it."""
+"""From rows to outcomes: sites of rows, a network that runs their procedures, and what came of it.
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+A fit can be watched: what stage it is in and how far it is is told to a terminal, a log or a callback. One site says
+where all sites are, since they go in step: by the stages that it enters, and by its messages. So any network can be
+watched, and nothing is sent for it.
+"""
 
+import logging
+import sys
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Integral
+from typing import Any, TextIO
+
+import msgspec
 import numpy as np
 from sklearn.utils import check_random_state
 
-from ..errors import WarnOnce
-from ..labels import names_of
-from ..networks.base import Connect, Network
+from ..errors import SettingsError, WarnOnce
+from ..kernels import name_of
+from ..labels import listed, names_of
+from ..messages import (
+    Bounds,
+    Coefficients,
+    Features,
+    MaskedRound,
+    Message,
+    Offer,
+    RawColumns,
+    Roll,
+    Shortlist,
+    Unchanged,
+)
+from ..model import SiteModel, from_bytes
+from ..networks.base import Connect, Network, PartialNetwork, Traffic
 from ..networks.local import LocalNetwork
-from ..networks.traffic import Traffic
+from ..protocols import dekrr
+from ..protocols.baselines import allreduce, alone, dkla
+from ..protocols.online import go_on
 from ..protocols.outcome import Outcome
-from ..protocols.site import Procedure, Site
-from ..rows import Rows
-from ..rows.survey import Weighed
-from .progress import Watch
-from .ranks import driven, tell
+from ..protocols.preparation import preparation_of
+from ..protocols.reading import MessageReader
+from ..protocols.roll_call import RollCall
+from ..protocols.run import Tuning
+from ..protocols.site import Inbox, Outbox, Procedure, Result, Site
+from ..protocols.training import SecondTraining, train
+from ..scaling import AnyScaling
+from ..selection import CHOOSERS, Chooser
+from ..settings import AllReduceSettings, DeKRRSettings, DKLASettings, FeatureSettings, GuardSettings, grid_of, is_auto
+from ..tables.rows import Rows, Weighed
+from ..types import Array, Block
+
+_LOG = logging.getLogger("dekrr")
+_STAGES: dict[type[Message], str] = {
+    Roll: "roll call",
+    RawColumns: "columns",
+    Bounds: "scales",
+    Shortlist: "choosing features",
+    Features: "choosing features",
+    Coefficients: "rounds",
+    MaskedRound: "rounds",
+    Unchanged: "rounds",
+}
+_SECONDS_BETWEEN_LINES = 0.1
+_SECONDS_BETWEEN_LOGS = 10.0
+_READER = MessageReader()
+
+
+@dataclass(frozen=True)
+class FitEvent:
+    """Where a fit is.
+
+    Parameters
+    ----------
+    stage : str
+        "roll call", "columns", "scales", "column scales", "shared part", "choosing features", "sums over rows",
+        "rounds", "held-out rows", or "done".
+    exchange : int
+        Exchanges of messages so far.
+    part, parts : int
+        Tuning trains once per bandwidth and fold, and then once for good: how many of these trainings have begun, and
+        how many there are.
+    round : int
+        Rounds of this training so far.
+    residual : float
+        The last relative residual that is known; NaN where there is none.
+    seconds : float
+        Since the fit began.
+
+    Examples
+    --------
+    >>> str(FitEvent("rounds", exchange=40, part=3, parts=21, round=12, residual=1e-3, seconds=4.0))
+    'training 3 of 21, rounds: 12, residual 1.0e-03, 4 s, about 30 s left'
+    """
+
+    stage: str
+    exchange: int
+    part: int = 0
+    parts: int = 1
+    round: int = 0
+    residual: float = float("nan")
+    seconds: float = 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        """About how many seconds are left, by the trainings that have begun; NaN where there is nothing to go by."""
+        if self.stage == "done":
+            return 0.0
+        return self.seconds * (self.parts + 0.5 - self.part) / (self.part - 0.5) if self.part > 1 else float("nan")
+
+    def __str__(self) -> str:
+        if self.stage == "done":
+            return f"done after {self.exchange} exchanges, {self.seconds:.0f} s"
+        words = [f"training {self.part} of {self.parts}, "] if self.part and self.parts > 1 else []
+        words.append(self.stage)
+        if self.stage == "rounds":
+            words.append(f": {self.round}, residual {self.residual:.1e}")
+        words.append(f", {self.seconds:.0f} s")
+        if self.seconds_left == self.seconds_left:
+            words.append(f", about {self.seconds_left:.0f} s left")
+        return "".join(words)
+
+
+Callback = Callable[[FitEvent], None]
+
+
+class Watch:
+    """Follows one site's messages, and tells callbacks where the fit is.
+
+    Parameters
+    ----------
+    parts : int
+        How many trainings the fit has.
+    """
+
+    def __init__(self, callbacks: Iterable[Callback], parts: int = 1) -> None:
+        self.parts = parts
+        self._callbacks = list(callbacks)
+        self._start = time.monotonic()
+        self._stage = "roll call"
+        self._exchange = self._part = self._round = 0
+        self._residual = float("nan")
+
+    def follow(self, procedure: Procedure[Result]) -> Procedure[Result]:
+        """Return a procedure that does the same, and is watched."""
+        inbox: Inbox | None = None
+        while True:
+            try:
+                outbox = procedure.send(inbox)  # type: ignore[arg-type]
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+            self._see(outbox)
+            inbox = yield outbox
+
+    def enter(self, stage: str) -> None:
+        """Note that the site enters a stage; a training begins with its sums."""
+        self._stage = stage
+        if stage == "sums over rows":
+            self._part, self._round = min(self._part + 1, self.parts), 0
+
+    def tell_end(self) -> None:
+        """Tell that the fit is done."""
+        self._stage = "done"
+        self._tell()
+
+    def _see(self, outbox: Outbox) -> None:
+        self._exchange += 1
+        message = next(iter(outbox.values()), None)
+        stage = "choosing features" if isinstance(message, Offer) else _STAGES.get(type(message))  # type: ignore[arg-type]
+        if isinstance(message, Coefficients | MaskedRound | Unchanged):
+            self._round += 1
+            residual = _READER.residual(message)
+            self._residual = float("nan") if residual is None else residual
+        self._stage = stage or self._stage
+        self._tell()
+
+    def _tell(self) -> None:
+        event = FitEvent(
+            self._stage,
+            self._exchange,
+            self._part,
+            self.parts,
+            self._round,
+            self._residual,
+            time.monotonic() - self._start,
+        )
+        for callback in self._callbacks:
+            callback(event)
+
+
+class Line:
+    """Writes where a fit is to one line of a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._next = 0.0
+
+    def __call__(self, event: FitEvent) -> None:
+        """Show an event, unless the last one was shown just now."""
+        if event.stage != "done" and event.seconds < self._next:
+            return
+        self._next = event.seconds + _SECONDS_BETWEEN_LINES
+        self._stream.write(f"\r\x1b[Kfit: {event}" + "\n" * (event.stage == "done"))
+        self._stream.flush()
+
+
+class Log:
+    """Writes where a fit is to the log "dekrr": new stages, and every ten seconds."""
+
+    def __init__(self) -> None:
+        self._stage: tuple[str, int] = ("", 0)
+        self._next = 0.0
+
+    def __call__(self, event: FitEvent) -> None:
+        """Log an event where there is something new."""
+        stage = event.stage, event.part
+        if stage != self._stage or event.seconds >= self._next:
+            self._stage, self._next = stage, event.seconds + _SECONDS_BETWEEN_LOGS
+            _LOG.info("fit: %s", event)
+
+
+def callbacks_of(verbose: int, callbacks: Any) -> list[Callback]:
+    """Return who is to be told of a fit: the callbacks, and with `verbose` a terminal or, without one, the log."""
+    found = list(callbacks or ())
+    if verbose:
+        found.append(Line(sys.stderr) if sys.stderr is not None and sys.stderr.isatty() else Log())
+    return found
+
+
+@contextmanager
+def watching(verbose: int, callbacks: Any, parts: int) -> Iterator[Watch | None]:
+    """Give what watches a fit; None where nobody wants to know."""
+    told = callbacks_of(verbose, callbacks)
+    watch = Watch(told, parts) if told else None
+    yield watch
+    if watch is not None:
+        watch.tell_end()
+
+
+Here = Callable[[Sequence[Hashable]], Set[Hashable]]
+"""A function that says which of all sites are driven in this process."""
+
+
+class RowsElsewhere(Rows):
+    """The rows of a site that another process drives; after a run their number is known.
+
+    Parameters
+    ----------
+    weighted : bool
+        Whether the rows have weights.
+    """
+
+    streamed = True
+
+    def __init__(self, n_columns: int, *, weighted: bool) -> None:
+        self.n_columns = n_columns
+        self.weighted = weighted
+        self.counted: tuple[int, Weighed] | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        return self._counted()[0]
+
+    @property
+    def weights(self) -> Weighed:
+        """The sums over the rows' weights."""
+        return self._counted()[1]
+
+    def _counted(self) -> tuple[int, Weighed]:
+        if self.counted is None:
+            raise SettingsError("rows of a site of another process are not counted before the end of a run")
+        return self.counted
+
+    def blocks(self, size: int) -> Iterator[Block]:
+        """Refuse."""
+        raise SettingsError("these are the rows of a site that another process drives; this one does not have them")
+
+
+class _Told(msgspec.Struct, frozen=True, array_like=True):
+    """What a process tells the others about its sites after a run, by their names."""
+
+    counts: dict[str, tuple[int, Weighed]]
+    traffic: list[tuple[str, str, str, int, int]]
+
+
+class _Results(msgspec.Struct, frozen=True, array_like=True):
+    """The models of a process' sites, by name, and its share of the objective in each round."""
+
+    models: dict[str, bytes]
+    objective: list[float]
+
+
+def here_of(network: Any, graph_of: Callable[[Sequence[Hashable]], Any]) -> Here | None:
+    """Return the function that says which sites are driven in this process; None where all are."""
+    if not hasattr(network, "sites_here") or network.n_ranks == 1:
+        return None
+
+    def here(labels: Sequence[Hashable]) -> Set[Hashable]:
+        graph = graph_of(labels)
+        return frozenset(network.sites_here({label: list(graph[label]) for label in labels}))
+
+    return here
+
+
+def only_here(rows: Mapping[Hashable, Rows], here: Here | None) -> dict[Hashable, Rows]:
+    """Return the rows of each site, without those of sites that are driven elsewhere."""
+    if here is None:
+        return dict(rows)
+    own = here(list(rows))
+    return {
+        label: given if label in own else RowsElsewhere(given.n_columns, weighted=given.weighted)
+        for label, given in rows.items()
+    }
+
+
+def refuse_other_sites(network: Any, before: Collection[Hashable], now: Collection[Hashable]) -> None:
+    """Refuse to go on with other sites in several processes: those that stay could be driven by other processes."""
+    if here_of(network, dict.fromkeys) is not None and set(before) != set(now):
+        raise SettingsError("sites cannot join or leave a network on several ranks: fit again, or go on in one process")
+
+
+def driven(network: Network, sites: Mapping[Hashable, Site]) -> dict[Hashable, Site]:
+    """Return the sites that are driven in this process."""
+    if not isinstance(network, PartialNetwork):
+        return dict(sites)
+    return {label: site for label, site in sites.items() if site.name in network.here}
+
+
+def tell(network: Network, sites: Mapping[Hashable, Site]) -> Traffic:
+    """Return the traffic of a run, by the names of its sites; tell others the numbers of rows, and hear theirs."""
+    if not isinstance(network, PartialNetwork):
+        return network.traffic
+    counts = {}
+    for site in driven(network, sites).values():
+        same = Weighed(float(site.n_rows), float(site.n_rows))
+        counts[site.name] = site.n_rows, site.rows.weights if site.rows.weighted else same
+    own = _Told(counts, network.traffic.rows() if network.gathers else [])
+    told = [msgspec.msgpack.decode(data, type=_Told) for data in network.share(msgspec.msgpack.encode(own))]
+    counted = {name: count for each in told for name, count in each.counts.items()}
+    for site in sites.values():
+        if isinstance(site.rows, RowsElsewhere):
+            site.rows.counted = counted[site.name]
+    return Traffic.of_rows(row for each in told for row in each.traffic) if network.gathers else network.traffic
+
+
+def gathered(
+    network: Network, names: Mapping[Hashable, str], models: dict[Hashable, SiteModel], objective: Array
+) -> tuple[dict[Hashable, SiteModel], Array]:
+    """Return the models of all sites, where they are gathered, and the objective of all sites in each round.
+
+    Parameters
+    ----------
+    names : mapping of label to str
+        Of all sites.
+    models : dict of label to SiteModel
+        Of the sites of this process.
+    objective : ndarray of shape (n_rounds + 1,)
+        Their share.
+    """
+    if not isinstance(network, PartialNetwork):
+        return models, objective
+    encoded = {names[label]: model.to_bytes() for label, model in models.items()} if network.gathers else {}
+    shared = network.share(msgspec.msgpack.encode(_Results(encoded, objective.tolist())))
+    results = [msgspec.msgpack.decode(data, type=_Results) for data in shared]
+    total = np.sum([result.objective for result in results], axis=0)
+    if not network.gathers:
+        return models, total
+    files = {name: data for result in results for name, data in result.models.items()}
+    return {label: models.get(label) or from_bytes(files[name]) for label, name in names.items()}, total
+
+
+Training = Callable[[Site, Chooser], Procedure[Outcome]]
+"""What a site does, given how it chooses its features."""
+
+
+def train_dekrr(settings: DeKRRSettings, tuning: Tuning | None = None, *, keep_path: bool = False) -> Training:
+    """Return the training of DeKRR; `keep_path` keeps the coefficients of every round in the outcome."""
+    return partial(dekrr.train, settings=settings, tuning=tuning, keep_path=keep_path)
+
+
+def train_parts(
+    settings: DeKRRSettings,
+    tuning: Tuning | None,
+    second: SecondTraining | None = None,
+    *,
+    prediction: str,
+    keep_sums: bool,
+) -> Training:
+    """Return the training of DeKRR with all parts that the settings ask for, and a second one where there is to be."""
+    return partial(
+        train,
+        settings=settings,
+        tuning=tuning,
+        second=second,
+        prediction=prediction,
+        keep_sums=keep_sums,
+    )
+
+
+def train_dkla(settings: DKLASettings, *, keep_path: bool = False) -> Training:
+    """Return the training of DKLA or COKE; `keep_path` keeps the coefficients of every round in the outcome."""
+    return partial(dkla.train, settings=settings, keep_path=keep_path)
+
+
+def train_allreduce(settings: AllReduceSettings) -> Training:
+    """Return the training of AllReduce."""
+    return partial(allreduce.train, settings=settings)
+
+
+def train_alone(settings: AllReduceSettings, of_folds: DeKRRSettings, tuning: Tuning | None) -> Training:
+    """Return the training of a site without neighbours, which tunes by its own folds first where it is to."""
+    if tuning is None:
+        return train_allreduce(settings)
+    return partial(alone.train, settings=settings, of_folds=of_folds, tuning=tuning)
+
+
+def scaling_of(settings: GuardSettings, rows: Rows) -> AnyScaling:
+    """Return the scaling that rows in one place have."""
+    site = Site("all", (), rows)
+    return LocalNetwork({"all": ()}).run({"all": preparation_of(settings).agree(site, RollCall(site))})["all"]
+
+
+def update_dekrr(
+    site: Site, before: Outcome | None, new: Rows, chooser: Chooser, settings: DeKRRSettings
+) -> Procedure[Outcome]:
+    """Return what a site of a trained network does to go on; `before` is None for a site that joins."""
+    return go_on(site, before, new, chooser, settings)
+
+
+def tuning_of(grids: Mapping[str, Sequence[float]], *, folds: int, prediction: str) -> Tuning | None:
+    """Return what DeKRR tunes first: None where there is one value of each to choose from."""
+    if max(map(len, grids.values())) == 1:
+        return None
+    return Tuning(
+        sigmas=tuple(grids["sigma"]),
+        alphas=tuple(grids["alpha"]),
+        consensuses=tuple(grids["consensus"]),
+        folds=folds,
+        prediction=prediction,
+    )
+
 
 Graph = Mapping[Hashable, Iterable[Hashable]]
 
@@ -28,11 +453,8 @@ class Run:
 
     Parameters
     ----------
-    sites : dict of label to Site
     outcomes : dict of label to Outcome
         Of the sites that were driven in this process.
-    traffic : Traffic
-    network : Network
     """
 
     sites: dict[Hashable, Site]
@@ -80,7 +502,6 @@ def sites_of(
 
     Parameters
     ----------
-    rows : mapping of label to Rows
     graph : mapping of label to its neighbours
         For instance a networkx graph.
     seed : int, default=0
@@ -91,7 +512,7 @@ def sites_of(
     Examples
     --------
     >>> import numpy as np
-    >>> from dekrr.rows import ArrayRows
+    >>> from dekrr.tables.rows import ArrayRows
     >>> rows = dict.fromkeys([1, 2], ArrayRows(np.zeros((3, 1)), np.zeros(3)))
     >>> sites = sites_of(rows, {1: [2], 2: [1]})
     >>> sites[1].name, sites[1].neighbors
@@ -116,7 +537,6 @@ def run(
 
     Parameters
     ----------
-    sites : mapping of label to Site
     procedure : callable
         Makes a site's procedure of its label and the site.
     connect : Connect, optional
@@ -126,10 +546,13 @@ def run(
     """
     network = (connect or LocalNetwork)({site.name: site.neighbors for site in sites.values()})
     here = driven(network, sites)
-    procedures = {site.name: procedure(label, site) for label, site in here.items()}
-    if watch is not None:
-        first = next(iter(procedures))
-        procedures[first] = watch.follow(procedures[first])
+    watched = next(iter(here), None) if watch is not None else None
+    procedures = {}
+    for label, site in here.items():
+        if watch is not None and label == watched:
+            procedures[site.name] = watch.follow(procedure(label, replace(site, enter=watch.enter)))
+        else:
+            procedures[site.name] = procedure(label, site)
     outcomes = network.run(procedures)
     return Run(
         sites=dict(sites),
@@ -137,3 +560,127 @@ def run(
         traffic=tell(network, sites).relabelled({site.name: label for label, site in sites.items()}),
         network=network,
     )
+
+
+_ROWS_PER_FEATURE = 2
+_FEWEST_FEATURES = 10
+_MOST_BYTES = 700_000  # that a site's sums for its neighbours have
+
+
+def n_features_for(n_rows: int, n_neighbors: int) -> int:
+    """Return how many features a site takes where nobody says: by its rows, within a budget of bytes.
+
+    A neighbour is sent sums of D (D + 1) / 2 + D D numbers.
+
+    Examples
+    --------
+    >>> n_features_for(100, 4), n_features_for(1000, 4), n_features_for(1000, 2), n_features_for(1000, 0)
+    (50, 120, 170, 500)
+    """
+    affordable = _MOST_BYTES / (12 * n_neighbors) if n_neighbors else np.inf
+    return int(max(_FEWEST_FEATURES, min(n_rows // _ROWS_PER_FEATURE, np.sqrt(affordable))))
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """How sites choose features.
+
+    Parameters
+    ----------
+    owner : str
+        The estimator's name, for messages.
+    given : mapping of str to object
+        The estimator's n_features, kernel, sigma and mapping.
+    defaults : mapping of str to object
+        The same of an estimator that is given none.
+    leaves_sigma : bool, default=False
+        Whether the sites agree on a bandwidth, where it is "auto".
+    """
+
+    owner: str
+    features: Any
+    given: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    leaves_sigma: bool = False
+
+    @classmethod
+    def of(cls, regressor: Any, features: Any = None) -> "Choosing":
+        """Return how an estimator's sites choose: by its parameters, or by other `features`."""
+        names = ("n_features", "kernel", "sigma", "mapping")
+        return cls(
+            type(regressor).__name__,
+            regressor.features if features is None else features,
+            {name: getattr(regressor, name) for name in names},
+            {name: type(regressor).__dataclass_fields__[name].default for name in names},
+        )
+
+    def brought(self) -> Chooser | None:
+        """Return the chooser that `features` is, or makes; None where it is a name."""
+        if hasattr(self.features, "chooser"):  # a transformer of one
+            made: Chooser = self.features.chooser()
+            return made
+        return None if isinstance(self.features, str) else self.features
+
+    def setting(self, name: str) -> Any:
+        """Return a setting that a chooser object may bring too: from where it is given.
+
+        A default counts as not given.
+        """
+        own, brought = self.given[name], self.brought()
+        if brought is None or _is_same(getattr(brought, name), Chooser.__dataclass_fields__[name].default):
+            return own
+        if _is_same(own, self.defaults[name]) or _is_same(own, getattr(brought, name)):
+            return getattr(brought, name)
+        raise SettingsError(
+            f"{name} is {own!r} in {self.owner} and {getattr(brought, name)!r} in {type(brought).__name__}, "
+            "which chooses its features: give it once"
+        )
+
+    def sigmas(self) -> tuple[float, ...]:
+        """Return the bandwidths to choose from; one that is given is the only one, and 1 stands for one to agree on."""
+        return (1.0,) if self.leaves_sigma else grid_of("sigma", self.setting("sigma"))
+
+    def kernel_name(self) -> str:
+        """Return what model files call the kernel."""
+        return name_of(self.setting("kernel"))
+
+    def sizes(self, labels: Sequence[Hashable]) -> dict[Hashable, int]:
+        """Return how many features each site gets (its mean, where an allocation shares them out)."""
+        given = self.setting("n_features")
+        if is_auto(given):
+            given = FeatureSettings().n_features
+        if isinstance(given, Integral):
+            return dict.fromkeys(labels, int(given))
+        sizes = dict(given) if isinstance(given, Mapping) else dict(zip(labels, given, strict=False))
+        if set(sizes) != set(labels) or (not isinstance(given, Mapping) and len(given) != len(labels)):
+            raise SettingsError(f"n_features has {len(given)} entries for {len(labels)} sites: {listed(labels)}")
+        return {label: int(size) for label, size in sizes.items()}
+
+    def sized(self, n_rows: Mapping[Hashable, int], graph: Any) -> "Choosing":
+        """Return how sites choose where each takes features by its rows, if their number is "auto"."""
+        if not is_auto(self.setting("n_features")):
+            return self
+        sizes = {label: n_features_for(number, graph.degree[label]) for label, number in n_rows.items()}
+        return replace(self, given={**self.given, "n_features": sizes})
+
+    def chooser(self, n_features: int, sigma: float | None = None) -> Chooser:
+        """Return the chooser of a site with so many features; by default with the first bandwidth."""
+        chooser = self.brought() or CHOOSERS[self.features]()
+        if sigma is None and not self.leaves_sigma:
+            sigma = self.sigmas()[0]
+        return chooser.replace(
+            n_features=n_features,
+            kernel=self.setting("kernel"),
+            sigma=sigma,
+            mapping=self.setting("mapping"),
+        )
+
+    def choosers(self, labels: Sequence[Hashable], sigma: float | None = None) -> dict[Hashable, Chooser]:
+        """Return each site's chooser; sites of one size share it."""
+        sizes = self.sizes(labels)
+        of_size = {size: self.chooser(size, sigma) for size in set(sizes.values())}
+        return {label: of_size[size] for label, size in sizes.items()}
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return np.ndim(value) == 0 and bool(value == other)

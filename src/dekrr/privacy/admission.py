@@ -11,11 +11,28 @@ limit. Those are plain random waves of several lengths, with at least three rows
 tells where it is. A withheld row has no part in any sum over features that leaves the site: neither in sums for
 neighbours nor in the site's own sums, because coefficients show those. What sites tell about raw columns, before
 features are drawn, counts all rows: which of them stand alone is known only when columns are numbers.
+
+Few rows can stand alone together. Where a column has few different values, features of it alone make up the indicator
+of each value, and a target is an indicator already: products with it are sums over the rows of that value. So a site
+withholds rows with a value that too few rows have, too (`rare_values`), in a deployment.
+
+**What a site refuses because it has too few rows for the features of a sum.**
+
+More features than rows leave a null space that only the rows fit. `docs/explanation/privacy-evidence.md` has the attack
+with its figures.
+
+**What a site refuses of the maps that neighbours send: too many, too long frequencies, too large amplitudes.**
+
+A neighbour that may choose its features freely can choose them so that sums give rows away: very high frequencies turn
+a sum into a fingerprint of its rows. `docs/explanation/privacy-evidence.md` has the attack with its figures.
+
+A neighbour proves that its features come from the agreed pool by its seed and the indices of the chosen candidates.
 """
 
+import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +40,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ..disk import replacing
-from ..errors import DataError
+from ..errors import DataError, MessageError, SettingsError
 from ..features import FeatureMap
-from ..rows import ArrayRows
+from ..messages import Chosen
 from ..scaling import Scaling
-from ..selection import Plain
+from ..selection import Chooser, Plain
+from ..statistics import weighted_features
+from ..tables.rows import ArrayRows, Rows
 from ..types import Array
 
 _REFERENCE = Plain(sigma=1.0, bandwidths=(1.0, 2.0, 4.0, 8.0), max_columns=4)
@@ -35,6 +54,7 @@ _ROWS_PER_FEATURE = 3
 _MOST_FEATURES = 512
 _PASSES = 3
 _ROUNDING = 1e-12
+_MOST_VALUES = 20  # of a column that a sum over the rows of one value can be worked out for
 
 
 AnyAdmission = Callable[[Array], np.ndarray]
@@ -49,10 +69,8 @@ class Admission:
     ----------
     bounds : Scaling
         The site's own smallest and largest values: the units of the reference features.
-    reference : FeatureMap
     whitening : ndarray of shape (n_features, n_features)
         (Z'Z)^-1/2 over the rows that are admitted, of the rows that the rule was learnt from.
-    max_leverage : float
     order : ndarray of int, shape (n_columns,), optional
         The places of the rule's columns in the rows that it is asked about, where they come in another order.
     """
@@ -116,6 +134,32 @@ def learn(rows: ArrayRows, max_leverage: float) -> Admission:
     return Admission(rows.bounds, reference, told, max_leverage)
 
 
+def rare_values(columns: Iterable[np.ndarray], inside: np.ndarray, fewest: int) -> np.ndarray:
+    """Return the rows with a value that fewer than `fewest` rows have, in a column of few values; shape (n_rows,).
+
+    Parameters
+    ----------
+    columns : iterable of ndarray of shape (n_rows,)
+        Of the columns and the targets.
+    inside : ndarray of bool, shape (n_rows,)
+        The rows that would be in sums.
+
+    Examples
+    --------
+    >>> rare_values([np.array([0.0, 0.0, 0.0, 1.0])], np.ones(4, dtype=bool), fewest=2)
+    array([False, False, False,  True])
+    """
+    columns, rare = list(columns), np.zeros(len(inside), dtype=bool)
+    while True:  # a value can become rare when rows are withheld for another
+        left = np.flatnonzero(inside & ~rare)
+        for values in columns:
+            _, places, counts = np.unique(values[left], return_inverse=True, return_counts=True)
+            if 1 < len(counts) <= _MOST_VALUES:
+                rare[left] |= counts[places] < fewest
+        if not rare[left].any():
+            return rare
+
+
 def kept(path: Path, make: Callable[[], Admission], n_columns: int) -> Admission:
     """Return the rule in a file, or the one that is made now and written there before it is used."""
     if not path.exists():
@@ -150,3 +194,261 @@ def whiten(gram: Array) -> Array:
 def leverages(features: Array, whitening: Array) -> Array:
     """Return z'(Z'Z)^-1 z of each row's features, shape (n_rows,)."""
     return np.asarray(np.sum((features @ whitening.astype(features.dtype, copy=False)) ** 2, axis=1))
+
+
+_ALONE = 0.8  # leverage among a map's features from which a row does not count as hidden
+_LEVERAGE_PASSES = 3
+
+
+def check_rows(
+    site: str,
+    n_rows: int,
+    own_map: FeatureMap | None,
+    maps: Mapping[str, FeatureMap],
+    rows_per_feature: float,
+    n_lone: int = 0,
+) -> None:
+    """Refuse sums of more features than the site's rows, without those that stand alone, can hide among.
+
+    Where a site has fewer rows than there are features, its own and the neighbour's together, the sums have a null
+    space that singles the rows out; just above that, directions with next to no weight still do.
+    """
+    for neighbor, feature_map in maps.items():
+        n_own = own_map.n_features if own_map is not None else 0
+        features = n_own + feature_map.n_features
+        if n_rows - n_lone < rows_per_feature * features:
+            there = f"{n_rows} rows, {n_lone} of which stand alone," if n_lone else f"{n_rows} rows,"
+            what = f"its {n_own} features and the {feature_map.n_features} of site {neighbor!r}"
+            if own_map is None:
+                what = f"the {feature_map.n_features} features that site {neighbor!r} has on its shortlist"
+            raise DataError(
+                f"site {site!r} has {there} too few for sums of {what}: with fewer than {rows_per_feature:g} rows per "
+                f"feature ({int(np.ceil(rows_per_feature * features))} here), rows can be computed from the sums. Use "
+                "fewer features, join the site to another, or lower rows_per_feature"
+            ).about(code="few-rows")
+
+
+def longest_shortlist(n_rows: int, rows_per_feature: float) -> float:
+    """Return how many features of a shortlist a site of `n_rows` rows sends sums of.
+
+    As many as a neighbour of equally many features may have, half of what it may ask for together with the site's own.
+    """
+    return np.floor(n_rows / (2 * rows_per_feature)) if rows_per_feature else np.inf
+
+
+def discreet_shortlist(n_rows: int, rows_a_feature: float) -> float:
+    """Return how many features a site asks neighbours about that have `n_rows` rows together; 0 is no limit.
+
+    With 30 rows a feature, and four neighbours under masks, fewer than 8 of 100 known members are found at one false
+    alarm in a hundred; docs/explanation/privacy-evidence.md has the figures. A site keeps to it by itself: a neighbour
+    does not know how many rows the others have in the sum.
+    """
+    return np.floor(n_rows / rows_a_feature) if rows_a_feature else np.inf
+
+
+def check_rows_of_shortlists(site: str, n_rows: int, maps: Mapping[str, FeatureMap], rows_per_feature: float) -> None:
+    """Refuse sums of a shortlist of more features than the site's rows can hide among; see `check_rows`."""
+    for neighbor, feature_map in maps.items():
+        if feature_map.n_features > longest_shortlist(n_rows, rows_per_feature):
+            raise DataError(
+                f"site {site!r} has {n_rows} rows, too few for sums of the {feature_map.n_features} features that site "
+                f"{neighbor!r} has on its shortlist: with fewer than {2 * rows_per_feature:g} rows per feature, rows "
+                "that stand alone can be computed from the sums. Use fewer features, join the site to another, or "
+                "lower rows_per_feature"
+            ).about(code="few-rows")
+
+
+def check_rows_of_shared(
+    site: str, n_rows: int, feature_map: FeatureMap, neighbors: Collection[str], rows_per_feature: float
+) -> None:
+    """Refuse sums of features that all sites share over too few rows; see `check_rows_of_shortlists`."""
+    if neighbors and feature_map.n_features > longest_shortlist(n_rows, rows_per_feature):
+        raise DataError(
+            f"site {site!r} has {n_rows} rows, too few for sums of the {feature_map.n_features} features that all "
+            f"sites share: with fewer than {2 * rows_per_feature:g} rows per feature, rows can be computed from the "
+            "sums. Use fewer features, join the site to another, or lower rows_per_feature"
+        ).about(code="few-rows")
+
+
+def check_leverages(
+    site: str, rows: Rows, own_map: FeatureMap | None, maps: Mapping[str, FeatureMap], rows_per_feature: float
+) -> None:
+    """Refuse sums of features among which too many of the site's rows stand alone; see `check_rows`.
+
+    A liar's map, or one of very many features, leaves most rows alone. Which rows are in sums does not depend on it: a
+    site sends sums over all rows that it admits, or refuses.
+
+    Parameters
+    ----------
+    own_map : FeatureMap or None
+        None where the sums are of a neighbour's shortlist alone.
+    """
+    for neighbor, n_lone in lone_rows(rows, own_map, maps).items():
+        check_rows(site, rows.n_rows, own_map, {neighbor: maps[neighbor]}, rows_per_feature, n_lone)
+
+
+def lone_rows(rows: Rows, own_map: FeatureMap | None, maps: Mapping[str, FeatureMap]) -> dict[str, int]:
+    """Return for each neighbour how many rows stand alone among its features or the site's own."""
+    sample = rows.sample
+    of_own = _stands_alone(sample, own_map) if own_map is not None else np.zeros(sample.n_rows, dtype=bool)
+    share = rows.n_rows / max(sample.n_rows, 1)
+    return {
+        neighbor: round(share * int((of_own | _stands_alone(sample, feature_map)).sum()))
+        for neighbor, feature_map in maps.items()
+    }
+
+
+def _stands_alone(rows: ArrayRows, feature_map: FeatureMap) -> np.ndarray:
+    """Return which rows have a leverage near 1 among features, shape (n_rows,); where all would, none does.
+
+    Rows that others hid behind show when those are gone, so that it is done three times.
+    """
+    features = weighted_features(feature_map, rows.arrays())
+    left = np.arange(rows.n_rows)
+    for _ in range(_LEVERAGE_PASSES if rows.n_rows else 0):
+        typical = leverages(features[left], whiten(features[left].T @ features[left])) <= _ALONE
+        if typical.all() or not typical.any():
+            break
+        left = left[typical]
+    return np.asarray(~np.isin(np.arange(rows.n_rows), left))
+
+
+_LARGEST_AMPLITUDE = 1e8  # a sampled feature's is 1 / sqrt(pool size times its chance)
+_ONE_IN = 1e-12  # a frequency that an honest site draws less often than this is refused
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """The maps that each neighbour has asked sums for in this run."""
+
+    maps: dict[str, set[bytes]] = field(default_factory=dict)
+
+    def admit(self, asked: Mapping[str, FeatureMap], most: int) -> None:
+        """Note the maps asked for now, and refuse a neighbour's map number `most` + 1.
+
+        Every further map is another set of equations for the same rows.
+        """
+        for neighbor, feature_map in asked.items():
+            known = self.maps.setdefault(neighbor, set())
+            known.add(fingerprint(feature_map))
+            if len(known) > most:
+                raise MessageError(
+                    f"site {neighbor!r} asks for sums of its feature map number {len(known)} in this run; the limit is "
+                    f"max_maps={most}",
+                    neighbor,
+                )
+
+
+def fingerprint(feature_map: FeatureMap) -> bytes:
+    """Return a digest that two maps share only when they are equal."""
+    digest = hashlib.sha256()
+    for part in (feature_map.frequencies, feature_map.phases, feature_map.amplitudes):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.digest()
+
+
+def frequency_limit(selector: Chooser, n_columns: int) -> float:
+    """Return the longest frequency, |w|, that the agreed chooser and kernel draw but once in 10^12 draws.
+
+    Each kernel knows its own law; one that does not is refused. The laplacian kernel's frequencies have such heavy
+    tails that its limit hardly limits; `verify_features` does.
+    """
+    return selector.longest_frequency(n_columns, _ONE_IN)
+
+
+def check_frequencies(maps: Mapping[str, FeatureMap], limit: float) -> None:
+    """Refuse maps with frequencies that no honest site draws from the agreed kernel."""
+    for neighbor, feature_map in maps.items():
+        longest = float(np.max(np.linalg.norm(feature_map.frequencies, axis=0), initial=0.0))
+        if not longest <= limit:
+            raise MessageError(
+                f"site {neighbor!r} sent a frequency of length {longest:.4g}; the agreed kernel and bandwidth give "
+                f"{limit:.4g} at most: it has another sigma, or is trying to single out rows",
+                neighbor,
+            )
+
+
+def check_amplitudes(neighbor: str, amplitudes: Array) -> None:
+    """Refuse amplitudes that no honest site has, and whose sums would overflow."""
+    largest = float(np.max(np.abs(amplitudes), initial=0.0))
+    if largest > _LARGEST_AMPLITUDE:
+        raise MessageError(f"site {neighbor!r} sent an amplitude of {largest:.4g}, which no feature has", neighbor)
+
+
+_LARGEST_POOL = 1 << 30  # bytes of frequencies that a neighbour may have this site draw
+
+
+def site_rng(seed: int, name: str, purpose: str = "features") -> np.random.Generator:
+    """Return the random numbers of the site called `name` for one purpose: a stream that anybody can redraw."""
+    digest = hashlib.sha256(f"{purpose} {name}".encode()).digest()
+    return np.random.default_rng([seed, int.from_bytes(digest[:8])])
+
+
+def prove(selector: Chooser, feature_map: FeatureMap, seed: int, name: str, n_neighbors: int) -> Chosen:
+    """Return a site's choice as the pool's seed and the indices of its candidates.
+
+    Parameters
+    ----------
+    selector : Chooser
+        With the site's own number of features.
+    feature_map : FeatureMap
+        What it chose from the pool that `site_rng(seed, name)` draws: its features, or a shortlist.
+    """
+    pool = selector.draw_pool(feature_map.n_columns, site_rng(seed, name))
+    places = {column.tobytes(): i for i, column in reversed(list(enumerate(_columns(pool.frequencies))))}
+    try:
+        indices = [places[column.tobytes()] for column in _columns(feature_map.frequencies)]
+    except KeyError:
+        raise SettingsError(
+            f"site {name!r} has features that are not in the pool of the run's seed, so it cannot prove them; "
+            "let a chooser choose from its pool, or set verify_features=False"
+        ) from None
+    kept = pool.keep(np.array(indices[: len(indices) // pool.width]))
+    empty = np.empty(0)
+    same_phases = np.array_equal(kept.phases, feature_map.phases)
+    same_amplitudes = np.array_equal(kept.amplitudes, feature_map.amplitudes)
+    return Chosen(
+        seed,
+        int(selector.n_features),
+        indices[: len(indices) // pool.width],
+        empty if same_phases else feature_map.phases,
+        empty if same_amplitudes else feature_map.amplitudes,
+        n_neighbors,
+    )
+
+
+def redraw(selector: Chooser, message: Chosen, seed: int, sender: str, n_columns: int) -> FeatureMap:
+    """Return the map that `prove` stands for, drawing the sender's pool again."""
+    if message.seed != seed:
+        raise MessageError(
+            f"site {sender!r} drew its pool with seed {message.seed}, not with the run's seed {seed}", sender
+        )
+    n_sent = len(message.indices) * selector.width
+    if not n_sent:
+        raise MessageError(f"site {sender!r} chose no features at all", sender)
+    if not 0 < message.n_features <= n_sent or message.n_features % selector.width:
+        raise MessageError(
+            f"site {sender!r} sent {n_sent} features from a pool that it says is for {message.n_features}",
+            sender,
+        )
+    bytes_of_pool = 8 * n_columns * message.n_features * selector.pool_ratio
+    if message.n_features > selector.n_features and bytes_of_pool > _LARGEST_POOL:
+        raise MessageError(f"site {sender!r} drew a pool for {message.n_features} features, too large to draw", sender)
+    pool = selector.replace(n_features=message.n_features).draw_pool(n_columns, site_rng(seed, sender))
+    if min(message.indices) < 0 or max(message.indices) >= pool.n_candidates:
+        raise MessageError(f"site {sender!r} chose candidates outside its pool of {pool.n_candidates}", sender)
+    chosen = np.asarray(message.indices, dtype=np.intp)
+    kept = pool.keep(chosen)
+    for name, values in (("phases", message.phases), ("amplitudes", message.amplitudes)):
+        if values.shape not in ((0,), (kept.n_features,)):
+            raise MessageError(f"site {sender!r} sent {values.size} {name} for {kept.n_features} features", sender)
+    check_amplitudes(sender, message.amplitudes)
+    return FeatureMap(
+        kept.frequencies,
+        message.phases if message.phases.size else kept.phases,
+        message.amplitudes if message.amplitudes.size else kept.amplitudes,
+    )
+
+
+def _columns(frequencies: Array) -> Array:
+    return np.ascontiguousarray(frequencies.T)

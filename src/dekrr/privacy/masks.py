@@ -77,7 +77,6 @@ class FixedPoint:
     ----------
     exponent : int
         No number is larger than 2^exponent.
-    n_terms : int
 
     Examples
     --------
@@ -144,7 +143,6 @@ class Identity:
         The run and its epoch: the same at all sites, and never again.
     private : bytes, optional
         32 secret bytes, of this context alone. A site that repeats an epoch must have the same. None draws new ones.
-    signer : Signer
     graph : mapping of site to sequence of str, optional
         Who is whose neighbour in this context, as the site knows it. None where nothing is known: then sites are
         believed who their neighbours are.
@@ -253,13 +251,7 @@ class Pads:
         self._made = {}
 
     def words(self, number: int, size: int) -> np.ndarray:
-        """Return the words to add to sum number `number`, shape (size,); numbers must grow.
-
-        Parameters
-        ----------
-        number : int
-        size : int
-        """
+        """Return the words to add to sum number `number`, shape (size,); numbers must grow."""
         if number <= self._last:
             raise MaskError(f"the masks of sum {number} are used already; the last was {self._last}")
         self._last = number
@@ -331,7 +323,6 @@ def partners(names: Mapping[str, bytes], keys: KeyPair, label: Sequence[str]) ->
     ----------
     names : mapping of partner to bytes
         Its public key.
-    keys : KeyPair
     label : sequence of str
         The run, the epoch and the centre.
     """

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..types import Block
-from .history import row_hashes
+from .ledger import row_hashes
 
 
 class Odometer:
@@ -37,7 +37,6 @@ class Odometer:
         ----------
         blocks : iterable of Block
             The rows of the fit. A row that repeats counts once.
-        epsilon : float
         """
         parts = [row_hashes(np.column_stack([block.X, block.y]), self._secret) for block in blocks]
         new = np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *parts]))

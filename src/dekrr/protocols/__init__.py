@@ -6,12 +6,13 @@ Who carries the messages is the business of `dekrr.networks`.
 
 `dekrr.train` is the paper's Algorithm 1, line by line. The modules from the bottom up:
 
-- `site`: a site, and the types of a procedure; `stages`: what a site has after each stage of a run.
-- `roll_call`, `census`, `roster`: who is there; `preparation`: the units of rows; `spanning_tree`: sums over all sites;
-  `stopping`: when all stop; `wire`: how coefficients travel.
-- `run`: chooser, settings and policies in one object; `offers`: maps offered, proved and checked; `choosing`: how many
-  features, and which; `exchange`: sums, sums with noise, or the paper's rows; `rounds`: the iteration.
-- `tuning`, `cross_validation`, `scoring`: settings chosen from grids.
-- `dekrr`, `online`, `baselines`: the procedures; `outcome`: what they return; `reading`: what a mesh must know of
-  messages.
+- `site`: a site, and the types of a procedure.
+- `roll_call`: who is there; `masking`: sums that one site can read; `spanning_tree`: sums over all sites;
+  `preparation`: what columns become, and the units of rows.
+- `run`: chooser, settings and policies in one object, and what a site has after each stage; `outcome`: what it returns.
+- `choosing`: how many features, which, and how they are told; `exchange`: sums, sums with noise, or the paper's rows;
+  `rounds`: the iteration, and how its coefficients travel; `cross_validation`: settings chosen from grids.
+- `shared_part`, `dekrr`, `home`: the parts of a model; `calibration`: a second training; `training`: all of it.
+- `looking`: before summing; `online`: after it; `baselines`: other methods; `after_loss`: without a site that is lost;
+  `reading`: what a mesh must know of messages.
 """

@@ -5,6 +5,8 @@ found. A shared part need not be fitted again: its error without a row follows f
 compares what this second model predicts with the rows that it held out. Sums and counts over the held-out rows of all
 sites go over the spanning tree. A site with so few rows that it must not send sums over four fifths of them holds none
 out, and has no intervals.
+
+Errors on held-out rows are those of what a second training without them predicts. Nothing is sent for them.
 """
 
 import math
@@ -15,24 +17,165 @@ from typing import NamedTuple
 import numpy as np
 
 from ..classes import N_BINS as BINS_OF_CLASSES
-from ..classes import NEWTON_STEPS, ClassCalibration, Platt
+from ..classes import NEWTON_STEPS, ClassCalibration, Platt, scores
 from ..classes import histogram as histogram_of_classes
 from ..classes import scores as scores_of_classes
-from ..intervals import N_BINS, Calibration, Scale, histogram, scores_of
-from ..rows import ArrayRows
+from ..folds import is_usual
+from ..intervals import N_BINS, Calibration, Scale, histogram
+from ..metrics import rse
+from ..parts.local import Home
+from ..response import AS_IT_IS
 from ..settings import DeKRRSettings
+from ..tables.rows import ArrayRows
 from ..types import Array
-from .leverages import left_by_shared
 from .masking import Agreement, Masks
 from .outcome import HeldOut, Outcome
 from .roll_call import RollCall
-from .site import Procedure, Site
+from .site import Kept, Procedure, Site
 from .spanning_tree import tree_sum
+
+
+class Predicted(NamedTuple):
+    """Responses of held-out rows, what a model predicts, and what each row counts for."""
+
+    y: Array
+    prediction: Array
+    weight: Array
+
+    @classmethod
+    def own(cls, rows: HeldOut, prediction: Array | None = None) -> "Predicted":
+        """Return what a site predicts for its own held-out rows: by its model, or by what it would do alone."""
+        weight = np.ones(rows.rows.n_rows) if rows.rows.weight is None else rows.rows.weight
+        return cls(rows.rows.y, rows.own if prediction is None else prediction, weight * rows.rows.expansion)
+
+    def changed(self, change: Callable[[Array], Array]) -> "Predicted":
+        """Return the same in other units of the response."""
+        return self._replace(y=change(self.y), prediction=change(self.prediction))
+
+    @classmethod
+    def joined(cls, parts: list["Predicted"]) -> "Predicted":
+        """Return the rows of several."""
+        return cls(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+
+class Unseen(NamedTuple):
+    """Held-out rows, what is known of their responses before a model predicts the rest, and what each counts for."""
+
+    X: Array
+    y: Array
+    beneath: Array
+    weight: Array
+
+    @classmethod
+    def of(cls, held: HeldOut, most: int) -> "Unseen":
+        """Return the held-out rows of a site, or `most` of them that stand for all."""
+        n_rows, weight = held.rows.n_rows, held.rows.weight
+        places = np.arange(n_rows) if most >= n_rows else np.linspace(0, n_rows - 1, most).astype(int)
+        weights = np.ones(len(places)) if weight is None else weight[places]
+        counted = weights * n_rows * held.rows.expansion / max(len(places), 1)
+        return cls(held.rows.X[places], held.rows.y[places], held.beneath[places], counted)
+
+    @classmethod
+    def joined(cls, parts: list["Unseen"]) -> "Unseen":
+        """Return the rows of several sites."""
+        return cls(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+    def predicted(self, model: HeldOut) -> Predicted:
+        """Return what a site's model predicts for the rows, as if they came from elsewhere."""
+        return Predicted(self.y, self.beneath + model.fitted(self.X), self.weight)
+
+
+Measure = Callable[[Predicted], float]
+
+
+def measures_of(classes: ClassCalibration | None) -> dict[str, Measure]:
+    """Return what is measured on held-out rows: RSE or, for classes, accuracy and log loss."""
+    if classes is None:
+        return {"RSE": lambda found: rse(found.y, found.prediction, found.weight)}
+    return {"accuracy": _accuracy(classes.platt), "log loss": _log_loss(classes.platt)}
+
+
+def losses_of(classes: ClassCalibration | None) -> dict[str, Callable[[Predicted], Array]]:
+    """Return for each measure what each row adds to it: the less, the better.
+
+    A squared error is relative to the variance of the rows, which are those of one site.
+    """
+    if classes is None:
+        return {"RSE": _relative_squares}
+    platt = classes.platt
+    return {"accuracy": lambda found: 1.0 - _right(found, platt), "log loss": lambda found: _log_losses(found, platt)}
+
+
+def _relative_squares(found: Predicted) -> Array:
+    y, prediction = (values.reshape(len(found.y), -1) for values in (found.y, found.prediction))
+    spread = np.average((y - np.average(y, axis=0, weights=found.weight)) ** 2, axis=0, weights=found.weight)
+    varies = spread > 0
+    squares = (prediction[:, varies] - y[:, varies]) ** 2 / spread[varies]
+    return np.asarray(squares.mean(axis=1)) if varies.any() else np.zeros(len(y))
+
+
+def errors_at_site(outcome: Outcome, back: Callable[[Array], Array] = AS_IT_IS.back) -> dict[str, float]:
+    """Return a site's errors on its own held-out rows, by what is measured; empty where it held none out.
+
+    Parameters
+    ----------
+    back : callable
+        Gives responses that were changed for training their own units.
+    """
+    held = outcome.held_out
+    if held is None or not held.rows.n_rows:
+        return {}
+    found = Predicted.own(held).changed(back)
+    return {name: measure(found) for name, measure in measures_of(outcome.classes).items()}
+
+
+def _accuracy(platt: Platt) -> Measure:
+    def measure(found: Predicted) -> float:
+        return float(np.average(_right(found, platt), weights=found.weight))
+
+    return measure
+
+
+def _log_loss(platt: Platt) -> Measure:
+    def measure(found: Predicted) -> float:
+        return float(np.average(_log_losses(found, platt), weights=found.weight))
+
+    return measure
+
+
+def _right(found: Predicted, platt: Platt) -> Array:
+    """Return 1 for each row whose class is predicted, and 0 for the others."""
+    probable = np.argmax(platt.logits(scores(found.prediction)), axis=1)
+    return np.asarray(np.argmax(scores(found.y), axis=1) == probable, dtype=float)
+
+
+def _log_losses(found: Predicted, platt: Platt) -> Array:
+    return np.asarray(-np.log(np.sum(platt.probabilities(scores(found.prediction)) * scores(found.y), axis=1)))
+
 
 PARTS = 5  # one of them is held out
 _FEWEST = 4  # held-out rows
-Predict = Callable[[Outcome, Array], Array]
-"""The whole prediction of an outcome, in the units of rows and responses."""
+_LARGEST = 2.0**40  # a sum of errors, in units of the scaled response
+
+
+class Known(NamedTuple):
+    """What is known of rows before the second training, in the units of the response.
+
+    Parameters
+    ----------
+    beneath : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+        What the shared part, and at home the level, would predict without the row, where the second training does not
+        fit them anew; otherwise 0.
+    unseen : ndarray of shape (n_rows,) or (n_rows, n_outputs), or None
+        What the first training would predict without the row, about; see `home`.
+    """
+
+    beneath: Array
+    unseen: Array | None
+
+    def take(self, chosen: Array) -> "Known":
+        """Return the rows of a mask."""
+        return Known(self.beneath[chosen], None if self.unseen is None else self.unseen[chosen])
 
 
 class Portion(NamedTuple):
@@ -40,18 +183,17 @@ class Portion(NamedTuple):
 
     Parameters
     ----------
-    rows : ArrayRows
-    left : ArrayRows
-        The same rows with what the second training has to predict: all of the response, or what the shared part would
-        leave without the row.
+    home, elsewhere : Known
+        Of predictions for the site's own rows, and for rows from anywhere.
     """
 
     rows: ArrayRows
-    left: ArrayRows
+    home: Known
+    elsewhere: Known
 
     def take(self, chosen: Array) -> "Portion":
         """Return the rows of a mask."""
-        return Portion(self.rows.take(chosen), self.left.take(chosen))
+        return Portion(self.rows.take(chosen), self.home.take(chosen), self.elsewhere.take(chosen))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +202,16 @@ class Second:
 
     Parameters
     ----------
-    site : Site
     first, second : Outcome
-        Of the training with all rows, and of that without the held-out ones.
+        Of the training with all rows, and of that without the held-out ones. The first alone has a home.
     kept, held_out : Portion
         The rows of the second training, and the others; of these there may be none.
-    predict : callable
+    prediction : {"neighborhood", "own"}
     masks : Masks or None
         For sums over the tree.
+    home : Home or None
+        What the site adds for its own rows, from the first training without the held-out rows; None for predictions
+        elsewhere, and where it adds nothing.
     """
 
     site: Site
@@ -75,27 +219,47 @@ class Second:
     second: Outcome
     kept: Portion
     held_out: Portion
-    predict: Predict
+    prediction: str
     masks: Masks | None
-
-    def predicted(self, part: Portion) -> Array:
-        """Return what is predicted without the held-out rows, in the units of the response."""
-        return np.asarray(part.rows.y - part.left.y + self.fitted(part.rows.X))
+    home: Home | None
 
     def fitted(self, X: Array) -> Array:
         """Return what the second training predicts of all that it had to fit, in the units of the response."""
-        return self.predict(self.second, X)
+        scaling, shared = self.second.scaling, self.second.shared
+        found = self.second.others(scaling.rows(X), self.prediction, self.home)
+        if self.home is not None and shared is not None:  # otherwise the level is beneath
+            found = found + shared.level
+        return np.asarray(scaling.undo(found))
+
+    def predicted(self, part: Portion) -> Array:
+        """Return what is predicted without the held-out rows, in the units of the response."""
+        found = self.known(part).beneath + self.fitted(part.rows.X)
+        if self.home is None or self.home.local is None:
+            return np.asarray(found)
+        scaling = self.first.scaling
+        scaled = (found - scaling.undo(np.zeros_like(found))) / self.first.unit(found)
+        return np.asarray(scaling.undo(self.home.local(scaling.rows(part.rows.X), scaled)))
+
+    def known(self, part: Portion) -> Known:
+        """Return what is known of rows, at home or elsewhere."""
+        return part.elsewhere if self.home is None else part.home
 
     def disagreement(self, part: Portion) -> Array:
         """Return how far the first training's predictions are from those without the held-out rows."""
-        return np.asarray(self.predict(self.first, part.rows.X) - self.predicted(part))
+        rows = self.first.scaling.rows(part.rows.X)
+        found = self.first.predicted(rows, self.prediction, elsewhere=self.home is None)
+        return np.asarray(self.first.scaling.undo(found) - self.predicted(part))
 
-    @property
-    def told(self) -> np.ndarray:
-        """Which held-out rows may be in sums that leave the site: those that were in the sums of the training."""
+    def elsewhere(self) -> "Second":
+        """Return the same of what may leave the site: no level, no local part, and the rows alone that were in sums."""
+        kept, held_out = self._admitted(self.kept), self._admitted(self.held_out)
+        if held_out.rows.n_rows < _FEWEST or not kept.rows.n_rows:
+            held_out = held_out.take(np.zeros(held_out.rows.n_rows, dtype=bool))
+        return replace(self, kept=kept, held_out=held_out, home=None)
+
+    def _admitted(self, part: Portion) -> Portion:
         admits = self.first.admission
-        n_rows = self.held_out.rows.n_rows
-        return np.ones(n_rows, dtype=bool) if admits is None or not n_rows else admits(self.held_out.rows.X)
+        return part if admits is None or not part.rows.n_rows else part.take(admits(part.rows.X))
 
     def sum_over_sites(self, values: Array, largest: float) -> Procedure[Array]:
         """Return the sum of all sites' arrays; `largest` is a public bound on each entry."""
@@ -147,12 +311,12 @@ def calibrate(
     site: Site,
     outcome: Outcome,
     again: Callable[[Site], Procedure[Outcome]],
-    predict: Predict,
     keep: Keep,
     *,
+    prediction: str,
     min_rows: int,
     fits_shared: bool = True,
-    probed: bool = False,
+    guarded: bool = False,
     masked: bool = False,
     lone_neighbor: str = "warn",
 ) -> Procedure[Outcome]:
@@ -166,90 +330,233 @@ def calibrate(
         Of the training with all rows.
     again : callable
         Makes the training of a site with other rows, with the settings that were found.
-    predict : callable
     keep : callable
         `keep_intervals` or `keep_classes`.
-    min_rows : int
+    prediction : {"neighborhood", "own"}
     fits_shared : bool, default=True
         Whether the second training fits a shared part anew. Otherwise `again` is given what the first one leaves.
-    probed : bool, default=False
-        Whether the sites find the sums of their leverages over the tree, where the shared part is not fitted anew.
+    guarded : bool, default=False
+        Whether the site guards the difference of both trainings' sums, which is a sum over the held-out rows.
     masked : bool, default=False
         Whether sums over the tree are masked.
     lone_neighbor : {"warn", "refuse"}
         As in `dekrr.protocols.masking.Agreement`.
     """
     rows = site.rows.sample
-    held_out = site.rng("calibration").permutation(rows.n_rows) % PARTS == 0
-    if held_out.sum() < _FEWEST or (site.neighbors and rows.take(~held_out).n_effective < min_rows):
-        held_out[:] = False
-    given = left = rows
-    if not fits_shared:
-        given, left = yield from left_by_shared(site, outcome, rows, probed=probed)
-    whole = Portion(rows, left)
-    kept = whole.take(~held_out)
+    fold = _held_out(site, outcome, rows, min_rows, guarded=guarded)
+    held_out = site.fold_of(PARTS) == fold
+    whole = _known_of(rows, outcome, fits_shared=fits_shared)
+    given = rows if fits_shared or outcome.out_of_fold is None else outcome.out_of_fold.left.rows
     identity = site.identity.within("a second training")
     second = yield from again(
-        replace(site, rows=ArrayRows(*given.take(~held_out).arrays(), seed=rows.seed), identity=identity)
+        replace(
+            site,
+            rows=_as_all(given.take(~held_out)),
+            identity=identity,
+            kept=Kept(),  # a loss ends the second training, and leaves the outcome of the first
+            admission=outcome.admission,  # a row that is in no sum of the first training is in none of the second
+        )
     )
+    site.enter("held-out rows")
     masks = None
     if masked:
         roll = RollCall(site)
         roll.found(outcome.roster)
         after = replace(site, identity=site.identity.within("calibration"))
         masks = yield from Agreement(after, roll, lone_neighbor=lone_neighbor, over_tree=True).masks()
-    done = Second(site, outcome, second, kept, whole.take(held_out), predict, masks)
+    home = outcome.home
+    if home is not None:
+        home = replace(home, local=outcome.out_of_fold.local_without(fold))
+    done = Second(site, outcome, second, whole.take(~held_out), whole.take(held_out), prediction, masks, home)
     yield from keep(done)
-    outcome.held_out = HeldOut(done.held_out.rows, done.held_out.left, done.fitted)
+    outcome.held_out = _held_out_of(done, held_out)
     return outcome
+
+
+def _as_all(rows: ArrayRows) -> ArrayRows:
+    """Return rows of a sample that stand for themselves."""
+    return ArrayRows(*rows.arrays(), seed=rows.seed, hashes=rows.hashes)
+
+
+def _held_out(site: Site, first: Outcome, rows: ArrayRows, min_rows: int, *, guarded: bool) -> int:
+    """Return the fold that is held out: the last one that has enough rows and leaves enough others; -1 for none.
+
+    Tuning holds out the same folds. That is fine: the second training takes its numbers over, and they were chosen by
+    the errors on all folds. The ridge of the shared part was chosen by the first two folds, so the last is tried first.
+    """
+    fold_of = site.fold_of(PARTS)
+    in_sums = np.ones(rows.n_rows, dtype=bool) if first.admission is None else first.admission(rows.X)
+    for fold in reversed(range(PARTS)):
+        is_held = fold_of == fold
+        held, others = rows.take(is_held), rows.take(~is_held)
+        enough = held.n_rows >= _FEWEST and (not site.neighbors or others.n_effective >= min_rows)
+        if enough and guarded and site.neighbors:
+            told = rows.take(is_held & in_sums)  # what the sums of both trainings differ by
+            enough = told.n_effective >= min_rows and is_usual(held.n_rows, rows.n_rows, PARTS)
+        if enough:
+            return fold
+    return -1
+
+
+def _known_of(rows: ArrayRows, outcome: Outcome, *, fits_shared: bool) -> Portion:
+    """Return all rows with what the first training knows of them."""
+    found = outcome.out_of_fold
+    nothing = np.zeros_like(rows.y)
+    if found is None:
+        return Portion(rows, Known(nothing, None), Known(nothing, None))
+    level = nothing if outcome.shared is None else nothing + outcome.shared.level * outcome.unit(rows.y)
+    beneath = nothing if fits_shared or outcome.shared is None else rows.y - found.left.without_row().y
+    unseen = [outcome.scaling.undo(one.reshape(rows.y.shape)) for one in (found.home, found.elsewhere)]
+    elsewhere = nothing if fits_shared or outcome.shared is None else beneath - level
+    return Portion(rows, Known(beneath, unseen[0]), Known(elsewhere, unseen[1]))
+
+
+def _held_out_of(done: Second, is_held: np.ndarray) -> HeldOut:
+    """Return the held-out rows with what is predicted for them by the site's model, and by the site alone."""
+    first, part, elsewhere = done.first, done.held_out, replace(done, home=None)
+    alone: dict[str, Array] = {}
+    best = ""
+    if first.out_of_fold is not None:
+        y = first.scaling.responses(done.site.rows.sample.y).reshape(len(is_held), -1)
+        errors = {name: float(np.sum((one - y) ** 2)) for name, one in first.out_of_fold.alone.items()}
+        best = min(errors, key=lambda name: errors[name])
+        alone = {
+            name: first.scaling.undo(one[is_held].reshape(part.rows.y.shape))
+            for name, one in first.out_of_fold.alone.items()
+        }
+    own = done.predicted(part) if part.rows.n_rows else np.zeros_like(part.rows.y)
+    return HeldOut(part.rows, own, alone, best, part.elsewhere.beneath, elsewhere.fitted)
 
 
 def keep_intervals(done: Second) -> Procedure[None]:
     """Keep what intervals are made of: the scale of errors, and counts of scores.
 
-    Intervals are around the predictions of the first training. Where these are further from those of the second than
-    the response is, that distance counts as the error: a few rows can decide what the first training predicts, and the
-    second one may not have had them.
+    Rows that are in no other sum have no part in those of all sites. The local part has seen them. So where the run
+    withholds rows, at this site or at another, the sums are over scores of predictions elsewhere alone.
     """
-    first = done.first
+    first, away = done.first, done.elsewhere()
+    at_home, elsewhere = _Scored.of(done), _Scored.of(away)
+    told = at_home if first.admission is None else elsewhere
+    n_outputs = math.prod(first.coefficients.shape[1:])
+    sums = np.zeros((2, n_outputs)) if elsewhere is None else elsewhere.sums()
+    errors, count = yield from done.sum_over_sites(sums, _LARGEST if done.masks else 1.0)
+    if not count.any():
+        return
+    unit = np.maximum(errors / count, np.finfo(float).tiny)  # the mean error, for sites that have none of their own
+    flat = Scale.flat(unit, first.feature_map.n_features)
+    none = np.zeros((N_BINS, n_outputs))
+    counts = [none if one is None else one.counts(scale) for scale in (None, flat) for one in (told, elsewhere)]
+    total = yield from done.sum_over_sites(np.array(counts), 2.0 * first.roster.n_rows)
+    pooled = np.maximum(total, 0.0).reshape(2, 2, N_BINS, n_outputs)
 
-    def residuals(part: Portion) -> tuple[Array, Array]:
-        rows, predicted = part.rows, done.predicted(part)
-        unit = first.scaling.undo(np.ones_like(predicted)) - first.scaling.undo(np.zeros_like(predicted))
-        errors = np.abs(rows.y - predicted)  # of responses as they are, also where training cuts them off
-        errors = np.maximum(errors, np.abs(done.disagreement(part))) / unit
-        return first.feature_map(first.scaling.rows(rows.X)), errors.reshape(rows.n_rows, -1)
+    def calibration(one: _Scored | None, kind: int) -> Calibration:
+        if one is None:
+            return Calibration(flat, none, pooled[1, kind])
+        return Calibration(one.scale, one.counts(), pooled[0, kind])
 
-    counts = told = np.zeros((N_BINS, int(np.prod(first.coefficients.shape[1:], dtype=int))))
-    if done.held_out.rows.n_rows:
-        scale = Scale.fit(*residuals(done.kept), done.kept.rows.weight)
-        scores, levels = scores_of(*residuals(done.held_out), scale)
-        weight, is_told = done.held_out.rows.weight, done.told
-        counts = histogram(scores, weight)
-        if is_told.any():
-            told = histogram(scores[is_told], None if weight is None else weight[is_told])
-    total = yield from done.sum_over_sites(told, 2.0 * first.roster.n_rows)
-    if done.held_out.rows.n_rows:
-        first.calibration = Calibration(scale, levels, counts, np.maximum(total, 0.0))
+    first.calibration = replace(calibration(at_home, 0), elsewhere=calibration(elsewhere, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """The errors of held-out rows, and the scale of errors that the other rows have.
+
+    Parameters
+    ----------
+    features : ndarray of shape (n_rows, n_features)
+    errors : ndarray of shape (n_rows, n_outputs)
+        In units of the scaled response.
+    weight : ndarray of shape (n_rows,), optional
+    """
+
+    scale: Scale
+    features: Array
+    errors: Array
+    weight: Array | None
+
+    @classmethod
+    def of(cls, done: Second) -> "_Scored | None":
+        """Return them of the held-out rows of a site; None where there are none.
+
+        Intervals are around the predictions of the first training. Where these are further from those of the second
+        than the response is, that distance counts as the error: a few rows can decide what the first training predicts,
+        and the second one may not have had them.
+        """
+        first, held_out = done.first, done.held_out.rows
+        if not held_out.n_rows:
+            return None
+
+        def errors_of(part: Portion) -> tuple[Array, Array]:
+            rows, unseen = part.rows, done.known(part).unseen
+            if part is done.held_out or unseen is None:
+                errors = np.abs(rows.y - done.predicted(part))  # responses as they are, also where training cuts them
+                errors = np.maximum(errors, np.abs(done.disagreement(part)))
+            else:
+                errors = np.abs(rows.y - unseen)
+            errors = errors / first.unit(errors)
+            return first.feature_map(first.scaling.rows(rows.X)), errors.reshape(rows.n_rows, -1)
+
+        scale = Scale.fit(*errors_of(done.kept), done.kept.rows.weight)
+        return cls(scale, *errors_of(done.held_out), held_out.weight)
+
+    def sums(self) -> Array:
+        """Return the sum of the errors, and their number, shape (2, n_outputs)."""
+        weight = np.ones(len(self.errors)) if self.weight is None else self.weight / self.weight.mean()
+        return np.array([np.minimum(weight @ self.errors, _LARGEST), np.full(self.errors.shape[1], len(self.errors))])
+
+    def counts(self, scale: Scale | None = None) -> Array:
+        """Return how many scores are in each bin, of the site's own scale or another."""
+        return histogram(self.errors / (scale or self.scale)(self.features), self.weight)
 
 
 def keep_classes(done: Second) -> Procedure[None]:
-    """Keep how predictions of class codes become probabilities, alike at all sites, and counts for prediction sets."""
-    found = scores_of_classes(done.predicted(done.held_out))
-    own = scores_of_classes(done.held_out.rows.y)
-    given = done.held_out.rows.weight
-    weight, told = np.ones(len(own)) if given is None else given, done.told
-    platt, n_classes = Platt.start(found.shape[1]), found.shape[1]
+    """Keep how predictions of class codes become probabilities, alike at all sites, and counts for prediction sets.
+
+    Both are found twice in the same messages: for the whole prediction, and for that without the local part. Where rows
+    are withheld, the local part has seen them, and the second stands for the first as well. A fifth of the rows says
+    little of a slope where rows are few: so the others count in it too, by what the first training would predict for
+    them without each. Prediction sets need rows that are exchangeable with new ones, and have the fifth.
+    """
+    elsewhere = done.elsewhere()
+    told = (done if done.first.admission is None else elsewhere, elsewhere)
+    seen = [_classes_of(one, *_with_kept(one)) for one in told]
+    n_classes = scores_of_classes(done.held_out.rows.y).shape[1]
+    platts = [Platt.start(n_classes) for _ in seen]
     size = 1 + n_classes
+    most = max(float(np.max(np.abs(found), initial=0.0)) for found, _, _ in seen)
+    largest = 2 * done.first.roster.n_counted * (1 + most**2)
     for _ in range(NEWTON_STEPS):
-        sums = platt.sums(found[told], own[told], weight[told]) if told.any() else np.zeros(size + size**2)
-        largest = 2 * done.first.roster.n_counted * (1 + float(np.max(np.abs(found), initial=0.0)) ** 2)
-        total = yield from done.sum_over_sites(sums, largest if done.masks is None else 2.0**40)
-        platt = platt.stepped(total)
-    counts = counts_told = np.zeros(BINS_OF_CLASSES)
-    if len(own):
-        counts = histogram_of_classes(platt.probabilities(found), own, weight)
-    if told.any():
-        counts_told = histogram_of_classes(platt.probabilities(found[told]), own[told], weight[told])
-    pooled = yield from done.sum_over_sites(counts_told, 2.0 * done.first.roster.n_rows)
-    done.first.classes = ClassCalibration(platt, counts, np.maximum(pooled, 0.0))
+        sums = [p.sums(*of) if len(of[0]) else np.zeros(size + size**2) for p, of in zip(platts, seen, strict=True)]
+        total = yield from done.sum_over_sites(np.array(sums), largest if done.masks is None else 2.0**40)
+        platts = [platt.stepped(one) for platt, one in zip(platts, total, strict=True)]
+    counts = np.array(
+        [_counts(platt, *_classes_of(one, one.held_out)) for platt, one in zip(platts, told, strict=True)]
+    )
+    total = yield from done.sum_over_sites(counts, 2.0 * done.first.roster.n_rows)
+    pooled = np.maximum(total, 0.0)
+    passed_on = ClassCalibration(platts[1], counts[1], pooled[1])
+    done.first.classes = ClassCalibration(
+        platts[0], _counts(platts[0], *_classes_of(done, done.held_out)), pooled[0], passed_on
+    )
+
+
+def _with_kept(done: Second) -> list[Portion]:
+    """Return the held-out rows, and the others where it is known what would be predicted without each."""
+    known = done.kept.rows.n_rows and done.known(done.kept).unseen is not None
+    return [done.held_out, done.kept] if known else [done.held_out]
+
+
+def _classes_of(done: Second, *parts: Portion) -> tuple[Array, Array, Array]:
+    """Return what is predicted of rows for each class, their codes, and their weights."""
+    found, own, weights = [], [], []
+    for part in parts:
+        unseen = done.known(part).unseen
+        predicted = done.predicted(part) if part is done.held_out or unseen is None else unseen
+        found.append(scores_of_classes(predicted))
+        own.append(scores_of_classes(part.rows.y))
+        weights.append(np.ones(part.rows.n_rows) if part.rows.weight is None else part.rows.weight)
+    return np.concatenate(found), np.concatenate(own), np.concatenate(weights)
+
+
+def _counts(platt: Platt, found: Array, own: Array, weight: Array) -> Array:
+    return histogram_of_classes(platt.probabilities(found), own, weight) if len(own) else np.zeros(BINS_OF_CLASSES)

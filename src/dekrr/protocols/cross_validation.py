@@ -1,32 +1,210 @@
 """Choosing bandwidth, alpha and consensus by cross-validation, without a centre.
 
 Every site divides its own rows into folds. For each bandwidth and fold, features are chosen and sums exchanged
-as in training, from the rows outside the fold. `scoring` then scores every (alpha, consensus) and the weight of a
+as in training, from the rows outside the fold. `score_grid` then scores every (alpha, consensus) and the weight of a
 site's own model in its prediction on the rows that were held out. What a site gives away to agree on a choice is one
 number per candidate, summed over the spanning tree, so that all sites choose the same.
+
+Every (alpha, consensus) of one bandwidth is a function of the sums. The systems of all folds and alphas are solved side
+by side, their coefficients in one message a round, along a path of consensuses. A site then scores its own prediction
+on the rows that it held out.
 """
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 
-from ..errors import DataError
-from ..privacy.rows_per_feature import discreet_shortlist
-from ..rows.survey import sampled
+from ..errors import DataError, MessageError, SettingsError
+from ..features import FeatureMap
+from ..folds import CELLS, is_usual, rows_per_feature_outside
+from ..messages import Coefficients, expect
+from ..privacy.admission import discreet_shortlist
 from ..selection import Pool
 from ..selection.choosers import weights_for
-from ..types import Array
-from .choosing import asks_neighbors, choose, limit_shortlist, rows_around
+from ..settings import DeKRRSettings
+from ..solvers import Chebyshev, ChebyshevState, inverse
+from ..statistics import BlockRow, assemble, weighted_responses
+from ..tables.rows import ArrayRows, sampled
+from ..types import Array, Block
+from .choosing import asks_neighbors, choose, exchange_maps, limit_shortlist, rows_around
 from .exchange import ExactSums
-from .offers import exchange_maps
-from .roster import Roster
-from .run import Run
-from .scoring import HeldOut, n_products, score_grid
-from .site import Procedure
+from .masking import MaskedRounds, Masks, OpenRounds, products_of, unit_of
+from .roll_call import Roster
+from .run import Run, SetUp, Start, Tuned, Tuning
+from .site import Procedure, Site
 from .spanning_tree import tree_sum
-from .stages import SetUp, Start
-from .tuning import Tuned, Tuning
+
+_ACCURACY = 1e-3  # of the solutions that are scored, in the norm that Chebyshev's bound is about
+_UNSOLVED = 1e100  # coefficients and squared errors of what cannot be solved; sums of them are still finite
+_DIVERGED = 1e12  # coefficients that the next consensus does not start from
+
+
+class HeldOut:
+    """Rows that were held out, on which coefficients of a neighbourhood are scored.
+
+    Parameters
+    ----------
+    ready : SetUp
+        The maps, and the order of the neighbours.
+    """
+
+    def __init__(self, block: Block, ready: SetUp, tuning: Tuning) -> None:
+        self._X = block.X
+        self._y = weighted_responses(block).reshape(block.n_rows, 1, *(block.y.shape[1:] or (1,)))
+        self._root_weights = np.ones(1) if block.weight is None else np.sqrt(block.weight)
+        self._maps = [ready.own_map, *ready.maps.values()]
+        self._tuning = tuning
+
+    def error(self, coefficients: Sequence[Array]) -> Array:
+        """Return the squared error of each of n candidates and each own weight, shape (n, n_weights).
+
+        Parameters
+        ----------
+        coefficients : sequence of ndarray of shape (n, D_p, n_outputs)
+            The site's own, then its neighbours'.
+        """
+        predictions = np.array([self._predict(*each) for each in zip(self._maps, coefficients, strict=True)])
+        own = self._y - predictions[0]
+        around = self._y - predictions[1:].mean(axis=0) if len(predictions) > 1 else own
+        squares = [np.einsum("nkq,nkq->k", a, b) for a, b in ((own, own), (own, around), (around, around))]
+        w = np.array(self._tuning.own_weights)
+        return np.asarray(np.array(squares).T @ np.array([w**2, 2 * w * (1 - w), (1 - w) ** 2]))
+
+    def _predict(self, feature_map: FeatureMap, coefficients: Array) -> Array:
+        """Return predictions times the square roots of the rows' weights, shape (n_rows, n, n_outputs)."""
+        n, n_features, n_outputs = coefficients.shape
+        side_by_side = coefficients.transpose(1, 0, 2).reshape(n_features, n * n_outputs)
+        predictions = feature_map.apply(self._X, side_by_side).reshape(len(self._X), n, n_outputs)
+        return np.asarray(predictions * self._root_weights[:, None, None])
+
+
+def score_grid(
+    site: Site, ready: Sequence[SetUp], held_out: Sequence[HeldOut], tuning: Tuning, masks: Masks | None = None
+) -> Procedure[list[Array]]:
+    """Return this site's squared errors, one array over alphas and own weights per consensus, along a path of those."""
+    share = 1 - 1 / tuning.folds
+    outputs = ready[0].own.moment.shape[1:] or (1,)
+    theta = np.zeros((len(ready), len(tuning.alphas), ready[0].own_map.n_features, *outputs))
+    sizes = {p: known.n_features for p, known in ready[0].maps.items()}
+    for p, size in sizes.items():
+        if any(one.maps[p].n_features != size for one in ready):
+            raise MessageError(f"site {p!r} sent maps of different sizes for different folds", p)
+    scores = []
+    products = _products_of_folds(ready) if masks is not None else {}
+    units = np.array([unit_of(one.own_map) for one in ready])[:, None, :, None]
+    speaker: OpenRounds | MaskedRounds = OpenRounds(site)
+    for consensus in tuning.consensuses:
+        if masks is not None:
+            factor = consensus / (share * ready[0].roster.n_counted)
+            speaker = MaskedRounds(masks, products, units, factor, is_cut=True)
+        systems = []
+        for one in ready:
+            weights = one.weights(alpha=0.0, consensus=consensus, share=share)
+            systems.append(assemble(one.own, one.received, one.sent, weights))
+        stack = _Stack(systems, np.array(tuning.alphas) / ready[0].roster.n_sites)
+        theta, of_neighbors = yield from _solve(speaker, stack, sizes, theta, consensus)
+        with np.errstate(over="ignore", invalid="ignore"):
+            errors = [
+                held_out[k].error([theta[k], *(of_neighbors[p][k] for p in stack.neighbors)]) for k in range(len(ready))
+            ]
+        total = np.where(stack.solvable[..., None], errors, _UNSOLVED).sum(axis=0).ravel()
+        scores.append(np.fmin(total, _UNSOLVED))
+        theta[np.abs(theta).max(axis=(2, 3)) > _DIVERGED] = 0.0
+    return scores
+
+
+def _products_of_folds(ready: Sequence[SetUp]) -> dict[str, Array]:
+    """Return C_pj / |N_j| of all folds for each neighbour p, shape (folds, 1, D_p, D_j), for `MaskedRounds`."""
+    first = ready[0]
+    return {
+        p: np.array([products_of(one.sent[p].cross, one.maps[p], len(one.maps)) for one in ready])[:, None]
+        for p in first.maps
+    }
+
+
+class _Stack:
+    """One site's block rows of all folds and alphas at one consensus.
+
+    Coefficients and residuals are of shape (folds, alphas, D, n_outputs).
+
+    Attributes
+    ----------
+    inverses : ndarray of shape (folds, alphas, D, D)
+        H_jj^-1; 0 where there is none.
+    solvable : ndarray of bool, shape (folds, alphas)
+        Whether H_jj is positive definite, which it may not be from sums of precision="mixed".
+    """
+
+    def __init__(self, systems: Sequence[BlockRow], ridges: Array) -> None:
+        self.neighbors: tuple[str, ...] = systems[0].neighbors
+        self._hessians = np.array([row.hessian for row in systems])[:, None]
+        self._couplings = np.array([row.couplings for row in systems]).transpose(0, 2, 1)[:, None]
+        folds, _, size, _ = self._hessians.shape
+        self._right_sides = np.array([row.right_side.reshape(size, -1) for row in systems])[:, None]
+        self._ridges = ridges[:, None, None]
+        self.inverses = np.zeros((folds, len(ridges), size, size))
+        self.solvable = np.zeros((folds, len(ridges)), dtype=bool)
+        for fold, alpha in np.ndindex(*self.solvable.shape):
+            with suppress(SettingsError):
+                self.inverses[fold, alpha] = inverse(systems[fold].hessian + ridges[alpha] * np.eye(size))
+                self.solvable[fold, alpha] = True
+
+    def residual(self, theta: Array, of_neighbors: Mapping[str, Array]) -> Array:
+        """Return d - H theta for all folds and alphas."""
+        residual = self._right_sides - _products(theta, self._hessians) - self._ridges * theta
+        if self.neighbors:
+            around = np.concatenate([of_neighbors[p] for p in self.neighbors], axis=2)
+            residual += _products(around, self._couplings)
+        return np.asarray(residual)
+
+
+def _products(values: Array, matrices: Array) -> Array:
+    """Return matrix' values, shape (folds, alphas, D, n_outputs), for all alphas of a fold at once.
+
+    Parameters
+    ----------
+    values : ndarray of shape (folds, alphas, size, n_outputs)
+    matrices : ndarray of shape (folds, 1, size, D)
+    """
+    return np.asarray((values.transpose(0, 3, 1, 2) @ matrices).transpose(0, 2, 3, 1))
+
+
+def rounds_of(consensus: float) -> int:
+    """Return how many rounds a site with neighbours takes at a consensus, from where the last one ended."""
+    return ChebyshevState.at(np.empty(0), np.empty(0), consensus).rounds_to(_ACCURACY)
+
+
+def n_products(tuning: Tuning) -> int:
+    """Return how many products with the sums of one fold a site sends a neighbour under masks, for one bandwidth."""
+    return len(tuning.alphas) * sum(rounds_of(consensus) + 1 for consensus in tuning.consensuses)
+
+
+def _solve(
+    speaker: OpenRounds | MaskedRounds, stack: _Stack, sizes: Mapping[str, int], theta: Array, consensus: float
+) -> Procedure[tuple[Array, dict[str, Array]]]:
+    """Run as many rounds of Chebyshev as its bound asks for, from where the last consensus ended."""
+    solver = Chebyshev()
+    state = ChebyshevState.at(theta, stack.inverses, consensus if sizes else 0.0)
+    rounds = rounds_of(consensus if sizes else 0.0)
+    folds, alphas, _, n_outputs = theta.shape
+    shapes = {p: (folds * alphas, size * n_outputs) for p, size in sizes.items()}
+    of_neighbors: dict[str, Array] = {}
+    for k in range(rounds + 1):
+        theta = state.coefficients
+        flat = Coefficients(np.ascontiguousarray(theta.reshape(folds * alphas, -1)), (0.0, 0.0))
+        mixed, pull = speaker.read((yield speaker.outbox(flat, theta)))
+        inbox = expect(mixed, Coefficients, values=shapes)
+        of_neighbors = {p: message.values.reshape(folds, alphas, -1, n_outputs) for p, message in inbox.items()}
+        if k == rounds:
+            break
+        with np.errstate(over="ignore", invalid="ignore"):
+            state = solver.update(state, stack.residual(theta, of_neighbors) + pull)
+        state = state._replace(coefficients=np.clip(np.nan_to_num(state.coefficients), -_UNSOLVED, _UNSOLVED))
+    return theta, of_neighbors
+
 
 _HOPELESS = 1e4  # squared errors of a row, in units of the largest response; under masks larger ones are cut
 
@@ -45,8 +223,6 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
     ----------
     start : Start
         A sample stands for its rows, where they are many.
-    run : Run
-    tuning : Tuning
     """
     site, rows, settings = start.site, start.rows.sample, run.settings
     roster = yield from start.roll.roster()
@@ -55,19 +231,19 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
     discreet = discreet_shortlist(rows_around(site, roster), settings.shortlist_rows)
     # What is sent for two folds has nearly the same features, so that its difference tells sums over one fold's rows:
     # the guard is about those, a (folds - 1)th of the rows in a sum.
-    settings = msgspec.structs.replace(settings, rows_per_feature=settings.rows_per_feature * (tuning.folds - 1))
-    run = replace(run, settings=settings, exchange=run.exchange if isinstance(run.exchange, ExactSums) else ExactSums())
+    per_feature = settings.rows_per_feature * (tuning.folds - 1)
+    run = replace(run, exchange=run.exchange if isinstance(run.exchange, ExactSums) else ExactSums())
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
     if masks is not None:
         masks.tell_solvable(n_products(tuning) * rows.n_outputs, run.chooser.n_features, settings.lone_neighbor)
     fewest_rows = min((n - -(-n // tuning.folds) for n in (sampled(roster.rows[p]) for p in site.neighbors)), default=0)
-    fold_of = site.rng("folds").permutation(rows.n_rows) % tuning.folds
+    fold_of = folds_to_hold_out(site, rows, settings, tuning.folds)
     errors: list[Array] = []
     for sigma in tuning.sigmas:
         run = replace(run, chooser=run.chooser.replace(sigma=sigma))
         shortlists: list[Pool | None] = [None] * tuning.folds
         if asks_neighbors(site, run.chooser):
-            limited = limit_shortlist(run.chooser, fewest_rows, settings.rows_per_feature).shortened(discreet)
+            limited = limit_shortlist(run.chooser, fewest_rows, per_feature).shortened(discreet)
             shortlists = [
                 *limited.fold_shortlists(
                     rows.X,
@@ -80,8 +256,10 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
             ]
         ready: list[SetUp] = []
         for fold in range(tuning.folds):
-            outside = replace(start, rows=rows.take(fold_of != fold))
-            ready.append((yield from set_up(outside, run, shortlists[fold])))
+            outside = rows.take(fold_of != fold)
+            needed = rows_per_feature_outside(settings.rows_per_feature, outside.n_rows, rows.n_rows, tuning.folds)
+            guarded = replace(run, settings=msgspec.structs.replace(settings, rows_per_feature=needed))
+            ready.append((yield from set_up(replace(start, rows=outside), guarded, shortlists[fold])))
         held_out = [HeldOut(rows.take(fold_of == k).arrays(), ready[k], tuning) for k in range(tuning.folds)]
         errors += yield from score_grid(site, ready, held_out, tuning, masks)
     own = rows.expansion * np.concatenate(errors)
@@ -98,12 +276,36 @@ def set_up(start: Start, run: Run, shortlist: Pool | None = None) -> Procedure[S
     """Choose features from rows, or from a shortlist, and exchange maps and sums, as training does (lines 3 to 6)."""
     own = yield from choose(start, run, shortlist)
     offers = yield from exchange_maps(start.site, own, run)
+    start.site.enter("sums over rows")
     return (yield from run.exchange.sums(start, own, offers, run))
 
 
+def folds_to_hold_out(site: Site, rows: ArrayRows, settings: DeKRRSettings, n_folds: int) -> np.ndarray:
+    """Return the fold of each row of a sample, shape (n_rows,); -1 for rows that are never held out.
+
+    Where guards count on the size of folds, a site does not hold out one that is far smaller or larger than the others:
+    sums over all rows but a small one differ by a sum over few rows. Without rows that are held out, it has no errors
+    to tell for that fold.
+    """
+    fold_of = site.fold_of(n_folds)
+    if not settings.rows_per_feature or not site.neighbors:
+        return fold_of
+    for fold in range(n_folds):
+        is_held = fold_of == fold
+        n_held, n_outside = rows.take(is_held).n_effective, rows.take(~is_held).n_effective
+        if min(n_held, n_outside) < settings.min_rows or not is_usual(is_held.sum(), rows.n_rows, n_folds):
+            fold_of[is_held] = -1
+    return fold_of
+
+
 def folds_of_enough_rows(roster: Roster, folds: int, min_rows: int) -> int:
-    """Return how many folds, up to `folds`, have at least `min_rows` rows at every site: what differences sum over."""
+    """Return how many folds, up to `folds`, have at least `min_rows` rows at every site: what differences sum over.
+
+    That is in the mean: a site does not hold out a fold of fewer (`folds_to_hold_out`). There are no more folds than
+    cells, so that no series of runs tells sums over less than a cell.
+    """
     n_rows, site = roster.whole.fewest
+    folds = min(folds, CELLS) if roster.n_sites > 1 else folds
     if roster.n_sites == 1 or n_rows >= folds * min_rows:
         return folds
     if n_rows < 2 * min_rows:

@@ -13,20 +13,16 @@ from ..selection import Chooser
 from ..settings import DeKRRSettings
 from ..settings import check as check_settings
 from ..solvers import make_solver
-from .choosing import ALLOCATIONS, choose, sized
+from .choosing import ALLOCATIONS, choose, exchange_maps, read_offers, sized
 from .cross_validation import tuned
 from .exchange import exchange_of
 from .masking import Agreement, Masking
-from .offers import exchange_maps, read_offers
 from .outcome import Outcome
 from .preparation import preparation_of
 from .roll_call import RollCall
 from .rounds import rounds
-from .run import Run
+from .run import Run, Start, Tuning, equal_outputs, weigh_rows
 from .site import Procedure, Site
-from .stages import Start
-from .tuning import Tuning
-from .weighing import equal_outputs, weigh_rows
 
 
 def train(
@@ -42,10 +38,8 @@ def train(
 
     Parameters
     ----------
-    site : Site
     chooser : Chooser
         How to choose features. Its `n_features` is the mean over sites where the allocation is not equal.
-    settings : DeKRRSettings
     tuning : Tuning, optional
         Bandwidths, alphas and consensuses to choose from by cross-validation first.
     keep_path : bool, default=False
@@ -56,6 +50,7 @@ def train(
     # fmt: off
     run = plan(chooser, settings, tuning, keep_path=keep_path, keep_sums=keep_sums)
     run.refuse(site)                                               # every reason at once, before anything is sent
+    site = site if tuning is None else site.in_order()             # tuning has folds
     start = yield from begin(site, run)                            # who is there, N, J; rows in agreed units
     return (yield from agree(start, run))
     # fmt: on
@@ -68,6 +63,7 @@ def agree(start: Start, run: Run) -> Procedure[Outcome]:
     run = yield from tuned(start, run)                             # nothing to do where all settings are numbers
     own = yield from choose(start, run)                            # line 3
     offers = yield from exchange_maps(start.site, own, run)        # lines 4, 5
+    start.site.enter("sums over rows")
     sums = run.exchange.sums(start, own, offers, run)              # line 6: sums, noisy sums, or the paper's rows
     return (yield from rounds(start, (yield from sums), run, start.site.coefficients))  # lines 7 to 14
     # fmt: on
@@ -112,6 +108,7 @@ def begin(site: Site, run: Run) -> Procedure[Start]:
     if run.settings.weighted:
         yield from weigh_rows(site, roll)
     agreement = agreement_of(site, roll, run)
+    site.enter("scales")
     scaling = yield from run.preparation.agree(site, roll, agreement)
     if run.preparation.is_agreed and site.rows.n_outputs > 1:
         masks = (yield from agreement.masks()) if agreement is not None else None

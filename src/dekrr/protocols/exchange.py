@@ -9,21 +9,17 @@ import numpy as np
 from ..errors import MessageError, NoiseWarning, SettingsError
 from ..features import FeatureMap, paired
 from ..messages import RowFeatures, Sums, expect
-from ..privacy.maps_of_neighbors import fingerprint
-from ..privacy.mechanism import GaussianSums, clip_columns, clip_responses
-from ..privacy.noise_share import warning_of_noise
-from ..privacy.rows_per_feature import check_leverages, check_rows
-from ..privacy.shared_noise import SharedNoise
-from ..rows import Rows
+from ..privacy.admission import check_leverages, check_rows, fingerprint
+from ..privacy.mechanism import GaussianSums, SharedNoise, clip_columns, clip_responses, warning_of_noise
 from ..selection import Chooser
 from ..settings import DeKRRSettings
 from ..statistics import CrossSums, OwnSums, accumulate, pack_symmetric, unpack_symmetric, weighted_features
+from ..tables.rows import Rows
 from ..types import Block
-from .masking import ROOM, Agreement, fewest_partners, unit_of_gram
-from .run import Exchange, Run
+from .masking import ROOM, Agreement, fewest_of, unit_of_gram
+from .run import Exchange, Offers, Run, SetUp, Start
 from .site import Procedure, Site
 from .spanning_tree import tree_sum
-from .stages import Offers, SetUp, Start
 
 
 class ExactSums(Exchange):
@@ -153,14 +149,14 @@ def _shared_noise(
 ) -> Procedure[SetUp]:
     """Sum over all sites with noise that the sites share, and give every site an equal share of the total.
 
-    See `dekrr.privacy.shared_noise`. A site sends its sums once, for one roster: without a site that was lost, the
+    See `dekrr.privacy.mechanism`. A site sends its sums once, for one roster: without a site that was lost, the
     difference of two totals would be that site's sums, with its share of the noise alone.
     """
     site, maps, privacy = start.site, offers.maps, settings.privacy
     assert privacy is not None
     roster = yield from start.roll.roster()
     masks = yield from Agreement(site, start.roll, lone_neighbor=settings.lone_neighbor, over_tree=True).masks()
-    fewest = yield from fewest_partners(site, roster, masks)
+    fewest = yield from fewest_of(site, roster, masks.n_partners)
     noise = SharedNoise(privacy, roster.whole.most[0], fewest, roster.n_sites, exact.moment.shape)
     of_total = noise.share * np.sqrt(roster.n_sites)
     warning = warning_of_noise(privacy, of_total, own_map.n_features, roster.n_rows, roster.n_sites)

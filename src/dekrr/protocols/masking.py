@@ -24,17 +24,16 @@ from ..messages import (
     expect_senders,
 )
 from ..privacy.masks import FixedPoint, KeyPair, Pads, exponent_of, hidden, partners, revealed
-from ..rows import Rows
 from ..scaling import AnyScaling, Scaling, Unscaled
 from ..statistics import pack_symmetric
+from ..tables.rows import Rows
 from ..types import Array
-from .roll_call import RollCall
-from .roster import Roster
+from .roll_call import RollCall, Roster
 from .site import Outbox, Procedure, Site
 
 ROOM = 2  # exponents of two above what sums over rows can be
 _ROOM_OF_ROUNDS = 9  # the same for the products of rounds, whose coefficients may swing before they settle
-_LARGEST_EXPONENT = 900
+MOST_FLOODED = 900
 
 
 class Masks:
@@ -42,8 +41,6 @@ class Masks:
 
     Parameters
     ----------
-    site : Site
-    keys : KeyPair
     groups : mapping of centre to mapping of partner to bytes
         For each neighbour, its other neighbours' public keys.
     direct : mapping of neighbour to bytes
@@ -55,12 +52,14 @@ class Masks:
         Sums over rows are at most 2^rows times 2^responses for each response in them; known once the units are.
     n_partners : int
         How many sites this one shares masks with in sums over the tree: its neighbours and theirs.
+    n_products : int
+        How many products with sums over its rows it has sent each neighbour in tuning.
     """
 
     def __init__(
         self, site: Site, keys: KeyPair, groups: Mapping[str, Mapping[str, bytes]], direct: Mapping[str, bytes]
     ) -> None:
-        self.rows = self.responses = 0
+        self.rows = self.responses = self.n_products = 0
         self._site = site
         self._sizes = {centre: len(others) + 1 for centre, others in groups.items()}
         context = site.identity.context
@@ -83,10 +82,6 @@ class Masks:
         """Make all further masks for a centre depend on what it told of its features.
 
         All sites call this at the same point of a run.
-
-        Parameters
-        ----------
-        digests : mapping of centre to bytes
         """
         for centre, digest in digests.items():
             self._pads[centre].bind(digest)
@@ -95,6 +90,7 @@ class Masks:
         """Tell the site, or refuse, that a neighbour could solve the sums of so many products for this site's sums.
 
         A combination of the sums is free of all other sites' products once there are more than these have features.
+        Where the site refuses, all but one of these may pool what they know, and the rounds to come count as well.
 
         Parameters
         ----------
@@ -104,15 +100,19 @@ class Masks:
             Of a site.
         lone_neighbor : {"warn", "refuse"}
         """
-        solvable = sorted(p for p, size in self._sizes.items() if size > 1 and n_products > (size - 1) * n_features)
+        self.n_products, refuses = n_products, lone_neighbor == "refuse"
+        solvable = sorted(
+            p for p, size in self._sizes.items() if size > 1 and n_products > n_features * (1 if refuses else size - 1)
+        )
         if not solvable:
             return
+        who = " and ".join(map(repr, solvable)) + ", with all but one of its other neighbours," * refuses
         text = (
             f"site {self._site.name!r} sends {n_products} masked products with the same sums over its rows. From these "
-            f"{' and '.join(map(repr, solvable))} can solve for the sums of this site alone: masks do not hide them. "
+            f"{who} can solve for the sums of this site alone: masks do not hide them. "
             "Give fewer values of alpha and consensus to choose from, more features, or one number each"
         )
-        if lone_neighbor == "refuse":
+        if refuses:
             raise SettingsError(f'{text}, or set lone_neighbor="warn"')
         self._site.tell(f'{text}, or refuse such runs with lone_neighbor="refuse"')
 
@@ -140,7 +140,6 @@ class Masks:
             What this site adds to the neighbour's sum; entries of at most 2^exponent.
         size : int
             How long this site's own sum is.
-        exponent : int
         """
         outbox = {p: Masked(words) for p, words in self.hide(values, exponent).items()}
         inbox = expect((yield outbox), Masked, words=dict.fromkeys(self._site.neighbors, (size + 1,)))
@@ -157,6 +156,7 @@ class Masks:
         return revealed(words, FixedPoint(ROOM, n_sites))
 
     def _next(self) -> int:
+        self._site.kept.note_words()
         self._number += 1
         return self._number
 
@@ -168,8 +168,6 @@ class Agreement:
 
     Parameters
     ----------
-    site : Site
-    roll : RollCall
     lone_neighbor : {"warn", "refuse"}
         What the site does if it is the only neighbour of another one.
     over_tree : bool, default=False
@@ -247,10 +245,8 @@ class Masking:
 
     Parameters
     ----------
-    agreement : Agreement
     rows : Rows
         In the units of the run.
-    scaling : Scaling or Unscaled
     """
 
     def __init__(self, agreement: Agreement, rows: Rows, scaling: AnyScaling) -> None:
@@ -294,17 +290,16 @@ def largest_exponents(site: Site, roster: Roster, own: list[int]) -> Procedure[l
         inbox = expect((yield site.to_all(Magnitudes(known))), Magnitudes)
         expect_senders(inbox, site.neighbors)
         for p, message in inbox.items():
-            if len(message.exponents) != len(own) or not all(0 <= e <= _LARGEST_EXPONENT for e in message.exponents):
+            if len(message.exponents) != len(own) or not all(0 <= e <= MOST_FLOODED for e in message.exponents):
                 raise MessageError(f"site {p!r} announced sums that are too large, or other sums than expected", p)
         known = [max(each) for each in zip(known, *(message.exponents for message in inbox.values()), strict=True)]
     return known
 
 
-def fewest_partners(site: Site, roster: Roster, masks: Masks) -> Procedure[int]:
-    """Return the least number of sites that a site shares masks with in sums over the tree, in diameter exchanges."""
-    missing = _LARGEST_EXPONENT - min(masks.n_partners, _LARGEST_EXPONENT)
-    (most_missing,) = yield from largest_exponents(site, roster, [missing])
-    return _LARGEST_EXPONENT - most_missing
+def fewest_of(site: Site, roster: Roster, own: int) -> Procedure[int]:
+    """Return the least of all sites' numbers, or the most that can be told, in diameter exchanges."""
+    (most_missing,) = yield from largest_exponents(site, roster, [MOST_FLOODED - min(own, MOST_FLOODED)])
+    return MOST_FLOODED - most_missing
 
 
 def unit_of(feature_map: FeatureMap) -> Array:
@@ -346,7 +341,6 @@ class MaskedRounds:
 
     Parameters
     ----------
-    masks : Masks
     products : mapping of neighbour p to ndarray of shape (..., D_p, D_j)
         C_pj / |N_j| over this site's rows, in units of p's amplitudes.
     units : ndarray

@@ -15,23 +15,19 @@ import numpy as np
 from ..errors import DataError, MessageError
 from ..features import FeatureMap
 from ..messages import Bounds, Degree, Message, expect, expect_senders
-from ..privacy.maps_of_neighbors import fingerprint
-from ..privacy.rows_per_feature import check_rows
-from ..rows import Rows
+from ..privacy.admission import check_rows, fingerprint
 from ..scaling import UNSCALED, AnyScaling, Scaling
 from ..selection import Chooser
 from ..settings import DeKRRSettings
-from .choosing import choose_alone
+from ..tables.rows import Rows
+from .choosing import check_degrees, choose_alone, offer_of, read_offers
 from .dekrr import agreement_of, plan, start_of
 from .exchange import ExactSums, sum_up
-from .offers import check_degrees, offer_of, read_offers
 from .outcome import Outcome
 from .roll_call import RollCall
 from .rounds import rounds
-from .run import Run
+from .run import Offers, Run, SetUp, Start, weigh_rows
 from .site import Procedure, Site
-from .stages import Offers, SetUp, Start
-from .weighing import weigh_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +64,6 @@ def go_on(
         The site's new rows; there may be none.
     chooser : Chooser
         For a site that joins, and to check the features of new neighbours.
-    settings : DeKRRSettings
     """
     run = plan(chooser, settings)
     run.refuse(site, also=_reasons(run, before))
@@ -101,7 +96,7 @@ def go_on(
     outcome = yield from rounds(start, ready, run, coefficients)
     if before is not None:
         outcome.calibration, outcome.classes = before.calibration, before.classes
-        outcome.shared, outcome.local = before.shared, before.local
+        outcome.shared, outcome.home = before.shared, before.home
         outcome.column_scales, outcome.sigma = before.column_scales, before.sigma
     return outcome
 
@@ -137,19 +132,22 @@ def _pass_on_scaling(site: Site, update: _Update, run: Run) -> Procedure[AnyScal
     before = update.before
     outbox: dict[str, Message] = {}
     if before is not None and isinstance(before.scaling, Scaling):
-        message = Bounds(before.scaling.lower, before.scaling.upper)
+        lowest, highest = before.scaling.limits or ((), ())
+        message = Bounds(np.append(before.scaling.lower, lowest), np.append(before.scaling.upper, highest))
         outbox = {p: message for p in site.neighbors if p not in update.known}
     inbox = yield outbox
     if before is not None:
         return before.scaling
     if run.settings.scale is None:
         return UNSCALED
-    shapes = dict.fromkeys(inbox, site.rows.bounds.lower.shape)
+    n_bounds, clips = len(site.rows.bounds.lower), run.preparation.clips
+    shapes = dict.fromkeys(inbox, (n_bounds * (1 + clips),))  # after the bounds, the limits that rows are clipped to
     bounds = expect(inbox, Bounds, lower=shapes, upper=shapes)
     if not bounds:
         raise MessageError(f"site {site.name!r} joins, but no neighbour told it the scaling: join one site at a time")
     first = bounds[min(bounds)]
-    return run.preparation.scaling(first.lower, first.upper, site.rows.n_columns)
+    limits = (first.lower[n_bounds:], first.upper[n_bounds:]) if clips else None
+    return Scaling(first.lower[:n_bounds], first.upper[:n_bounds], limits)
 
 
 def _exchange_maps(site: Site, own_map: FeatureMap, update: _Update, run: Run) -> Procedure[Offers]:

@@ -2,21 +2,23 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from ..classes import ClassCalibration
 from ..features import FeatureMap
-from ..frames import Columns
 from ..intervals import Calibration
+from ..parts.local import NO_LEVEL, Home, LevelSums
 from ..privacy.admission import AnyAdmission
 from ..privacy.mechanism import Spent
-from ..rows import ArrayRows, Rows
 from ..scaling import AnyScaling
+from ..tables.columns import Columns
+from ..tables.rows import ArrayRows, Rows
 from ..types import Array, Block
-from .roster import Roster
-from .stages import SetUp
-from .tuning import Tuned
+from .roll_call import Roster
+from .run import SetUp, Tuned
 
 
 def neighborhood_weights(n_neighbors: int, own_weight: float = 0.5) -> list[float]:
@@ -34,11 +36,10 @@ def neighborhood_weights(n_neighbors: int, own_weight: float = 0.5) -> list[floa
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A part of a site's model beside the agreed one: the part that all sites share, or the site's local part.
+    """The part of a model that all sites share, with the level of the site.
 
     Parameters
     ----------
-    feature_map : FeatureMap
     coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
     ridge : float, default=0.0
         The ridge of the shared part, in units of Z'Z / N.
@@ -48,6 +49,10 @@ class Part:
         The squared error per row of each ridge, on held-out rows where there are some.
     gram : ndarray of shape (n_features, n_features), or None
         The sum over all sites' rows, at the root of the tree, for as long as training lasts.
+    ratio : float, default=inf
+        Of the variances of noise and of sites' levels.
+    of_site : LevelSums or None
+        What the site's level follows from.
     """
 
     feature_map: FeatureMap
@@ -56,35 +61,23 @@ class Part:
     error: float = float("nan")
     errors: Array = field(default_factory=lambda: np.zeros(0))
     gram: Array | None = None
+    ratio: float = NO_LEVEL
+    of_site: LevelSums | None = None
+
+    @cached_property
+    def level(self) -> Array:
+        """The site's level, shape () or (n_outputs,), in the units of scaled responses."""
+        if self.of_site is None or self.ratio == NO_LEVEL:
+            return np.zeros(self.coefficients.shape[1:])
+        return self.of_site.level(self.coefficients, self.ratio)
 
     def residuals(self, rows: Rows) -> Rows:
-        """Return the rows with what the part leaves of their responses."""
+        """Return the rows with what the part and the site's level leave of their responses."""
 
         def left(block: Block) -> Block:
-            return block._replace(y=block.y - self.feature_map.apply(block.X, self.coefficients))
+            return block._replace(y=block.y - self.feature_map.apply(block.X, self.coefficients) - self.level)
 
         return rows.mapped(left)
-
-
-@dataclass(frozen=True, eq=False)
-class Beneath:
-    """The shared part of an earlier training, where the responses of this one are what it leaves.
-
-    Parameters
-    ----------
-    shared : Part
-    scaling : Scaling or Unscaled
-        Of the earlier training.
-    """
-
-    shared: Part
-    scaling: AnyScaling
-
-    def __call__(self, X: Array, units: AnyScaling) -> Array:
-        """Return what it predicts of rows that are not scaled, in the units of another scaling."""
-        found = self.shared.feature_map.apply(self.scaling.rows(X), self.shared.coefficients)
-        unit = units.undo(np.ones_like(found)) - units.undo(np.zeros_like(found))
-        return np.asarray(self.scaling.undo(found) / unit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,16 +86,23 @@ class HeldOut:
 
     Parameters
     ----------
-    rows : ArrayRows
-    left : ArrayRows
-        The same rows with what the second training had to predict: all of the response, or what the shared part would
-        leave without the row.
+    own : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+        What the site's model would predict for them.
+    alone : dict of str to ndarray
+        What the site would predict for them without any other site: by its mean, by ridge regression, by its trees.
+    best_alone : str
+        Which of these has the least error in all folds.
+    beneath : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+        What the shared part would predict, without levels, if the second training did not fit it anew; otherwise 0.
     fitted : callable
-        What the second training of the site predicts of that, for any rows, in the units of the response.
+        What the second training of the site predicts, for rows from anywhere, of all that it had to fit.
     """
 
     rows: ArrayRows
-    left: ArrayRows
+    own: Array
+    alone: dict[str, Array]
+    best_alone: str
+    beneath: Array
     fitted: Callable[[Array], Array]
 
 
@@ -112,16 +112,13 @@ class Outcome:
 
     Parameters
     ----------
-    roster : Roster
-    scaling : Scaling or Unscaled
-    feature_map : FeatureMap
     coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
-    neighbor_maps : dict of neighbour to FeatureMap
-    neighbor_coefficients : dict of neighbour to ndarray
     rounds : int
         Updates made.
     settled : bool
         Whether `tol` was reached.
+    ended_by : str
+        What ended the rounds before `tol` or `max_rounds`, in words; empty if nothing did.
     relative_residual : float
         The last relative residual that all sites knew.
     objective_shares : list of float
@@ -146,9 +143,8 @@ class Outcome:
         How predictions of class codes become probabilities, where the responses are codes.
     shared : Part or None
         The part that is the same at all sites, where there is one. The coefficients above fit what it leaves.
-    local : Part or None
-        The site's correction for its own rows, which it sends to nobody. It reads a row, and what the other parts
-        predict for it.
+    home : Home or None
+        What the site adds for its own rows, and sends to nobody.
     column_scales : ndarray of shape (n_columns,), or None
         What the response depends on, as all sites agreed; the largest is 1.
     sigma : float or None
@@ -157,6 +153,10 @@ class Outcome:
         What raw columns became, where the sites of the run agreed on it.
     held_out : HeldOut or None
         Rows that a second training was without, where there was one.
+    hessian : ndarray of shape (n_features, n_features), or None
+        H_jj, for as long as training lasts.
+    out_of_fold : OutOfFold or None
+        What would be predicted for the site's rows if each had not been seen, for as long as training lasts.
     """
 
     roster: Roster
@@ -167,6 +167,7 @@ class Outcome:
     neighbor_coefficients: dict[str, Array] = field(default_factory=dict)
     rounds: int = 0
     settled: bool = True
+    ended_by: str = ""
     relative_residual: float = 0.0
     objective_shares: list[float] = field(default_factory=list)
     path: list[Array] = field(default_factory=list)
@@ -179,44 +180,53 @@ class Outcome:
     calibration: Calibration | None = None
     classes: ClassCalibration | None = None
     shared: Part | None = None
-    local: Part | None = None
+    home: Home | None = None
     column_scales: Array | None = None
     sigma: float | None = None
     encoding: Columns | None = None
     held_out: HeldOut | None = None
+    hessian: Array | None = None
+    out_of_fold: Any = None
 
-    def agreed_members(self, prediction: str) -> Iterator[tuple[FeatureMap, Array, float]]:
+    def agreed_members(
+        self, prediction: str, own_weight: float | None = None
+    ) -> Iterator[tuple[FeatureMap, Array, float]]:
         """Yield the maps, coefficients and weights of the agreed part: the site's own first, then its neighbours'.
 
         Parameters
         ----------
         prediction : {"own", "neighborhood"}
+        own_weight : float, optional
+            Instead of that of predictions elsewhere.
         """
         maps = self.neighbor_maps if prediction == "neighborhood" else {}
-        weights = neighborhood_weights(len(maps), self.own_weight)
+        weights = neighborhood_weights(len(maps), self.own_weight if own_weight is None else own_weight)
         yield self.feature_map, self.coefficients, weights[0]
         for (p, feature_map), weight in zip(maps.items(), weights[1:], strict=True):
             yield feature_map, self.neighbor_coefficients[p], weight
 
-    def agreed_prediction(self, X: Array, prediction: str) -> Array:
-        """Return the agreed part's prediction for scaled rows, shape (n_rows,) or (n_rows, n_outputs)."""
-        parts = [w * known.apply(X, theta) for known, theta, w in self.agreed_members(prediction)]
-        return np.asarray(np.sum(parts, axis=0))
-
-    def whole_prediction(self, X: Array, prediction: str, beneath: Array | float = 0.0) -> Array:
-        """Return the prediction of all parts for scaled rows, shape (n_rows,) or (n_rows, n_outputs).
+    def others(self, X: Array, prediction: str, home: Home | None = None) -> Array:
+        """Return what the shared and the agreed part predict for scaled rows, shape (n_rows,) or (n_rows, n_outputs).
 
         Parameters
         ----------
         X : ndarray of shape (n_rows, n_columns)
         prediction : {"own", "neighborhood"}
-        beneath : ndarray of shape (n_rows,) or (n_rows, n_outputs), default=0.0
-            What `Beneath` predicts. The local part reads it, and it is not added.
+        home : Home, optional
+            For rows of the site's own, which have its own weight; without it, rows are from anywhere.
         """
-        found = self.agreed_prediction(X, prediction)
+        members = self.agreed_members(prediction, None if home is None else home.own_weight)
+        found = np.asarray(np.sum([w * known.apply(X, theta) for known, theta, w in members], axis=0))
         if self.shared is not None:
             found = found + self.shared.feature_map.apply(X, self.shared.coefficients)
-        if self.local is not None:
-            read = np.column_stack((X, found + beneath))
-            found = found + self.local.feature_map.apply(read, self.local.coefficients)
         return found
+
+    def predicted(self, X: Array, prediction: str, *, elsewhere: bool = False) -> Array:
+        """Return the prediction for scaled rows of the site's own, or from `elsewhere`."""
+        home = None if elsewhere else self.home
+        found = self.others(X, prediction, home)
+        return found if home is None else home.finished(X, found)
+
+    def unit(self, y: Array) -> Array:
+        """Return the units of scaled responses of the shape of `y`, in those of responses."""
+        return np.asarray(self.scaling.undo(np.ones_like(y)) - self.scaling.undo(np.zeros_like(y)))

@@ -1,6 +1,6 @@
 """What a session of the mesh must know about our messages, so that it need not know the messages.
 
-It implements `dekrr.networks.session.Interpreter`.
+It implements `dekrr.mesh.session.Interpreter`.
 """
 
 from ..errors import MessageError
@@ -34,9 +34,6 @@ class MessageReader:
 
         Parameters
         ----------
-        message : AnyMessage
-        sender : str
-        exchange : int
         sites : frozenset of str
             All sites of the run but those that the sender knows to be gone.
         """

@@ -1,16 +1,228 @@
 """Who is there: names and numbers of rows by flooding or, in a large network, a census over a tree.
 
 Nobody is told the number of sites, of rows, or the graph. The diameter that is found is how many exchanges a maximum
-takes to reach everybody afterwards.
+takes to reach everybody afterwards. A `Roster` is what a site knows of the network once its sites are counted. In a
+large network, nobody knows all names, and sites are counted over a spanning tree.
 """
 
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
 import msgspec
+import numpy as np
 
 from ..errors import MessageError
-from ..messages import Census, Roll, expect, expect_senders
-from .census import census
-from .roster import Roster, joined, tally_of
-from .site import Procedure, Site
+from ..hops import diameter_at_most
+from ..messages import Branch, Census, Roll, Tally, expect, expect_kind, expect_senders
+from .site import Inbox, Procedure, Site
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What a roll call tells a site about the network.
+
+    Parameters
+    ----------
+    rows : mapping of site to int
+        How many rows each site has (N_j); in a large network of this site and its neighbours alone. A row counts once
+        here, whatever its weight is.
+    whole : Tally
+        What was counted over all sites.
+    diameter : int
+        The largest number of hops between two sites.
+    root : str
+        The root of the spanning tree: the site whose name sorts first.
+    depth : int
+        Hops from the root to this site.
+    parent : str or None
+        This site's neighbour on the way to the root.
+    weights : mapping of site to float, optional
+        Where rows have weights, the sum of them at this site and at each neighbour.
+    total_weight : float, optional
+        Where rows have weights, the sum of them over all sites.
+    """
+
+    rows: Mapping[str, int]
+    whole: Tally
+    diameter: int
+    root: str
+    depth: int
+    parent: str | None
+    weights: Mapping[str, float] | None = None
+    total_weight: float | None = None
+
+    def weight_of(self, site: str) -> float:
+        """Return the sum of the weights at this site or at a neighbour: the number of rows where they have none."""
+        return float(self.rows[site]) if self.weights is None else self.weights[site]
+
+    @property
+    def n_counted(self) -> float:
+        """What the rows of all sites count together: N of the objective, their number where they have no weights."""
+        return float(self.n_rows) if self.total_weight is None else self.total_weight
+
+    @property
+    def mean_weight(self) -> float:
+        """What a row counts in the mean over all sites' rows; 1 where they have no weights."""
+        return self.n_counted / self.n_rows if self.n_counted > 0 else 1.0
+
+    @property
+    def alone(self) -> "Roster":
+        """The same network, with a tree of this site alone: a sum over it is the site's own, and takes no exchange."""
+        return replace(self, whole=msgspec.structs.replace(self.whole, height=0), depth=0, parent=None)
+
+    @property
+    def height(self) -> int:
+        """The largest number of hops from the root to a site."""
+        return self.whole.height
+
+    @property
+    def names_all(self) -> bool:
+        """Whether every site is in `rows`."""
+        return len(self.rows) == self.n_sites
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows all sites have together (N)."""
+        return self.whole.rows
+
+    @property
+    def n_sites(self) -> int:
+        """How many sites there are (J)."""
+        return self.whole.sites
+
+
+def tally_of(name: str, n_rows: int) -> Tally:
+    """Return the tally of one site."""
+    return Tally(1, n_rows, math.sqrt(n_rows), (n_rows, name), (n_rows, name), 0)
+
+
+def joined(parts: Iterable[Tally]) -> Tally:
+    """Return the tally of several parts of a tree; its height is that of the highest."""
+    tallies = list(parts)
+    return Tally(
+        sites=sum(tally.sites for tally in tallies),
+        rows=sum(tally.rows for tally in tallies),
+        roots=sum(tally.roots for tally in tallies),
+        fewest=min(tally.fewest for tally in tallies),
+        most=max(tally.most for tally in tallies),
+        height=max(tally.height for tally in tallies),
+    )
+
+
+_MOST_ROWS = 1 << 40  # of a site, so that sums of lies can be sent
+
+
+def census(site: Site, rows: Mapping[str, int], inbox: Inbox) -> Procedure[Roster]:
+    """Count sites, rows and edges over a spanning tree, in 3 height + 2 exchanges from when its root begins.
+
+    The name that sorts first is flooded, and is the root. A site's parent is the neighbour that it heard the root from.
+    That is the shortest way, because a site joins a census as soon as it hears of one. A site counts its branch once
+    all its neighbours know the same root and all its children have counted theirs. The root's branch is then the whole:
+    a neighbour of a site that knows another root does not count. The root alone gets all edges, and finds the diameter.
+    The diameter goes down the tree with the whole and its height. So all sites know when the last one has it, and
+    leave together.
+
+    Parameters
+    ----------
+    rows : mapping of site to int
+        How many rows this site has, its neighbours, and maybe others.
+    inbox : mapping of neighbour to message
+        The messages that told this site of the census.
+    """
+    root, depth, parent = site.name, 0, None
+    heard: dict[str, Census] = {}
+    branches: dict[str, Branch] = {}  # of this root, by sender
+    counted: Tally | None = None  # this site's branch
+    whole, diameter = None, 0
+    while True:
+        _hear(heard, inbox)
+        for p in sorted(heard):
+            if heard[p].root < root:
+                root, depth, parent = heard[p].root, heard[p].depth + 1, p
+                branches, counted = {}, None
+        alike = {p: message for p, message in heard.items() if message.root == root}
+        below = {p: message for p, message in alike.items() if message.parent == site.name}
+        branches |= {p: message.branch for p, message in below.items() if message.branch is not None}
+        branch = None
+        if parent is not None:
+            whole, diameter = alike[parent].whole, alike[parent].diameter
+        if whole is None and counted is None and len(alike) == len(site.neighbors) and below.keys() == branches.keys():
+            branch = _joined(site, branches)
+            counted = branch.tally
+            if parent is None:
+                whole, diameter = counted, _diameter(branch)
+        if whole is not None:
+            break
+        plain = Census(root, depth, parent)
+        outbox = dict(site.to_all(plain))
+        if parent is not None and branch is not None:
+            outbox[parent] = msgspec.structs.replace(plain, branch=branch)
+        inbox = yield outbox
+        expect_senders(inbox, site.neighbors)
+    if counted is None or not (_has(whole, counted, depth) and whole.height <= diameter < whole.sites):
+        raise MessageError(f"site {parent!r} describes a tree that cannot exist", parent)
+    for _ in range(whole.height - depth):
+        inbox = expect((yield site.to_all(Census(root, depth, parent, None, whole, diameter))), Census)
+        expect_senders(inbox, site.neighbors)
+    around = {name: rows[name] for name in sorted([site.name, *site.neighbors])}
+    return Roster(around, whole, diameter, root, depth=depth, parent=parent)
+
+
+def _hear(heard: dict[str, Census], inbox: Inbox) -> None:
+    """Take in the neighbours' messages; a neighbour that has not heard of the census yet still calls the roll."""
+    for p, message in inbox.items():
+        if p in heard or isinstance(message, Census):
+            news = expect_kind(p, message, Census)
+            _check_census(p, news, heard.get(p))
+            heard[p] = news
+
+
+def _has(whole: Tally, part: Tally, depth: int) -> bool:
+    """Return whether a whole can have a branch that begins so many hops from its root."""
+    return (
+        whole.sites >= part.sites + depth
+        and whole.rows >= part.rows
+        and whole.roots >= part.roots
+        and whole.height >= part.height + depth
+        and whole.fewest <= part.fewest
+        and whole.most >= part.most
+    )
+
+
+def _joined(site: Site, branches: Mapping[str, Branch]) -> Branch:
+    """Return the branch that hangs on the way from this site to the root."""
+    lower = [branches[p] for p in sorted(branches)]
+    tallies = [msgspec.structs.replace(part.tally, height=part.tally.height + 1) for part in lower]
+    edges = [(site.name, p) for p in sorted(site.neighbors) if site.name < p]
+    edges += [edge for part in lower for edge in part.edges]
+    return Branch(joined([tally_of(site.name, site.n_rows), *tallies]), edges)
+
+
+def _diameter(whole: Branch) -> int:
+    """Return the largest number of hops between two sites, or an upper bound.
+
+    It is a bound in a network of very many sites, and where the edges do not join all sites.
+    """
+    n_sites = whole.tally.sites
+    index = {name: i for i, name in enumerate(sorted({name for edge in whole.edges for name in edge}))}
+    bound = min(2 * whole.tally.height, n_sites - 1)
+    if len(index) != n_sites:
+        return bound
+    ends = np.array([(index[one], index[other]) for one, other in whole.edges]).reshape(-1, 2)
+    diameter = diameter_at_most(ends, n_sites)
+    return diameter if diameter is not None and diameter >= whole.tally.height else bound
+
+
+def _check_census(sender: str, message: Census, before: Census | None) -> None:
+    begins, last_root = message.root == sender, before.root if before is not None else sender
+    fits = message.root <= last_root and (message.depth == 0) == begins and (message.parent is None) == begins
+    for tally in message.tallies:
+        fits &= 0 <= tally.height < tally.sites and 0 <= tally.rows <= _MOST_ROWS * tally.sites
+        fits &= 0 <= tally.roots <= tally.rows
+    if not fits or message.depth < 0:
+        raise MessageError(f"site {sender!r} describes a tree that cannot exist", sender)
+
 
 _MOST_NAMED = 256  # sites that all know by name; where there are more, everybody knows its neighbours only
 
@@ -19,10 +231,6 @@ class RollCall:
     """The roll of a run, which is called when it is first asked for.
 
     All sites of a run ask for it at the same exchange.
-
-    Parameters
-    ----------
-    site : Site
     """
 
     def __init__(self, site: Site) -> None:

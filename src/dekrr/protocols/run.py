@@ -2,24 +2,242 @@
 
 A policy is one of several ways to do a step. Each kind has a base class, here or in `preparation`. Its classes are in
 the module of the step, with a table of the names that settings know them by. So a further one is a class and a line.
+
+`Tuning` is what tuning chooses from, and `Tuned` what it chose; `cross_validation` has the procedure. After each stage
+of a run a site has more: a `Start`, its neighbours' `Offers`, and sums, its `SetUp`.
+
+**What rows count, and what outputs count beside each other, over all sites.**
+
+N of the objective is the sum of all rows' weights. Where rows have weights, each site tells its neighbours the sum of
+its own, and the sum over all sites is found over the spanning tree. So a row of weight 2 counts as two rows do, and a
+common factor of all weights changes nothing.
+
+Several outputs share features and settings, so their errors are added up. Each output is brought to the same variance
+over all sites first: otherwise one with a few large values would hardly count.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from ..errors import SettingsError
+from ..errors import MessageError, SettingsError
 from ..features import FeatureMap
+from ..messages import Total, expect
+from ..privacy.mechanism import Spent
+from ..scaling import AnyScaling, Scaling
 from ..selection import Chooser
 from ..settings import DeKRRSettings
-from ..solvers import Solver
+from ..solvers import SiteSystem, Solver
+from ..statistics import CrossSums, OwnSums, Weights, penalty
+from ..tables.rows import Rows
+from ..types import Array
+from .masking import Masking, Masks
 from .preparation import Preparation
+from .roll_call import RollCall, Roster
 from .site import Procedure, Site
-from .stages import Offers, SetUp, Start
-from .tuning import Tuned, Tuning
+from .spanning_tree import tree_sum
+
+OWN_WEIGHTS = (1 / 3, 1 / 2, 2 / 3, 1.0)
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """What to choose from, and how.
+
+    Parameters
+    ----------
+    sigmas, alphas, consensuses : tuple of float
+        The grid; a tuple of one is not tuned.
+    prediction : {"own", "neighborhood"}
+        How a site will predict; for "neighborhood" the weight of its own model is chosen too.
+    """
+
+    sigmas: tuple[float, ...]
+    alphas: tuple[float, ...]
+    consensuses: tuple[float, ...]
+    folds: int = 5
+    prediction: str = "neighborhood"
+
+    @property
+    def own_weights(self) -> tuple[float, ...]:
+        """The weights of the own model to choose from."""
+        return OWN_WEIGHTS if self.prediction == "neighborhood" else (1.0,)
+
+    @property
+    def grid(self) -> list[tuple[float, float, float, float]]:
+        """All candidates (sigma, alpha, consensus, own weight), in the order of their scores."""
+        return [
+            (s, a, c, w) for s in self.sigmas for c in self.consensuses for a in self.alphas for w in self.own_weights
+        ]
+
+    @property
+    def n_maps(self) -> int:
+        """For how many maps a site asks its neighbours at most: shortlists and choices, in tuning and training."""
+        return 2 * (len(self.sigmas) * self.folds + 1)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What all sites chose.
+
+    Parameters
+    ----------
+    own_weight : float
+        Of a site's own model in its prediction.
+    errors : ndarray of shape (n_candidates,)
+        Mean squared held-out error of each candidate over all sites, in scaled units of the response.
+    """
+
+    sigma: float
+    alpha: float
+    consensus: float
+    own_weight: float
+    grid: list[tuple[float, float, float, float]]
+    errors: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """What a site has before it chooses features.
+
+    Parameters
+    ----------
+    site : Site
+        With the rows alone that its sums are over.
+    rows : Rows
+        The rows to train on, in agreed units.
+    roll : RollCall
+        Who is there. It may still have to be called.
+    masking : Masking, optional
+        The masks of sums. They may still have to be agreed on.
+    """
+
+    site: Site
+    rows: Rows
+    scaling: AnyScaling
+    roll: RollCall
+    masking: Masking | None = None
+
+
+class Offers(NamedTuple):
+    """What the neighbours have chosen.
+
+    Parameters
+    ----------
+    degrees : dict of neighbour to int
+        How many neighbours each neighbour has.
+    digests : dict of neighbour to bytes
+        Of what each neighbour told; masks depend on it.
+    """
+
+    maps: dict[str, FeatureMap]
+    degrees: dict[str, int]
+    digests: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """What a site has when features are chosen and sums exchanged: all that solving needs of the rows.
+
+    Parameters
+    ----------
+    degrees : dict of neighbour to int
+        How many neighbours each neighbour has.
+    received : dict of neighbour to CrossSums
+        Over the neighbour's rows about this site's features. Of masked sums each neighbour has an equal share, and
+        no C.
+    sent : dict of neighbour to CrossSums
+        What was sent the other way round, without its B, which is of no use here unless sums are masked.
+    ridge : float, default=0.0
+        What the noise in the sums adds to the ridge, in units of a sum over rows.
+    spent : Spent, optional
+        The privacy budget that the sums cost.
+    masked : bool, default=False
+        Whether the sums were masked.
+    """
+
+    roster: Roster
+    own_map: FeatureMap
+    maps: dict[str, FeatureMap]
+    degrees: dict[str, int]
+    own: OwnSums
+    received: dict[str, CrossSums]
+    sent: dict[str, CrossSums]
+    ridge: float = 0.0
+    spent: Spent | None = None
+    masked: bool = False
+
+    def without_sums(self) -> "SetUp":
+        """Return all but the sums, from which training cannot go on."""
+        return replace(self, own=OwnSums(np.empty((0, 0)), np.empty(0), 0.0), received={}, sent={})
+
+    def system(self, alpha: float, consensus: float) -> SiteSystem:
+        """Return the site's block row of the linear system, and what it is assembled from."""
+        alpha += self.roster.n_sites * self.ridge / self.roster.n_counted
+        weights = self.weights(alpha, consensus)
+        return SiteSystem.assembled(self.own, self.received, self.sent, weights, consensus)
+
+    def weights(self, alpha: float, consensus: float, share: float = 1.0) -> Weights:
+        """Return the weights of the objective's terms when a `share` of all rows is in the sums.
+
+        N is the number of rows of all sites, or the sum of their weights where they have some.
+        """
+        n_rows = self.roster.n_counted * share
+        return Weights(
+            n_rows=n_rows,
+            n_sites=self.roster.n_sites,
+            alpha=alpha,
+            own_penalty=penalty(consensus, n_rows, len(self.maps)),
+            penalties={p: penalty(consensus, n_rows, degree) for p, degree in self.degrees.items()},
+        )
+
+
+_MOST_CLIPPED = 3.0  # the largest response where responses more than a span outside their bounds are clipped
+
+
+def weigh_rows(site: Site, roll: RollCall) -> Procedure[None]:
+    """Find the sum of the weights of the neighbours' rows, and of all rows; the roll has them from then on."""
+    roster = yield from roll.roster()
+    own = np.array([site.rows.weights.total])
+    inbox = expect((yield site.to_all(Total(own))), Total, values=dict.fromkeys(site.neighbors, (1,)))
+    weights = {site.name: float(own[0])} | {p: float(message.values[0]) for p, message in inbox.items()}
+    for name, weight in weights.items():
+        if not weight > 0:
+            raise MessageError(f"site {name!r} sent {weight:g} as its sum of weights, which is not positive", name)
+    total = float((yield from tree_sum(site, roster, own))[0])
+    roll.found(replace(roster, weights=weights, total_weight=total))
+
+
+def equal_outputs(
+    rows: Rows, scaling: AnyScaling, site: Site, roll: RollCall, masks: Masks | None = None
+) -> Procedure[AnyScaling]:
+    """Return the scaling with a span for each output by which all outputs have the same variance over all sites.
+
+    The largest variance stays. Centres stay too, so that a model of several outputs is that of each output alone.
+
+    Parameters
+    ----------
+    rows : Rows
+        In the units of `scaling`. A sample stands for its rows, where they are many.
+    masks : Masks, optional
+        For the sums over the tree.
+    """
+    n_outputs = rows.n_outputs
+    if n_outputs == 1 or not isinstance(scaling, Scaling):
+        return scaling
+    roster = yield from roll.roster()
+    _, y, weight = rows.sample.arrays()
+    weight = rows.sample.expansion * (np.ones(len(y)) if weight is None else weight)
+    moments = np.concatenate([[weight.sum()], weight @ y, weight @ y**2])
+    most = 1.0 if scaling.limits is None else _MOST_CLIPPED
+    total = yield from tree_sum(site, roster, moments, masks, largest=2 * roster.n_counted * most**2)
+    mean, square = total[1 : n_outputs + 1] / total[0], total[n_outputs + 1 :] / total[0]
+    variances = np.maximum(square - mean**2, 0.0)
+    shares = np.sqrt(variances / max(variances.max(), np.finfo(float).tiny))
+    return scaling.with_spans(np.where(shares > 0, shares, 1.0))
 
 
 class Allocation(ABC):
@@ -77,11 +295,6 @@ class Run:
     ----------
     chooser : Chooser
         With this site's number of features, once that is known.
-    settings : DeKRRSettings
-    preparation : Preparation
-    allocation : Allocation
-    exchange : Exchange
-    solver : Solver
     tuning : Tuning, optional
         What is chosen by cross-validation first.
     tuned : Tuned, optional
@@ -137,7 +350,6 @@ class Run:
 
         Parameters
         ----------
-        site : Site
         also : iterable of str
             Further reasons.
         """

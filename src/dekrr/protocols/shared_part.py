@@ -1,37 +1,68 @@
 """The shared part: one model for all sites, on the same features, from sums over the spanning tree.
 
 All sites draw the same pool from the run's seed. Each votes for the candidates that its own rows would take, with their
-gains in a greedy selection. The votes are summed over the tree, and the candidates with the most are the features of
-all. Half of them are of mixed kinds. The others are smooth and depend on all columns, in scales that such features
-alone have found: these are better where responses have heavy tails. Then every site sums Z'Z, Z'y and y'y over its
-rows. The sums go up the tree, the root solves the ridge regression of the pooled rows, and its coefficients come down.
-No site but the root learns sums over all rows.
+gains in a greedy selection. The votes are summed over the tree, whose root says which candidates have the most: the
+features of all. Half of them are of mixed kinds. The others are smooth and depend on all columns, in scales that such
+features alone have found: these are better where responses have heavy tails. Then every site sums Z'Z, Z'y and y'y over
+its rows. The sums go up the tree, the root solves the ridge regression of the pooled rows, and its coefficients come
+down. No site but the root learns sums over all rows.
+
+Sites may differ by levels of their own (`dekrr.parts.local`). The sums of every model are sent for one ratio of
+variances alone: those for two ratios would differ by a sum over sites of s_j s_j', which tells more of a site than it
+should. So the ratio of the next model is the one whose levels have the least error on held-out rows, given the
+coefficients of the last. It starts from no levels: what a function of the columns explains is not for a level to hold.
+
+**Column scales** are how much the response depends on each column. All sites agree on them. A small shared model of
+Gaussian features is fitted in equal scales. (The derivative of a rough feature is so large that a single one would
+decide.) Its average gradient outer product has a closed form (`dekrr.statistics`). The diagonal is one sum over the
+spanning tree, of as many numbers as there are columns. The root of a column's mean squared derivative is its scale. A
+second model is fitted in these scales, and its derivatives are the scales: where many columns do not matter, the first
+model is a poor one. A third model tries the squares of the scales. Where its error on held-out rows is clearly lower,
+the squares of its scales are taken.
+
+Half of the features of the shared part are smooth and depend on all columns. A fourth model, of such features alone and
+without votes, finds the scales for these. Where its held-out error is clearly higher than the second model's, there are
+no such features.
+
+Each of these models holds a fifth of the rows out. The ridge with the least held-out error in the mean over the models
+is the least ridge of the shared part: features are scaled so that the same ridge suits few of them and many.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import SettingsError
+from ..errors import MessageError, SettingsError
 from ..features import FeatureMap
-from ..privacy.proofs import site_rng
-from ..privacy.rows_per_feature import check_leverages, check_rows_of_shared, longest_shortlist
-from ..ridge import Ridge, path_of
-from ..rows import ArrayRows, Rows
+from ..folds import is_usual
+from ..parts.local import NO_LEVEL, RATIOS, LevelSums, with_constant
+from ..privacy.admission import check_leverages, check_rows_of_shared, longest_shortlist, site_rng
 from ..scaling import Unscaled
-from ..selection.mixed import Mixed, cosines_of, with_columns
+from ..selection.choosers import Pool
+from ..selection.greedy import Mixed, cosines_of, with_columns
 from ..settings import DeKRRSettings
-from ..statistics import OwnSums, accumulate, pack_symmetric, unpack_symmetric
+from ..statistics import (
+    OwnSums,
+    Ridge,
+    accumulate,
+    largest_squared_gradients,
+    path_of,
+    squared_gradients,
+    weighted_features,
+    weighted_responses,
+)
+from ..tables.rows import ArrayRows, Rows
 from ..types import Array
 from .masking import unit_of, unit_of_gram
 from .outcome import Part
-from .roster import Roster
-from .run import Run
+from .roll_call import Roster
+from .run import Run, Start
 from .site import Procedure
-from .spanning_tree import tree_result, tree_sum
-from .stages import Start
+from .spanning_tree import BranchSums, SparseSums, tree_result, tree_sum
 
 Scales = tuple[tuple[float, ...], ...]
 
@@ -44,13 +75,14 @@ _MOST_ROWS = 1000  # that a site votes by
 _POOL_RATIO = 8
 _MOST_CANDIDATES = 4500  # which the ratio falls for where features are many
 _LEAST_POOL_RATIO = 2
-_FOLDS = 5  # one of which is held out
-_FEWEST_TO_HOLD_OUT = 20
+FOLDS = 5  # one of which is held out
+_FEWEST_TO_HOLD_OUT = 5
 _MOST_SPANS = 4.0  # of responses, that predictions are cut to where errors are masked
+_NEXT_TO = 0.01  # of the least held-out error
 
 
 def agree_on_spreads(start: Start) -> Procedure[Array]:
-    """Return the standard deviation of each column over all sites' rows, shape (n_columns,)."""
+    """Return the standard deviation of each column over all sites' rows by their weights, shape (n_columns,)."""
     roster, sample = (yield from start.roll.roster()), start.rows.sample
     masks = None
     if start.masking is not None:
@@ -60,9 +92,10 @@ def agree_on_spreads(start: Start) -> Procedure[Array]:
                 "shared=None, local=None and column_scales=None"
             )
         masks = yield from start.masking.agreed()
-    own = sample.expansion * np.concatenate([sample.X.sum(axis=0), (sample.X**2).sum(axis=0)])
+    weight = 1.0 if sample.weight is None else sample.weight[:, None]
+    own = sample.expansion * np.concatenate([(weight * sample.X).sum(axis=0), (weight * sample.X**2).sum(axis=0)])
     total = yield from tree_sum(start.site, roster, own, masks, 2.0**masks.rows if masks is not None else 1.0)
-    means, squares = np.split(total / max(roster.n_rows, 1), 2)
+    means, squares = np.split(total / max(roster.n_counted, 1e-300), 2)
     return np.sqrt(np.maximum(squares - means**2, 0.0))
 
 
@@ -160,7 +193,6 @@ def both_kinds(n_features: int, sets: Scales, of_whole: Scales) -> list[Candidat
 
     Parameters
     ----------
-    n_features : int
     sets : tuple of tuples of float
         The column scales of the mixed kinds.
     of_whole : tuple of tuples of float
@@ -181,56 +213,112 @@ def fit_shared(
     *,
     ridge: float | None = None,
     fold: int | None = None,
+    ratio: float = NO_LEVEL,
 ) -> Procedure[Part]:
-    """Return a model that is the same at all sites.
+    """Return a model that is the same at all sites, but for their levels.
 
-    Where it has more features than there are columns, a constant and the raw columns come on top.
+    Where it has more features than there are columns, a constant and the raw columns come on top; where sites have
+    levels, at least the constant.
 
     Parameters
     ----------
     start : Start
         With the rows to fit.
-    run : Run
     sigma : float
         The bandwidth, the same at all sites.
-    kinds : sequence of Candidates
     ridge : float, optional
         See `solve_shared`.
     fold : int, optional
         See `solve_held_out`; without one, no rows are held out.
+    ratio : float, default=inf
+        Of the variances of noise and of levels.
     """
     linear = sum(kind.n_features for kind in kinds) > start.rows.n_columns
     maps: list[FeatureMap] = []
     for kind in kinds:
         maps += [(yield from elect(start, sigma, kind, linear=linear))]
-    feature_map = with_columns(maps, sigma) if linear else cosines_of(maps)
+    feature_map = _joined(tuple(maps), sigma if linear else None, not linear and run.settings.site_effect is not None)
     if fold is not None:
-        return (yield from solve_held_out(start, run, feature_map, fold))
-    return (yield from solve_shared(start, run, feature_map, ridge))
+        return (yield from solve_held_out(start, run, feature_map, fold, ratio))
+    return (yield from solve_shared(start, run, feature_map, ridge, ratio))
 
 
 def elect(start: Start, sigma: float, kind: Candidates, *, linear: bool) -> Procedure[FeatureMap]:
     """Return the features that all sites vote for, in a choice with the raw columns or without."""
     site, sample = start.site, start.rows.sample
     roster = yield from start.roll.roster()
-    chooser = kind.chooser(sigma, linear=linear)
-    pool = chooser.draw_pool(sample.n_columns, site_rng(site.seed, "", kind.purpose))
+    chooser = _chooser(kind, sigma, linear)
+    drawn = chooser, sample.n_columns, site.seed, kind.purpose
+    pool = _pool(*drawn)
+    n_candidates = pool.n_candidates
     if not kind.voted:
-        return chooser.elected(pool, np.zeros(pool.n_candidates))
+        return _kept(*drawn, chooser.elected(np.zeros(n_candidates)).tobytes())
     n_votes = max(_FEWEST_VOTES, math.ceil(_VOTES_PER_FEATURE * kind.n_features / roster.n_sites))
-    votes = np.zeros(pool.n_candidates)
+    votes = np.zeros(n_candidates)
     if sample.n_rows:
-        taken = min(n_votes, sample.n_rows)
-        votes = sample.expansion * chooser.votes(pool, sample.X, sample.y, taken, site.rng(kind.purpose))
+        few = sample.take(slice(kind.max_rows))  # the same in every run: rows are in the order of their hashes
+        taken, rng = min(n_votes, few.n_rows), site.rng(kind.purpose)
+        votes = chooser.votes(pool, few.X, few.y, taken, rng, few.weight)
+        votes *= sample.expansion * sample.weights.total / max(few.weights.total, 1e-300)
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
-    largest = 1.0
+    largest, form = 1.0, SparseSums(n_candidates)
     if masks is not None:
         largest = 2.0 ** (masks.rows + 2 * masks.responses) * max(1, math.prod(sample.y.shape[1:]))
-    total = yield from tree_sum(site, roster, votes, masks, largest)
-    return chooser.elected(pool, total)
+    else:
+        votes = form.of(votes)
+    del pool  # the next one is drawn before all sites are through with this
+
+    def elected(total: Array) -> Array:
+        return chooser.elected(form.whole(total)).astype(float)
+
+    told = yield from tree_result(site, roster, votes, elected, chooser.n_kept, masks, largest, form)
+    places = told.astype(np.intp)
+    if not (np.all(told == places) and np.all(np.diff(places) > 0) and places[0] >= 0 and places[-1] < n_candidates):
+        raise MessageError(f"site {roster.parent!r} told of features that are no candidates", roster.parent)
+    return _kept(*drawn, places.tobytes())
 
 
-def solve_shared(start: Start, run: Run, feature_map: FeatureMap, ridge: float | None) -> Procedure[Part]:
+# What all sites of a process compute alike is computed once: they are at the same step. Nobody may write to it.
+
+
+@lru_cache(maxsize=4)
+def _chooser(kind: Candidates, sigma: float, linear: bool) -> Mixed:
+    return kind.chooser(sigma, linear=linear)
+
+
+@lru_cache(maxsize=4)
+def _pool(chooser: Mixed, n_columns: int, seed: int, purpose: str) -> Pool:
+    """Return the pool that all sites draw alike."""
+    pool = chooser.draw_pool(n_columns, site_rng(seed, "", purpose))
+    _read_only(pool.frequencies, pool.phases, pool.amplitudes)
+    return pool
+
+
+@lru_cache(maxsize=4)
+def _kept(chooser: Mixed, n_columns: int, seed: int, purpose: str, places: bytes) -> FeatureMap:
+    """Return the features that all sites elected."""
+    return _shared_map(_pool(chooser, n_columns, seed, purpose).keep(np.frombuffer(places, dtype=np.intp)))
+
+
+@lru_cache(maxsize=4)
+def _joined(maps: tuple[FeatureMap, ...], sigma: float | None, has_constant: bool) -> FeatureMap:
+    """Return the features of all maps in one, with the raw columns for a given sigma."""
+    joined = cosines_of(maps) if sigma is None else with_columns(maps, sigma)
+    return _shared_map(with_constant(joined) if has_constant else joined)
+
+
+def _shared_map(feature_map: FeatureMap) -> FeatureMap:
+    _read_only(feature_map.frequencies, feature_map.phases, feature_map.amplitudes)
+    return feature_map
+
+
+def _read_only(*arrays: Array | None) -> None:
+    for array in arrays:
+        if array is not None:
+            array.setflags(write=False)
+
+
+def solve_shared(start: Start, run: Run, feature_map: FeatureMap, ridge: float | None, ratio: float) -> Procedure[Part]:
     """Return the ridge regression of all sites' rows, its ridge by generalised cross-validation, but at least `ridge`.
 
     Generalised cross-validation needs the sums alone. It takes too small a ridge where few rows far from all others
@@ -239,38 +327,83 @@ def solve_shared(start: Start, run: Run, feature_map: FeatureMap, ridge: float |
 
     at_root: list[Array] = []
 
-    def cautious(sums: OwnSums, n_counted: float, n_rows: int) -> list[Ridge]:
+    def cautious(sums: OwnSums, n_counted: float, n_rows: int, n_levels: float) -> list[Ridge]:
         at_root.append(sums.gram)
-        best = min(_path(sums, n_counted, n_rows), key=lambda fit: fit.error)
-        return path_of(sums, n_counted, [ridge], n_rows) if ridge is not None and ridge > best.ridge else [best]
+        best = min(_path(sums, n_counted, n_rows, n_levels), key=lambda fit: fit.error)
+        if ridge is None or ridge <= best.ridge:
+            return [best]
+        return path_of(sums, n_counted, [ridge], n_rows, n_levels)
 
-    (found,) = yield from _ridges_over_tree(start, run, feature_map, start.rows, cautious, 1)
-    return Part(feature_map, *found, gram=at_root[0] if at_root else None)
+    (found,), levels = yield from _ridges_over_tree(start, run, feature_map, start.rows, cautious, 1, ratio)
+    return Part(feature_map, *found, gram=at_root[0] if at_root else None, ratio=ratio, of_site=levels)
 
 
-def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int) -> Procedure[Part]:
+def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, ratio: float) -> Procedure[Part]:
     """Return the ridge regression whose ridge has the least error on a fold of the rows that is held out.
 
-    Where rows are not in memory, none are held out, and generalised cross-validation decides.
+    Its `ratio` is for the models that follow: the one whose levels have the least error on the held-out rows.
+
+    Where rows are not in memory, none are held out, and generalised cross-validation decides on the ridge. Levels of so
+    many rows are judged by a sample of them.
     """
     rows, held = held_out(start, run.settings, fold)
-    path = yield from _ridges_over_tree(start, run, feature_map, rows, _path, len(RIDGES))
+    path, levels = yield from _ridges_over_tree(start, run, feature_map, rows, _path, len(RIDGES), ratio)
     roster = yield from start.roll.roster()
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
+    ratios = RATIOS if run.settings.site_effect == "auto" and roster.n_sites > 1 else (ratio,)
     most, largest = np.inf, 1.0
     if masks is not None:
         responses = 2.0**masks.responses
         most = _MOST_SPANS * responses
         largest = 2.0**masks.rows * (most + responses) ** 2 * max(1, math.prod(held.y.shape[1:]))
-    errors = errors_of(held, feature_map, np.array([fit.coefficients for fit in path]), most)
-    total = yield from tree_sum(start.site, roster, np.append(errors, held.n_rows), masks, largest)
-    found = total[:-1] / total[-1] if total[-1] >= 1 else np.array([fit.error for fit in path])
-    best = path[int(np.argmin(found))]
-    return Part(feature_map, best.coefficients, best.ridge, errors=found)
+    sample = start.rows.sample
+    judges = sample if sample.n_rows < start.rows.n_rows else held
+    errors = errors_of(judges, feature_map, path, levels, ratios, most) * judges.expansion
+    sizes = np.abs(errors[:, -1:] - errors)  # of what levels gain at this site
+    of_held = errors[:, -1] if judges is held else np.zeros(len(path))
+    told = np.concatenate([of_held, [held.weights.total], errors.ravel(), sizes.ravel()])
+    total = yield from tree_sum(start.site, roster, told, masks, largest)
+    of_held, (n_held,), of_judges, of_sizes = np.split(total, np.cumsum([len(path), 1, errors.size]))
+    errors, sizes = of_judges.reshape(errors.shape), of_sizes.reshape(errors.shape)
+    gains = errors[:, -1:] - errors
+    by_ridge = (of_held - gains.max(axis=1)) / n_held if n_held > 0 else np.array([fit.error for fit in path])
+    best = int(np.argmin(by_ridge))
+    chosen = largest_ratio(ratios, errors[best], sizes[best] / np.sqrt(roster.n_sites))
+    return Part(feature_map, path[best].coefficients, path[best].ridge, errors=by_ridge, ratio=chosen)
 
 
-def _path(sums: OwnSums, n_counted: float, n_rows: int) -> list[Ridge]:
-    return path_of(sums, n_counted, RIDGES, n_rows)
+def largest_ratio(ratios: Sequence[float], errors: Array, noise: Array) -> float:
+    """Return the largest ratio whose held-out error is next to the least, or no level where none lowers it clearly.
+
+    Levels take from the shared part what it can know of differences between sites, the more the smaller the ratio is.
+    A row from elsewhere has no level. So levels hold no more than they must.
+
+    Parameters
+    ----------
+    ratios : sequence of float
+        In ascending order; the last is that of no levels.
+    errors : ndarray of shape (n_ratios,)
+        Held-out errors.
+    noise : ndarray of shape (n_ratios,)
+        By how much the error must be below that without levels: about its standard error over sites.
+
+    Examples
+    --------
+    >>> errors = np.array([2.0, 2.01, 2.3, 4.0])
+    >>> largest_ratio((0.1, 1.0, 10.0, NO_LEVEL), errors, np.array([1.0, 1.0, 1.0, 0.0]))
+    1.0
+    >>> largest_ratio((0.1, 1.0, 10.0, NO_LEVEL), errors, np.array([3.0, 3.0, 3.0, 0.0]))
+    inf
+    """
+    allowed = errors[-1] - errors >= noise
+    allowed[-1] = True
+    least = max(float(np.min(errors, where=allowed, initial=np.inf)), 0.0)
+    near = allowed & (errors <= (1 + _NEXT_TO) * least)
+    return ratios[int(np.flatnonzero(near if near.any() else allowed).max())]
+
+
+def _path(sums: OwnSums, n_counted: float, n_rows: int, n_levels: float) -> list[Ridge]:
+    return path_of(sums, n_counted, RIDGES, n_rows, n_levels)
 
 
 def _ridges_over_tree(
@@ -278,34 +411,79 @@ def _ridges_over_tree(
     run: Run,
     feature_map: FeatureMap,
     rows: Rows,
-    solve: Callable[[OwnSums, float, int], list[Ridge]],
+    solve: Callable[[OwnSums, float, int, float], list[Ridge]],
     n_fits: int,
-) -> Procedure[list[Ridge]]:
-    """Return the `n_fits` regressions that the root of the tree solves from the sums over all sites' rows."""
+    ratio: float,
+) -> Procedure[tuple[list[Ridge], LevelSums | None]]:
+    """Return the `n_fits` regressions that the root solves from the sums over all sites' rows, and the site's own sums.
+
+    The latter are what its level follows from; None where there is no constant among the features.
+    """
     site, settings = start.site, run.settings
     roster = yield from start.roll.roster()
     check_rows_of_shared(site.name, rows.n_rows, feature_map, site.neighbors, settings.rows_per_feature)
     if settings.max_leverage < 1 and site.neighbors and rows.n_rows:
         check_leverages(site.name, rows, None, dict.fromkeys(site.neighbors, feature_map), settings.rows_per_feature)
-    own, _ = accumulate(rows, feature_map, {}, settings.precision)
-    size, shape, n_outputs = feature_map.n_features, own.moment.shape, own.moment.size // feature_map.n_features
-    values = np.concatenate([pack_symmetric(own.gram), own.moment.ravel(), [own.response_energy]])
+    size, outputs = feature_map.n_features, start.rows.sample.y.shape[1:]
+    shape, n_outputs = (size, *outputs), math.prod(outputs)
+    levels: list[LevelSums] = []
+    has_levels = settings.site_effect is not None
+    counts_levels = ratio != NO_LEVEL and has_levels  # how many there are, as degrees of freedom
+    form = BranchSums(size, size * n_outputs + 1 + counts_levels)
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
+    # The sums of few rows are larger than the rows: each site makes them when it is its turn to send them.
+    later = masks is None and rows.n_rows < size
+    as_factor = later and rows.n_rows <= form.most_rows and rows.expansion == 1
+
+    def summed() -> Array:
+        if as_factor:
+            return factored()
+        own, _ = accumulate(rows, feature_map, {}, settings.precision)
+        if has_levels:
+            levels.append(LevelSums.of(own, feature_map, roster.mean_weight))
+            own = levels[0].reduced(own, ratio)
+        return form.of_gram(own.gram, beside(own.moment, own.response_energy))
+
+    def factored() -> Array:
+        features, responses = _weighted(rows, feature_map)
+        if has_levels:
+            levels.append(LevelSums.of_rows(features, responses, feature_map, roster.mean_weight))
+            root = LevelSums.roots(features, feature_map)
+            features, responses = (levels[0].reduced_rows(part, root, ratio) for part in (features, responses))
+        return form.of_rows(features, beside(features.T @ responses, float(np.vdot(responses, responses))))
+
+    def beside(moment: Array, energy: float) -> Array:
+        return np.append(moment, [energy, *([levels[0].share(ratio)] if counts_levels else [])])
+
     largest: Array | float = 1.0
     if masks is not None:
         of_rows, of_responses = 2.0**masks.rows, 2.0**masks.responses
-        of_moment = of_rows * of_responses * np.repeat(np.abs(unit_of(feature_map)), n_outputs)
-        of_gram = of_rows * np.abs(unit_of_gram(feature_map))
+        # What a level takes off the responses is no larger than they are.
+        times = 1.0 if ratio == NO_LEVEL else 2.0
+        of_moment = times * of_rows * of_responses * np.repeat(np.abs(unit_of(feature_map)), n_outputs)
+        of_gram = times * of_rows * np.abs(unit_of_gram(feature_map))
         largest = np.concatenate([of_gram, of_moment, [of_rows * of_responses**2 * n_outputs]])
+        if counts_levels:
+            largest = np.append(largest, 1.0)
 
     def solved(total: Array) -> Array:
-        gram, moment, energy = np.split(total, [-own.moment.size - 1, -1])
-        sums = OwnSums(unpack_symmetric(gram, size), moment.reshape(shape), float(energy[0]))
-        fits = solve(sums, max(roster.n_counted, 1e-300), roster.n_rows)
+        gram, beside = form.whole(total)
+        moment, energy = beside[: size * n_outputs], float(beside[size * n_outputs])
+        sums = OwnSums(gram, moment.reshape(shape), energy)
+        fits = solve(sums, max(roster.n_counted, 1e-300), roster.n_rows, float(beside[-1]) if counts_levels else 0.0)
         return np.concatenate([np.append(fit.coefficients.ravel(), [fit.ridge, fit.error]) for fit in fits])
 
-    result = yield from tree_result(site, roster, values, solved, n_fits * (own.moment.size + 2), masks, largest)
-    return [Ridge(one[:-2].reshape(shape), float(one[-2]), float(one[-1])) for one in result.reshape(n_fits, -1)]
+    values, n_results = summed if later else summed(), n_fits * (size * n_outputs + 2)
+    result = yield from tree_result(site, roster, values, solved, n_results, masks, largest, form)
+    fits = [Ridge(one[:-2].reshape(shape), float(one[-2]), float(one[-1])) for one in result.reshape(n_fits, -1)]
+    return fits, levels[0] if levels else None
+
+
+def _weighted(rows: Rows, feature_map: FeatureMap) -> tuple[Array, Array]:
+    """Return the features and the responses of rows, multiplied by the roots of their weights."""
+    blocks = list(rows.blocks(max(1, rows.n_rows)))
+    features = np.concatenate([weighted_features(feature_map, block) for block in blocks])
+    return features, np.concatenate([weighted_responses(block) for block in blocks])
 
 
 def held_out(start: Start, settings: DeKRRSettings, fold: int) -> tuple[Rows, ArrayRows]:
@@ -313,24 +491,184 @@ def held_out(start: Start, settings: DeKRRSettings, fold: int) -> tuple[Rows, Ar
 
     A constant and the columns are among the features here and in the shared part, which has all rows. What the sums of
     both differ by is a sum over the held-out rows. So with `rows_per_feature` a site holds out none where that sum
-    would be over too few rows.
+    would be over too few rows, or where it would leave too few others.
     """
     sample = start.rows.sample
     if sample.n_rows < start.rows.n_rows or sample.n_rows < _FEWEST_TO_HOLD_OUT:
         return start.rows, sample.take(slice(0, 0))
-    is_held = start.site.rng("held out").permutation(sample.n_rows) % _FOLDS == fold
+    is_held = start.site.fold_of(FOLDS) == fold
     held = sample.take(is_held)
     in_both = sample.n_columns + 1
     if settings.rows_per_feature and start.site.neighbors:
-        too_few = held.n_effective < settings.min_rows
+        too_few = held.n_effective < settings.min_rows or not is_usual(held.n_rows, sample.n_rows, FOLDS)
         if too_few or in_both > longest_shortlist(held.n_effective, settings.rows_per_feature):
             return start.rows, sample.take(slice(0, 0))
     return sample.take(~is_held), held
 
 
-def errors_of(held: ArrayRows, feature_map: FeatureMap, coefficients: Array, most: float) -> Array:
-    """Return the squared error of each of several solutions, whose predictions are cut to `most`, shape (n,)."""
-    features, weight = feature_map(held.X), held.weight
-    weights = np.ones(held.n_rows) if weight is None else weight * held.n_rows / max(float(weight.sum()), 1e-300)
-    residuals = [np.clip(features @ one, -most, most) - held.y for one in coefficients]
-    return np.array([np.sum((residual.T**2) * weights) for residual in residuals])
+def errors_of(
+    held: ArrayRows,
+    feature_map: FeatureMap,
+    path: Sequence[Ridge],
+    levels: LevelSums | None,
+    ratios: Sequence[float],
+    most: float,
+) -> Array:
+    """Return the squared error of each solution with the site's level by each ratio, shape (n_solutions, n_ratios).
+
+    Predictions are cut to `most`.
+    """
+    features = feature_map(held.X)
+    weights = np.ones(held.n_rows) if held.weight is None else held.weight
+    weights = weights.reshape(-1, *[1] * (held.y.ndim - 1))
+    errors = np.empty((len(path), len(ratios)))
+    of_path = np.tensordot(np.array([fit.coefficients for fit in path]), features, ((1,), (1,)))
+    for i, (fit, predicted) in enumerate(zip(path, np.moveaxis(of_path, -1, 1), strict=True)):
+        if levels is not None:
+            predicted = predicted + levels.levels(fit.coefficients, ratios)[:, None]
+        residuals = np.clip(predicted, -most, most) - held.y
+        errors[i] = np.sum((residuals**2 * weights).reshape(1 if levels is None else len(ratios), -1), axis=1)
+    return errors
+
+
+_LEAST = 0.01  # of the largest scale
+_POWERS = (0.0, 0.5, 1.0)  # of the scales that candidates are drawn in
+_MOST_ROWS_FOR_SCALES = 500  # that a site votes by
+_MOST_WITHOUT = 0.5  # of the columns, that may not matter where candidates are drawn in equal scales
+_MOST_RISE = 0.12  # of the held-out error without votes and features of few columns, for which there are more of such
+_LEAST_FALL = 0.05  # of the held-out error, for which squares are taken
+
+
+class Learnt(NamedTuple):
+    """What the models that scales are learnt from tell.
+
+    Parameters
+    ----------
+    scales : ndarray of shape (n_columns,), or None
+        A scale for each column, the largest 1; None where all count alike.
+    of_whole : ndarray of shape (n_columns,), or None
+        The same for features that are smooth and depend on all columns; None where there should be none.
+    ridge : float or None
+        The least ridge for what follows.
+    ratio : float
+        Of the variances of noise and of sites' levels.
+    """
+
+    scales: Array | None = None
+    of_whole: Array | None = None
+    ridge: float | None = None
+    ratio: float = NO_LEVEL
+
+
+def agree_on_scales(
+    start: Start, run: Run, wanted: str | Sequence[float] | None, n_features: int, sigma: float, spreads: Array
+) -> Procedure[Learnt]:
+    """Return a scale for each column, and what else was learnt with them.
+
+    Parameters
+    ----------
+    wanted : "auto", sequence of float, or None
+        What the run asks for; see `dekrr.settings.DeKRRSettings`.
+    n_features : int
+        Of the model whose gradients are taken.
+    sigma : float
+        Its bandwidth.
+    spreads : ndarray of shape (n_columns,)
+        The standard deviations of the columns.
+    """
+    if isinstance(wanted, str):
+        return (yield from learn_scales(start, run, n_features, sigma, spreads))
+    scales: Array | None = None
+    if wanted is not None:
+        scales = np.asarray(wanted, dtype=float)
+        if scales.shape != (start.rows.n_columns,):
+            raise SettingsError(f"column_scales has {scales.size} numbers for {start.rows.n_columns} columns")
+        scales = np.asarray(scales / scales.max())
+    ratio = first_ratio(run.settings)
+    if run.settings.shared is not None and run.settings.site_effect == "auto":
+        for purpose in ("levels", "levels again"):
+            kind = Candidates(
+                purpose, n_features, candidate_scales(scales, spreads), rough=False, max_rows=_MOST_ROWS_FOR_SCALES
+            )
+            ratio = (yield from fit_shared(start, run, sigma, [kind], fold=1, ratio=ratio)).ratio
+    return Learnt(scales, scales, None, ratio)
+
+
+def learn_scales(start: Start, run: Run, n_features: int, sigma: float, spreads: Array) -> Procedure[Learnt]:
+    """Return the scales that small models in turn find, and the ridge that was best for them."""
+
+    def fitted(purpose: str, sets: Scales, fold: int, ratio: float) -> Procedure[Part]:
+        kind = Candidates(purpose, n_features, sets, rough=False, max_rows=_MOST_ROWS_FOR_SCALES)
+        return fit_shared(start, run, sigma, [kind], fold=fold, ratio=ratio)
+
+    first = yield from fitted("column scales", (), 0, first_ratio(run.settings))
+    scales = yield from scales_of(start, first)
+    second = yield from fitted("column scales again", candidate_scales(scales, spreads), 1, first.ratio)
+    scales = yield from scales_of(start, second)
+    third = yield from fitted("sharper column scales", candidate_scales(scales**2, spreads), 1, second.ratio)
+    alone = candidate_scales(scales, spreads)[-1:]
+    kind = Candidates("column scales of smooth features", n_features, alone, rough=False, whole=True, voted=False)
+    smooth = yield from fit_shared(start, run, sigma, [kind], fold=1, ratio=second.ratio)
+    of_whole: Array | None = None
+    if smooth.errors.min() <= (1 + _MOST_RISE) * second.errors.min():
+        of_whole = yield from scales_of(start, smooth)
+    if third.errors.min() <= (1 - _LEAST_FALL) * second.errors.min():
+        scales = (yield from scales_of(start, third)) ** 2
+    ridge = best_ridge([model.errors for model in (first, second, third, smooth)])
+    return Learnt(scales, of_whole, ridge, min(third.ratio, smooth.ratio))
+
+
+def first_ratio(settings: DeKRRSettings) -> float:
+    """Return the ratio of variances that a run starts from: no levels, unless it is given."""
+    return float(settings.site_effect) if isinstance(settings.site_effect, int | float) else NO_LEVEL
+
+
+def best_ridge(errors: Sequence[Array]) -> float:
+    """Return the ridge with the least error in the mean over models, each relative to the model's least."""
+    relative = [one / max(float(one.min()), np.finfo(float).tiny) for one in errors]
+    return float(RIDGES[int(np.argmin(np.mean(relative, axis=0)))])
+
+
+def scales_of(start: Start, model: Part) -> Procedure[Array]:
+    """Return the roots of the mean squared derivatives of a model over all rows, divided by the largest."""
+    roster = yield from start.roll.roster()
+    own = squared_gradients(start.rows.sample, model.feature_map, model.coefficients)
+    masks = (yield from start.masking.agreed()) if start.masking is not None else None
+    largest: Array | float = 1.0
+    if masks is not None:
+        bound = largest_squared_gradients(model.feature_map, model.coefficients)
+        largest = 2.0**masks.rows * np.maximum(bound, np.finfo(float).tiny)
+    total = yield from tree_sum(start.site, roster, own, masks, largest)
+    roots = np.sqrt(np.maximum(total, 0.0))
+    if not roots.max(initial=0.0) > 0:
+        return np.ones_like(roots)
+    return np.asarray(np.maximum(roots / roots.max(), _LEAST))
+
+
+def candidate_scales(scales: Array | None, spreads: Array) -> Scales:
+    """Return the column scales that candidates take turns in: none, half and all of what was learnt.
+
+    Where most columns do not matter, no candidates are drawn in equal scales. The scales are brought to the same mean
+    square over rows, so that a bandwidth means the same in all of them.
+
+    Parameters
+    ----------
+    scales : ndarray of shape (n_columns,), or None
+    spreads : ndarray of shape (n_columns,)
+        The standard deviations of the columns.
+
+    Examples
+    --------
+    >>> candidate_scales(None, np.ones(2))
+    ()
+    >>> [tuple(round(s, 3) for s in one) for one in candidate_scales(np.array([1.0, 0.25]), np.ones(2))]
+    [(1.0, 1.0), (1.265, 0.632), (1.372, 0.343)]
+    >>> len(candidate_scales(np.array([1.0, 0.01]), np.ones(2)))
+    2
+    """
+    if scales is None:
+        return ()
+    weights = spreads**2 if spreads.any() else np.ones_like(spreads)
+    powers = _POWERS[1:] if np.mean(scales <= _LEAST) >= _MOST_WITHOUT else _POWERS
+    sets = [scales**power for power in powers]
+    return tuple(tuple((one / np.sqrt(np.average(one**2, weights=weights))).tolist()) for one in sets)

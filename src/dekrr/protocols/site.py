@@ -2,25 +2,50 @@
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..errors import DataError, warn
 from ..features import FeatureMap
+from ..folds import HashOf, RowHash, fold_of
 from ..messages import AnyMessage, Message
-from ..privacy.admission import AnyAdmission, learn
-from ..privacy.maps_of_neighbors import Ledger
+from ..privacy.admission import AnyAdmission, Ledger, learn, site_rng
 from ..privacy.masks import Identity
-from ..privacy.proofs import site_rng
-from ..privacy.vault import Vault
-from ..rows import Rows
+from ..privacy.mechanism import Vault
+from ..tables.rows import Rows
 from ..types import Array
 
 Outbox = Mapping[str, Message]
 Inbox = Mapping[str, AnyMessage]
+Limits = tuple[Array, Array]
 Result = TypeVar("Result")
 Procedure = Generator[Outbox, Inbox, Result]
+
+
+class Quiet(dict[str, Message]):
+    """The outbox of a site that sends nothing for some exchanges, and that nothing is to arrive at.
+
+    A network may resume the site when so many exchanges are `Passed`, or when a message arrives all the same. To a
+    network that does not, it is an empty outbox like others. A sum over a tree is many such exchanges for most sites.
+    """
+
+    def __init__(self, exchanges: int) -> None:
+        super().__init__()
+        self.exchanges = exchanges
+
+
+class Passed(dict[str, AnyMessage]):
+    """An inbox after several exchanges: the messages of the last one."""
+
+    def __init__(self, messages: Inbox, exchanges: int) -> None:
+        super().__init__(messages)
+        self.exchanges = exchanges
+
+
+def passed(inbox: Inbox) -> int:
+    """Return how many exchanges an inbox is after."""
+    return inbox.exchanges if isinstance(inbox, Passed) else 1
 
 
 def without_exchange(result: Result) -> Procedure[Result]:
@@ -29,15 +54,48 @@ def without_exchange(result: Result) -> Procedure[Result]:
     return result
 
 
+def _unwatched(stage: str) -> None:
+    """Tell nobody about a stage."""
+
+
+class Kept:
+    """What a site keeps of a run when another site is lost; see `dekrr.protocols.after_loss`.
+
+    Attributes
+    ----------
+    epoch : str
+        What is lost in the present epoch, in words; empty in the first one.
+    summed_in : str or None
+        The epoch in which the site has sent its first masked words about rows.
+    outcome : Outcome or None
+        What training would end with if it ended now; None while sums are still to come.
+    at_home : callable or None
+        Puts into the outcome what the site adds for its own rows, without any other site.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = ""
+        self.summed_in: str | None = None
+        self.outcome: Any = None
+        self.at_home: Callable[[Any], Procedure[None]] | None = None
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether the site has sent masked words in an earlier epoch."""
+        return self.summed_in not in (None, self.epoch)
+
+    def note_words(self) -> None:
+        """Note that masked words are about to leave."""
+        if self.summed_in is None:
+            self.summed_in = self.epoch
+
+
 @dataclass(frozen=True, eq=False)
 class Site:
     """What one site has before a run: its name, its neighbours' names and its rows.
 
     Parameters
     ----------
-    name : str
-    neighbors : tuple of str
-    rows : Rows
     seed : int, default=0
         The run's seed, the same at all sites; `rng` makes the site's own stream of it.
     feature_map : FeatureMap, optional
@@ -49,12 +107,20 @@ class Site:
         The maps that its neighbours have asked sums for.
     vault : Vault
         What the site has released under differential privacy, so that resuming releases nothing new.
+    hash_of : callable
+        How the site hashes its rows, which folds are made by; a node has a secret key for it.
     admission : callable, optional
         The rule of an earlier run by which rows are in sums that leave the site; otherwise the rule is learnt.
+    limits : pair of ndarray of shape (n_columns + n_outputs,), optional
+        What values are moved to that lie outside, as all sites agreed where a site has values far off the others'.
     identity : Identity
         The site's key for masks, and how it is proved.
+    kept : Kept
+        What it keeps when another site is lost.
     tell : callable
         Is told, in words and with a category of warnings, what the site should know about its run; by default it warns.
+    enter : callable
+        Is told the name of each stage of the run that the site enters, for whoever watches it.
     """
 
     name: str
@@ -66,9 +132,13 @@ class Site:
     coefficients: Array | None = None
     ledger: Ledger = field(default_factory=Ledger)
     vault: Vault = field(default_factory=Vault)
+    hash_of: HashOf = field(default_factory=RowHash)
     admission: AnyAdmission | None = None
+    limits: Limits | None = None
     identity: Identity = field(default_factory=Identity)
+    kept: Kept = field(default_factory=Kept)
     tell: Callable[..., None] = warn
+    enter: Callable[[str], None] = _unwatched
 
     @property
     def n_rows(self) -> int:
@@ -89,6 +159,15 @@ class Site:
         """Return this site's random numbers: a stream that depends on seed, name and purpose only."""
         return site_rng(self.seed, self.name, purpose)
 
+    def in_order(self) -> "Site":
+        """Return the site with its rows in an order of their own; see `dekrr.tables.rows.Rows.in_order`."""
+        return replace(self, rows=self.rows.in_order(self.hash_of))
+
+    def fold_of(self, n_folds: int) -> np.ndarray:
+        """Return the fold of each row of the site's sample; see `dekrr.folds`."""
+        sample = self.rows.sample
+        return fold_of(self.hash_of(sample.arrays()) if sample.hashes is None else sample.hashes, n_folds)
+
     def to_all(self, message: Message) -> Outbox:
         """Return the outbox that sends one message to every neighbour."""
         return dict.fromkeys(self.neighbors, message)
@@ -108,7 +187,7 @@ class Site:
 
     @property
     def n_effective(self) -> int:
-        """How many rows of equal weights the site's rows are worth: what guards count; see `rows.survey.Weighed`."""
+        """How many rows of equal weights the site's rows are worth: what guards count; see `tables.rows.Weighed`."""
         return self.rows.n_effective
 
     def require_rows(self, at_least: int) -> None:
@@ -118,9 +197,9 @@ class Site:
                 f"the weights of the {self.n_rows} rows of site {self.name!r} are so unequal that sums over them come "
                 f"close to sums over {self.n_effective} rows, fewer than min_rows={at_least}: these would give the "
                 "heaviest rows away; make the weights more equal, join the site to another, or lower min_rows"
-            )
+            ).about(code="few-rows")
         if self.neighbors and self.n_rows < at_least:
             raise DataError(
                 f"site {self.name!r} has {self.n_rows} row{'s' * (self.n_rows != 1)}, fewer than min_rows={at_least}: "
-                "sums over so few rows would give them away; join it to another site, or lower min_rows"
-            )
+                "sums over so few rows would give them away; join it to another site, leave it out, or lower min_rows"
+            ).about(code="few-rows")

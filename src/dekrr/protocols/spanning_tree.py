@@ -1,16 +1,145 @@
-"""Sums over all sites: partial sums go up the spanning tree of the roll call. The total, or a result, comes down."""
+"""Sums over all sites: partial sums go up the spanning tree of the roll call. The total, or a result, comes down.
+
+Sums over the sites of a branch go up the tree in forms of their own, where plain vectors would be long. `SparseSums`
+are votes, most of them 0. `BranchSums` are sums Z'Z: a triangle of the matrix or, of few rows, a factor.
+
+The sum over k rows has the rank k. Let R be the triangular factor of Z = QR, of k rows. Then Z'Z = R'R, and R follows
+from Z'Z as its pivoted Cholesky factor does: it tells as much as the sum, which is what a site may send, and no more.
+With D features it takes k D numbers in place of D (D + 1) / 2. Most sites of a large network are leaves of the tree.
+"""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from ..errors import MessageError
-from ..messages import Masked, Total, expect
+from ..messages import Masked, Total, expect, expect_shape
+from ..statistics import pack_symmetric, unpack_symmetric
 from ..types import Array
 from .masking import Masks
-from .roster import Roster
-from .site import Procedure, Site
+from .roll_call import Roster
+from .site import Inbox, Outbox, Procedure, Quiet, Site, passed
+
+
+class Form(Protocol):
+    """How the vectors of a branch's sites are added."""
+
+    def fits(self, length: int) -> bool:
+        """Return whether a vector can have this length."""
+
+    def plus(self, parts: Sequence[Array]) -> Array:
+        """Return the sum of vectors, each of a length that fits."""
+
+
+@dataclass(frozen=True)
+class SparseSums:
+    """Vectors of `size` numbers: the places and values of those that are not 0, where that is shorter.
+
+    Examples
+    --------
+    >>> sums = SparseSums(8)
+    >>> one = sums.of(np.array([0.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    >>> sums.plus([one, one]).tolist(), sums.whole(sums.plus([one, one])).tolist()
+    ([1.0, 10.0], [0.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    """
+
+    size: int
+
+    def of(self, values: Array) -> Array:
+        """Return the form of a vector."""
+        places = np.flatnonzero(values)
+        return np.append(places, values[places]) if 2 * len(places) < self.size else values
+
+    def fits(self, length: int) -> bool:
+        """Return whether a vector can have this length."""
+        return length == self.size or (length < self.size and length % 2 == 0)
+
+    def plus(self, parts: Sequence[Array]) -> Array:
+        """Return the sum of vectors."""
+        return self.of(np.sum([self.whole(part) for part in parts], axis=0)) if len(parts) > 1 else parts[0]
+
+    def whole(self, sums: Array) -> Array:
+        """Return all numbers of a vector; a place that does not exist counts for nothing."""
+        if len(sums) == self.size:
+            return sums
+        places, values = np.split(sums, 2)
+        there = (places >= 0) & (places < self.size)
+        found = np.zeros(self.size)
+        np.add.at(found, places[there].astype(np.intp), values[there])
+        return found
+
+
+@dataclass(frozen=True)
+class BranchSums:
+    """How Z'Z and some further sums over the sites of a branch travel in one vector.
+
+    Parameters
+    ----------
+    size : int
+        D, the number of features.
+    n_beside : int
+        How many numbers are beside Z'Z.
+
+    Examples
+    --------
+    >>> sums, Z = BranchSums(4, 1), np.array([[0.0, 1.0, 2.0, 3.0]])
+    >>> one = sums.of_rows(Z, np.array([5.0]))
+    >>> len(one), len(sums.plus([one, one, one])), sums.whole(sums.plus([one, one, one]))[0][3].tolist()
+    (5, 11, [0.0, 9.0, 18.0, 27.0])
+    """
+
+    size: int
+    n_beside: int
+
+    @property
+    def most_rows(self) -> int:
+        """Of as many rows a factor is sent: with more it is not much smaller than the triangle of Z'Z, but slower."""
+        return self.size // 2
+
+    def of_rows(self, features: Array, beside: Array) -> Array:
+        """Return the sums over rows with the features Z, at most `most_rows` of them."""
+        return np.append(np.asarray(np.linalg.qr(features, mode="r")).ravel() if len(features) else [], beside)
+
+    def of_gram(self, gram: Array, beside: Array) -> Array:
+        """Return the sums with a given Z'Z."""
+        return np.concatenate([pack_symmetric(gram), beside])
+
+    def fits(self, length: int) -> bool:
+        """Return whether sums can have this length."""
+        n_rows, rest = divmod(length - self.n_beside, self.size)
+        return length - self.n_beside == self._triangle or (rest == 0 and 0 <= n_rows <= self.most_rows)
+
+    def plus(self, parts: Sequence[Array]) -> Array:
+        """Return the sum of parts, each of a length that fits."""
+        if len(parts) == 1:
+            return parts[0]
+        beside = np.sum([part[len(part) - self.n_beside :] for part in parts], axis=0)
+        factor, triangle = self._read(parts)
+        if triangle is None and len(factor) <= self.most_rows:
+            return self.of_rows(factor, beside)
+        packed = pack_symmetric(factor.T @ factor) if len(factor) else 0.0
+        return np.append(packed if triangle is None else packed + triangle, beside)
+
+    def whole(self, sums: Array) -> tuple[Array, Array]:
+        """Return Z'Z and what is beside it."""
+        factor, triangle = self._read([sums])
+        gram = factor.T @ factor if triangle is None else unpack_symmetric(triangle, self.size)
+        return gram, sums[len(sums) - self.n_beside :]
+
+    @property
+    def _triangle(self) -> int:
+        return self.size * (self.size + 1) // 2
+
+    def _read(self, parts: Sequence[Array]) -> tuple[Array, Array | None]:
+        """Return the rows of all factors, and the sum of all triangles, None where there is none."""
+        own = [part[: len(part) - self.n_beside] for part in parts]
+        factors = [part for part in own if len(part) != self._triangle]
+        triangles = [part for part in own if len(part) == self._triangle]
+        rows = np.concatenate(factors) if factors else np.empty(0)
+        return rows.reshape(-1, self.size), np.sum(triangles, axis=0) if triangles else None
 
 
 def tree_sum(
@@ -19,7 +148,7 @@ def tree_sum(
     """Return the exact sum of all sites' vectors, after 2 height exchanges over the spanning tree.
 
     Partial sums go up, those of the deepest sites first. The total comes down. Every edge of the tree carries one
-    vector each way, whatever the number of sites.
+    vector each way, whatever the number of sites; on the way up only what is not 0, where that is shorter.
 
     Under masks a partial sum tells nothing. A site shares masks with its neighbours and with their neighbours. The
     masks of two sites cancel where the partial sums of both have met. All have met at the root alone. So a parent sees
@@ -27,50 +156,57 @@ def tree_sum(
 
     Parameters
     ----------
-    site : Site
-    roster : Roster
     values : ndarray of shape (n,)
-    masks : Masks, optional
     largest : float or ndarray of shape (n,), default=1.0
         A public bound on every site's values. Masked sums are right to about 1e-18 of it, times the number of sites.
     """
-    return (yield from tree_result(site, roster, values, lambda total: total, len(values), masks, largest))
+    form = SparseSums(len(values))
+    own = form.of(values) if masks is None else values
+    return (yield from tree_result(site, roster, own, form.whole, len(values), masks, largest, form))
 
 
 def tree_result(
     site: Site,
     roster: Roster,
-    values: Array,
+    values: Array | Callable[[], Array],
     compute: Callable[[Array], Array],
     n_results: int,
     masks: Masks | None = None,
     largest: Array | float = 1.0,
+    form: Form | None = None,
 ) -> Procedure[Array]:
     """Return what the root of the tree computes of the sum of all sites' vectors; the sum itself stays at the root.
 
     Parameters
     ----------
-    site : Site
-    roster : Roster
-    values : ndarray of shape (n,)
+    values : ndarray of shape (n,), or callable
+        Without masks, a function that returns them is called when the site's turn comes.
     compute : callable
         Takes the sum, and returns a vector of `n_results` numbers. The root alone calls it.
-    n_results : int
-    masks : Masks, optional
     largest : float or ndarray of shape (n,), default=1.0
         As in `tree_sum`.
+    form : Form, optional
+        How vectors are added whose entries are not just numbers; not for masks.
     """
     if masks is None:
-        partial, children = yield from _climb(site, roster, values, Total, "values")
+        partial, children = yield from _climb(site, roster, values, Total, "values", form)
     else:
-        words = masks.hide_over_tree(values / largest, roster.n_sites)
+        own = values() if callable(values) else values
+        words = masks.hide_over_tree(own / largest, roster.n_sites)
         partial, children = yield from _climb(site, roster, words, Masked, "words")
         if roster.parent is None:
             partial = largest * masks.reveal_over_tree(partial, roster.n_sites)
     result = compute(partial) if roster.parent is None else partial
-    for step in range(roster.height):
-        inbox = yield dict.fromkeys(children, Total(result)) if step == roster.depth else {}
-        due = {roster.parent: (n_results,)} if roster.parent and step == roster.depth - 1 else {}
+    step = 0
+    while step < roster.height:
+        outbox: Outbox = {}
+        if step == roster.depth and children:
+            outbox = dict.fromkeys(children, Total(result))
+        elif step != roster.depth - 1:
+            outbox = Quiet((roster.depth - 1 if step < roster.depth else roster.height) - step)
+        inbox = yield outbox
+        step += passed(inbox)
+        due = {roster.parent: (n_results,)} if roster.parent and step == roster.depth else {}
         for message in expect(inbox, Total, values=due).values():
             result = message.values
     if masks is not None:  # who heard another result shares no masks any more
@@ -79,17 +215,53 @@ def tree_result(
 
 
 def _climb(
-    site: Site, roster: Roster, own: Array, kind: type[Total] | type[Masked], field: str
+    site: Site,
+    roster: Roster,
+    own: Array | Callable[[], Array],
+    kind: type[Total] | type[Masked],
+    field: str,
+    form: Form | None = None,
 ) -> Procedure[tuple[Array, list[str]]]:
-    """Send the sum over this site's branch to its parent; return that sum, and the site's children in the tree."""
-    total = own
+    """Send the sum over this site's branch to its parent; return that sum, and the site's children in the tree.
+
+    What was sent is not kept: sums of many sites in one process are more than their rows. Where the site has a parent,
+    an empty array takes the place of the sum.
+    """
     children: list[str] = []
-    for step in range(roster.height):
-        my_turn = roster.parent is not None and step == roster.height - roster.depth
-        inbox = yield {roster.parent: kind(total)} if my_turn and roster.parent else {}
-        for child, message in expect(inbox, kind, **{field: dict.fromkeys(inbox, own.shape)}).items():
-            if child == roster.parent or step != roster.height - roster.depth - 1:
+    total = None if callable(own) else own
+    listens, speaks, step = roster.height - roster.depth - 1, roster.height - roster.depth, 0
+    while step < roster.height:
+        outbox: Outbox = {}
+        if step == speaks and roster.parent is not None:
+            outbox = {roster.parent: kind(_made(own) if total is None else total)}
+            total = np.empty(0)
+        elif step != listens:
+            outbox = Quiet(listens - step if step < listens else roster.height - step)
+        inbox = yield outbox
+        outbox = {}
+        step += passed(inbox)
+        for child in inbox:
+            if child == roster.parent or step != listens + 1:
                 raise MessageError(f"site {child!r} sent a partial sum out of turn", child)
-            children.append(child)
-            total = total + getattr(message, field)
-    return total, children
+        if step == listens + 1:
+            children = list(inbox)
+            total = _plus(_made(own) if total is None else total, inbox, kind, field, form)
+        inbox = {}
+    return _made(own) if total is None else total, children
+
+
+def _made(own: Array | Callable[[], Array]) -> Array:
+    return own() if callable(own) else own
+
+
+def _plus(total: Array, inbox: Inbox, kind: type[Total] | type[Masked], field: str, form: Form | None) -> Array:
+    if form is not None:
+        parts = [total]
+        for child, message in expect(inbox, kind).items():
+            values = getattr(message, field)
+            expect_shape(child, message, field, (len(values) if form.fits(len(values)) else len(total),))
+            parts.append(values)
+        return form.plus(parts)
+    for message in expect(inbox, kind, **{field: dict.fromkeys(inbox, total.shape)}).values():
+        total = total + getattr(message, field)
+    return total

@@ -1,22 +1,142 @@
 """All of a site's training: the parts of its model and, where the run wants it, a second training to calibrate them.
 
 The estimators and the nodes of a mesh call `train`, and so do the same.
+
+`train_parts` trains all parts of a site's model: f_j = shared + agreed + local.
+
+- The shared part is the same at all sites (`shared_part`). It reaches rows unlike a site's own.
+- The agreed part is DeKRR (`dekrr`), on what the shared part leaves.
+- At home the site adds its level and its local part (`home`), which it sends to nobody.
+
+Under differential privacy there is no shared part. What leaves a site is the agreed part's noisy sums and what follows
+from them; the local part and a level are found at home, when all that is sent has been sent (`home`).
+
+The features of all parts are drawn in column scales that the sites agree on (`agree_on_scales`). Where a run has none
+of this, it is `dekrr.train`, exactly.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
-import numpy as np
 
 from ..errors import DataError
-from ..selection import Chooser
+from ..parts.local import NO_LEVEL
+from ..selection import Auto, Chooser, Mixed
 from ..settings import DeKRRSettings
-from ..types import Array
-from . import parts
+from . import dekrr
 from .calibration import PARTS, Keep, calibrate, refusal_of_second
-from .outcome import Beneath, Outcome
+from .home import fit_home, fit_private_home
+from .outcome import Outcome, Part
+from .run import Run, Tuning
+from .shared_part import (
+    agree_on_scales,
+    agree_on_spreads,
+    bandwidth_of,
+    both_kinds,
+    candidate_scales,
+    fit_shared,
+    shared_size,
+)
 from .site import Procedure, Site
-from .tuning import Tuning
+
+_SHARE_OF_SCALES = 2  # the models that scales are learnt from have so much fewer features than the shared part
+_MOST_FOR_SCALES = 170  # and no more than these
+
+
+def train_parts(
+    site: Site,
+    chooser: Chooser,
+    settings: DeKRRSettings,
+    tuning: Tuning | None = None,
+    *,
+    prediction: str = "neighborhood",
+    keep_sums: bool = True,
+    at_home: bool = True,
+) -> Procedure[Outcome]:
+    """Train one site's model, with all its parts, together with its neighbours.
+
+    Parameters
+    ----------
+    chooser : Chooser
+        Of the agreed part. Where its sigma is None, the sites agree on one by the spread of their rows.
+    settings : DeKRRSettings
+        `shared`, `local` and `column_scales` say which parts there are.
+    tuning : Tuning, optional
+        For the agreed part.
+    prediction : {"neighborhood", "own"}
+        How the site will predict with the agreed part.
+    keep_sums : bool, default=True
+        Keep the sums in the outcome, so that training can go on from them.
+    at_home : bool, default=True
+        Whether to find what the site adds for its own rows.
+    """
+    if not has_parts(settings):
+        return (yield from dekrr.train(site, chooser, settings, tuning, keep_sums=keep_sums))
+    run = dekrr.plan(chooser, settings, tuning, keep_sums=keep_sums)
+    run.refuse(site, also=reasons(settings))
+    if settings.privacy is not None:
+        outcome = yield from dekrr.train(site, chooser, settings, tuning, keep_sums=keep_sums)
+        if at_home:
+            fit_private_home(site, outcome, settings, prediction)
+        return outcome
+    site = site.in_order()
+    start = yield from dekrr.begin(site, run)
+    roster = yield from start.roll.roster()
+    start.site.require_rows(settings.min_rows)
+    start.site.enter("column scales")
+    spreads = yield from agree_on_spreads(start)
+    sigma = chooser.sigma or bandwidth_of(spreads)
+    n_shared = shared_size(settings.shared or "auto", roster, start.rows.n_columns, settings.rows_per_feature)
+    n_scaling = max(1, min(n_shared // _SHARE_OF_SCALES, _MOST_FOR_SCALES))
+    learnt = yield from agree_on_scales(start, run, settings.column_scales, n_scaling, sigma, spreads)
+    sets = candidate_scales(learnt.scales, spreads)
+    shared: Part | None = None
+    agreed = start
+    if settings.shared is not None:
+        start.site.enter("shared part")
+        kinds = both_kinds(n_shared, sets, candidate_scales(learnt.of_whole, spreads)[-1:])
+        shared = yield from fit_shared(start, run, sigma, kinds, ridge=learnt.ridge, ratio=learnt.ratio)
+        agreed = replace(start, rows=shared.residuals(start.rows))
+    start.site.enter("choosing features")
+
+    def complete(outcome: Outcome, *, together: bool = False) -> Procedure[None]:
+        outcome.shared, outcome.column_scales, outcome.sigma = shared, learnt.scales, sigma
+        if at_home:
+            # No sums beyond those that the guards count; and none at all after a loss.
+            probed = together and not settings.rows_per_feature and not settings.masks
+            there = start if together else replace(start, masking=None)
+            yield from fit_home(site, there, outcome, settings, prediction, probed=probed, together=together)
+
+    site.kept.at_home = complete
+    outcome = yield from dekrr.agree(agreed, _run_of_agreed(run, sigma, sets))
+    yield from complete(outcome, together=True)
+    return outcome
+
+
+def has_parts(settings: DeKRRSettings) -> bool:
+    """Return whether a run is more than DeKRR alone."""
+    return any(part is not None for part in (settings.shared, settings.local, settings.column_scales))
+
+
+def reasons(settings: DeKRRSettings) -> Iterator[str]:
+    """Yield why a run cannot have the parts that it asks for."""
+    if settings.privacy is not None and not (settings.shared is None and settings.column_scales is None):
+        yield "the privacy budget pays for the sums of DeKRR alone: with privacy give shared=None, column_scales=None"
+
+
+def _run_of_agreed(run: Run, sigma: float, sets: tuple[tuple[float, ...], ...]) -> Run:
+    """Return the run of the agreed part: its candidates are drawn in the agreed scales, with the agreed bandwidth.
+
+    Where nobody has named a choice, it is greedy from a mixed pool.
+    """
+    chooser, tuning = run.chooser, run.tuning
+    if chooser.sigma is None and tuning is not None and len(tuning.sigmas) == 1:
+        tuning = msgspec.structs.replace(tuning, sigmas=(sigma,))
+    if chooser == Auto(chooser.n_features, sigma=chooser.sigma, mapping=chooser.mapping):  # of the default kernel
+        chooser = Mixed(chooser.n_features, sigma=chooser.sigma, mapping=chooser.mapping)
+    chooser = chooser.replace(sigma=chooser.sigma or sigma, column_scales=sets)
+    return replace(run, chooser=chooser, tuning=tuning)
 
 
 @dataclass(frozen=True)
@@ -42,74 +162,49 @@ def train(
     tuning: Tuning | None = None,
     *,
     prediction: str = "neighborhood",
-    objective: str = "mean",
     second: SecondTraining | None = None,
     keep_sums: bool = True,
 ) -> Procedure[Outcome]:
-    """Train one site's model together with its neighbours; see `dekrr.protocols.parts.train`.
+    """Train one site's model together with its neighbours; see `train_parts`.
 
     Parameters
     ----------
-    site : Site
-    chooser : Chooser
-    settings : DeKRRSettings
-    tuning : Tuning, optional
     prediction : {"neighborhood", "own"}
-    objective : {"mean", "own", "union"}
-    second : SecondTraining, optional
     keep_sums : bool, default=True
         Keep the sums in the outcome, so that training can go on from them.
     """
     if second is not None:
+        site = site.in_order()
         check_second(site, chooser, settings)
-    outcome = yield from parts.train(
-        site, chooser, settings, tuning, prediction=prediction, objective=objective, keep_sums=keep_sums
-    )
+    outcome = yield from train_parts(site, chooser, settings, tuning, prediction=prediction, keep_sums=keep_sums)
     if second is None:
-        return _without_gram(outcome)
+        return _at_the_end(outcome)
     fixed, found = _found(outcome, chooser, settings)
-    beneath: Beneath | None = None
     if not second.fits_shared:
         fixed = msgspec.structs.replace(fixed, shared=None)  # `calibrate` takes it off the responses
-        beneath = Beneath(outcome.shared, outcome.scaling) if outcome.shared is not None else None
 
     def again(other: Site) -> Procedure[Outcome]:
         try:
-            return (
-                yield from parts.train(
-                    other,
-                    found,
-                    fixed,
-                    prediction=prediction,
-                    objective=objective,
-                    keep_sums=False,
-                    beneath=beneath,
-                )
-            )
+            return (yield from train_parts(other, found, fixed, prediction=prediction, keep_sums=False, at_home=False))
         except DataError as error:
             raise DataError(
                 f"in the second training, for intervals or classes, which leaves a fifth of the rows out and needs "
                 f"{PARTS - 1} times as many rows per feature: {error}"
             ) from error
 
-    def predict(outcome: Outcome, X: Array) -> Array:
-        scaling = outcome.scaling
-        under = 0.0 if beneath is None or outcome.shared is not None else beneath(X, scaling)
-        return np.asarray(scaling.undo(outcome.whole_prediction(scaling.rows(X), prediction, under)))
-
     outcome = yield from calibrate(
         site,
         outcome,
         again,
-        predict,
         second.keep,
+        prediction=prediction,
         min_rows=settings.min_rows,
         fits_shared=second.fits_shared,
-        probed=not settings.rows_per_feature and not settings.masks,  # no sums beyond those that the guards count
+        guarded=bool(settings.rows_per_feature),
         masked=settings.masks,
         lone_neighbor=settings.lone_neighbor,
     )
-    return _without_gram(outcome)
+    return _at_the_end(outcome)
 
 
 def check_second(site: Site, chooser: Chooser, settings: DeKRRSettings) -> None:
@@ -127,8 +222,9 @@ def check_second(site: Site, chooser: Chooser, settings: DeKRRSettings) -> None:
         raise DataError(f"site {site.name!r} {reason}; or join the site to another, or do without intervals")
 
 
-def _without_gram(outcome: Outcome) -> Outcome:
-    """Return an outcome without the sum over all sites' rows that the root of the tree had."""
+def _at_the_end(outcome: Outcome) -> Outcome:
+    """Return an outcome without what it had for as long as training lasts."""
+    outcome.hessian = outcome.out_of_fold = None
     if outcome.shared is not None:
         outcome.shared = replace(outcome.shared, gram=None)
     return outcome
@@ -136,8 +232,11 @@ def _without_gram(outcome: Outcome) -> Outcome:
 
 def _found(outcome: Outcome, chooser: Chooser, settings: DeKRRSettings) -> tuple[DeKRRSettings, Chooser]:
     """Return the settings and the chooser with the numbers that a training found, for one without some rows."""
-    # A fifth of the rows is what sums over all rows differ by from those over the others.
-    fixed = msgspec.structs.replace(settings, rows_per_feature=settings.rows_per_feature * (PARTS - 1))
+    # A fifth of the rows is what sums over all rows differ by from those over the others, four times as many. Where the
+    # fifth is larger, three and a half times as many are left at least. All sites must have the same number here.
+    fixed = msgspec.structs.replace(settings, rows_per_feature=settings.rows_per_feature * (PARTS - 1.5))
+    if outcome.shared is not None:
+        fixed = msgspec.structs.replace(fixed, site_effect=_given(outcome.shared.ratio))
     if outcome.column_scales is not None:
         fixed = msgspec.structs.replace(fixed, column_scales=tuple(outcome.column_scales.tolist()))
     tuned = outcome.tuned
@@ -145,3 +244,7 @@ def _found(outcome: Outcome, chooser: Chooser, settings: DeKRRSettings) -> tuple
         return fixed, chooser if outcome.sigma is None else chooser.replace(sigma=outcome.sigma)
     numbers = {"alpha": tuned.alpha, "consensus": tuned.consensus, "own_weight": tuned.own_weight}
     return msgspec.structs.replace(fixed, **numbers), chooser.replace(sigma=tuned.sigma)
+
+
+def _given(ratio: float) -> float | None:
+    return None if ratio == NO_LEVEL else ratio

@@ -4,14 +4,11 @@
 scikit-learn, and no other module of this package imports it.
 """
 
-from .choosers import MAPPINGS, Chooser
-from .energy import Energy, Plain
-from .greedy import Greedy
-from .mixed import Mixed
-from .pool import Pool
-from .sampled import Leverage, Surrogate
+from .choosers import MAPPINGS, Chooser, Energy, Leverage, Plain, Pool, Surrogate
+from .greedy import Auto, Greedy, Mixed
 
 CHOOSERS: dict[str, type[Chooser]] = {
+    "auto": Auto,
     "plain": Plain,
     "energy": Energy,
     "leverage": Leverage,
@@ -19,4 +16,16 @@ CHOOSERS: dict[str, type[Chooser]] = {
     "greedy": Greedy,
 }
 
-__all__ = ["CHOOSERS", "MAPPINGS", "Chooser", "Energy", "Greedy", "Leverage", "Mixed", "Plain", "Pool", "Surrogate"]
+__all__ = [
+    "CHOOSERS",
+    "MAPPINGS",
+    "Auto",
+    "Chooser",
+    "Energy",
+    "Greedy",
+    "Leverage",
+    "Mixed",
+    "Plain",
+    "Pool",
+    "Surrogate",
+]

@@ -16,6 +16,7 @@ surrogate : Liu, Huang, Chen, Yang and Suykens, Random Fourier features via fast
     weighted sampling, AAAI 2020.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -23,13 +24,115 @@ from inspect import signature
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from scipy.linalg import cho_factor, cho_solve
 
 from ..errors import SettingsError
-from ..features import FeatureMap
+from ..features import FeatureMap, paired
 from ..kernels import KERNELS, Kernel, is_kernel, make_kernel
-from ..rules import COLUMN_SCALES, POSITIVE, POSITIVES, Rule, check, one_of, whole_number
+from ..rules import COLUMN_SCALES, FLAG, POSITIVE, POSITIVES, Rule, check, one_of, whole_number
 from ..types import Array
-from .pool import Pool, random_columns
+
+
+class Pool:
+    """The candidates of one selection: frequencies with phases, or cos/sin pairs of frequencies.
+
+    Parameters
+    ----------
+    frequencies : ndarray of shape (n_columns, n_candidates)
+    phases : ndarray of shape (n_candidates,) or None
+        None makes every candidate a cos/sin pair, which counts as two features.
+    amplitudes : ndarray of shape (n_candidates,), optional
+        All 1 by default.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> pool = Pool(np.array([[1.0, 2.0, 3.0]]), phases=None)
+    >>> pool.keep(np.array([2, 0])).frequencies
+    array([[3., 1., 3., 1.]])
+    """
+
+    def __init__(self, frequencies: Array, phases: Array | None, amplitudes: Array | None = None) -> None:
+        self.frequencies = frequencies
+        self.phases = phases
+        self.amplitudes = np.ones(frequencies.shape[1]) if amplitudes is None else amplitudes
+
+    @property
+    def n_candidates(self) -> int:
+        """The number of candidates; a pair is one candidate."""
+        return int(self.frequencies.shape[1])
+
+    @property
+    def width(self) -> int:
+        """The number of features per candidate: 1, or 2 for a pair."""
+        return 1 if self.phases is not None else 2
+
+    @property
+    def feature_map(self) -> FeatureMap:
+        """The map of all candidates with their own amplitudes; for pairs, all cosines come before all sines."""
+        if self.phases is not None:
+            return FeatureMap(self.frequencies, self.phases, self.amplitudes)
+        pairs = paired(self.frequencies)
+        return FeatureMap(pairs.frequencies, pairs.phases, np.tile(self.amplitudes, 2))
+
+    @property
+    def pairs(self) -> FeatureMap:
+        """The map of the cosine and the sine of every candidate's frequency, without phases; cosines come first."""
+        return Pool(self.frequencies, None, self.amplitudes).feature_map
+
+    def take(self, chosen: np.ndarray) -> "Pool":
+        """Return the pool of the chosen candidates."""
+        phases = self.phases[chosen] if self.phases is not None else None
+        return Pool(self.frequencies[:, chosen], phases, self.amplitudes[chosen])
+
+    def keep(self, chosen: np.ndarray, weights: Array | None = None) -> FeatureMap:
+        """Return the map of the chosen candidates: sqrt(2/D) times their amplitudes times `weights`.
+
+        Parameters
+        ----------
+        chosen : ndarray of int, shape (n_chosen,)
+        weights : ndarray of shape (n_chosen,), optional
+        """
+        kept = self.take(chosen).feature_map
+        amplitudes = kept.amplitudes * np.sqrt(2 / max(kept.n_features, 1))
+        if weights is not None:
+            amplitudes = amplitudes * np.tile(weights, self.width)
+        return FeatureMap(kept.frequencies, kept.phases, amplitudes)
+
+
+def random_columns(
+    n_columns: int, n_candidates: int, most: int, rng: np.random.Generator, scales: Array | None = None
+) -> Array:
+    """Return factors for frequencies by which each candidate depends on 1 to `most` random columns only.
+
+    The expected squared length of a frequency stays the same.
+
+    Parameters
+    ----------
+    scales : ndarray of shape (n_columns, n_candidates), optional
+        What frequencies are multiplied by besides. A column is drawn with a chance that is proportional to its scale,
+        and the factors make up for the scales of the columns that are drawn: their mean square counts as 1.
+
+    Returns
+    -------
+    ndarray of shape (n_columns, n_candidates)
+        0 for a column that a candidate does not depend on, sqrt(n_columns / q) for each of its q columns.
+
+    Examples
+    --------
+    >>> scales = np.array([[3.0], [1e-9], [1e-9]])
+    >>> random_columns(3, 1, 1, np.random.default_rng(0), scales).round(3).ravel()
+    array([0.577, 0.   , 0.   ])
+    """
+    how_many = np.minimum(rng.integers(1, most + 1, n_candidates), n_columns)
+    draws = rng.random((n_columns, n_candidates))
+    if scales is not None:
+        draws = -np.log1p(-draws) / scales  # the first arrival of each column, at a rate that is its scale
+    lowest = np.sort(np.partition(draws, min(most, n_columns) - 1, axis=0)[:most], axis=0)
+    used = draws <= lowest[how_many - 1, np.arange(n_candidates)]
+    lengths = how_many if scales is None else np.sum(used * scales**2, axis=0)
+    return np.where(used, np.sqrt(n_columns / lengths), 0.0)
+
 
 MAPPINGS = ("cos", "cossin")
 
@@ -164,7 +267,6 @@ class Chooser:
         ----------
         X : ndarray of shape (n_rows, n_columns)
         y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        rng : Generator
         weight : ndarray of shape (n_rows,), optional
             How often each row counts. A chooser whose methods do not take weights is refused where rows have some.
         """
@@ -178,32 +280,18 @@ class Chooser:
 
         Parameters
         ----------
-        pool : Pool
         X : ndarray of shape (n_rows, n_columns)
         y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        rng : numpy.random.Generator
         weight : ndarray of shape (n_rows,), optional
         """
         raise _lacks(self, "choose(pool, X, y, rng)", "select(X, y, rng)")
 
     def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
-        """Draw the candidates for rows of `n_columns` columns.
-
-        Parameters
-        ----------
-        n_columns : int
-        rng : numpy.random.Generator
-        """
+        """Draw the candidates for rows of `n_columns` columns."""
         return self._draw(n_columns, round(self.n_kept * self.pool_ratio), rng)
 
     def most_features(self, wanted: int, n_rows: int) -> int:
-        """Return the number of features to choose from `n_rows` rows: `wanted`, or fewer.
-
-        Parameters
-        ----------
-        wanted : int
-        n_rows : int
-        """
+        """Return the number of features to choose from `n_rows` rows: `wanted`, or fewer."""
         return wanted
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
@@ -214,7 +302,6 @@ class Chooser:
 
         Parameters
         ----------
-        n_columns : int
         chance : float
             The probability.
         """
@@ -239,12 +326,7 @@ class Chooser:
         return frequencies if scales is None else frequencies * scales
 
     def shortened(self, most: float) -> Self:
-        """Return a copy of the chooser whose shortlist has no more features than `most`.
-
-        Parameters
-        ----------
-        most : float
-        """
+        """Return a copy of the chooser whose shortlist has no more features than `most`."""
         longest = most // self.width * self.width / self.n_features
         return self.replace(shortlist=max(1.0, min(self.shortlist, longest)))
 
@@ -255,7 +337,6 @@ class Chooser:
         ----------
         X : ndarray of shape (n_rows, n_columns)
         y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        rng : numpy.random.Generator
         weight : ndarray of shape (n_rows,), optional
         """
         raise _lacks(self, "shortlisted(X, y, rng)")
@@ -278,8 +359,6 @@ class Chooser:
         X : ndarray of shape (n_rows, n_columns)
         y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
         fold_of : ndarray of int, shape (n_rows,)
-        n_folds : int
-        rng : Generator
         weight : ndarray of shape (n_rows,), optional
         """
         kept = [*(fold_of != fold for fold in range(n_folds)), slice(None)]
@@ -294,12 +373,10 @@ class Chooser:
 
         Parameters
         ----------
-        pool : Pool
         gram : ndarray of shape (n_features, n_features)
             Z'Z of the pool's features.
         moment : ndarray of shape (n_features,) or (n_features, n_outputs)
             Z'y.
-        n_rows : float
         """
         raise _lacks(self, "choose_from(pool, gram, moment, n_rows)")
 
@@ -310,8 +387,6 @@ class Chooser:
         ----------
         X : ndarray of shape (n_rows, n_columns)
         y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        n_taken : int
-        rng : numpy.random.Generator
         weight : ndarray of shape (n_rows,), optional
         """
         raise _lacks(self, "gains(X, y, n_taken, rng)")
@@ -380,3 +455,173 @@ def roots(weight: Array | None, n_rows: int) -> Array:
 def outputs(y: Array) -> list[Array]:
     """Return the columns of responses of shape (n_rows,) or (n_rows, n_outputs)."""
     return [y] if y.ndim == 1 else list(y.T)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Chooser):
+    """No selection: `n_features` features, drawn from the kernel's spectral density.
+
+    `pool_ratio` has no effect here.
+
+    See Also
+    --------
+    Chooser : the parameters that all choosers share.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dekrr.selection import Plain
+    >>> Plain(6).select(np.zeros((4, 3)), np.zeros(4), np.random.default_rng(0)).n_features
+    6
+    """
+
+    uses_rows: ClassVar[bool] = False
+
+    def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
+        """Draw a pool of exactly the features that are kept."""
+        return self._draw(n_columns, self.n_kept, rng)
+
+    def choose(
+        self, pool: Pool, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None
+    ) -> FeatureMap:
+        """Keep all candidates."""
+        return pool.keep(np.arange(pool.n_candidates))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy(Chooser):
+    """Keep the candidates with the highest energy score |mean(y psi)|, the paper's choice.
+
+    Parameters
+    ----------
+    redraw_phases : bool, default=True
+        Draw new phases for the chosen frequencies, as the authors' code does. With the scored phases, near-copies of
+        one good feature would be kept.
+    phase_free : bool, default=False
+        Use the score sqrt(C^2 + S^2), with C and S the correlations with the cosine and the sine of the frequency. This
+        score does not depend on the phase.
+
+    See Also
+    --------
+    Chooser : the parameters that all choosers share.
+    """
+
+    rules: ClassVar[Mapping[str, Rule]] = {**Chooser.rules, "redraw_phases": FLAG, "phase_free": FLAG}
+
+    redraw_phases: bool = True
+    phase_free: bool = False
+
+    def scores(self, pool: Pool, X: Array, y: Array) -> Array:
+        """Return sqrt(2 / n_candidates) |mean(y psi)| of every candidate, shape (n_candidates,).
+
+        With several outputs |.| is the norm of the vector over outputs.
+        """
+        scored = self._scored(pool)
+        strength = self._strength(pool, [scored.moment(X, column) for column in outputs(y)])
+        return np.asarray(np.sqrt(2 / pool.n_candidates) / len(y) * strength)
+
+    def _scored(self, pool: Pool) -> FeatureMap:
+        return pool.pairs if self.phase_free else pool.feature_map
+
+    def _strength(self, pool: Pool, moments: list[Array]) -> Array:
+        """Return |y'psi| of every candidate: the norm over outputs, and over the cosine and the sine of a pair."""
+        parts = np.concatenate(moments).reshape(-1, pool.n_candidates)
+        return np.asarray(np.abs(np.hypot.reduce(parts)))
+
+    def best(self, pool: Pool, X: Array, y: Array) -> np.ndarray:
+        """Return the indices of the candidates with the highest scores, best first.
+
+        Scores in single precision, with error bounds, rule out most candidates. Double precision decides among the
+        rest.
+        """
+        scored = self._scored(pool)
+        moments, errors = zip(*(scored.rough_moment(X, column) for column in outputs(y)), strict=True)
+        rough, margin = self._strength(pool, [*moments]), self._strength(pool, [*errors])
+        cut = np.partition(rough - margin, -self.n_kept)[-self.n_kept]
+        possible = np.flatnonzero(rough + margin >= cut)
+        return possible[np.argsort(-self.scores(pool.take(possible), X, y), kind="stable")[: self.n_kept]]
+
+    def choose(
+        self, pool: Pool, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None
+    ) -> FeatureMap:
+        """Keep the candidates with the highest scores."""
+        chosen = self.best(pool, X, y if weight is None else (y.T * weight).T)
+        if self.redraw_phases and pool.phases is not None:
+            return FeatureMap.unweighted(pool.frequencies[:, chosen], rng.uniform(0, 2 * np.pi, chosen.size))
+        return pool.keep(chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sampled(Chooser, ABC):
+    """Importance sampling: draw candidates with replacement in proportion to a score.
+
+    Weights keep the features an unbiased estimate of the kernel.
+    """
+
+    @abstractmethod
+    def scores(self, pool: Pool, X: Array, y: Array, weight: Array | None = None) -> Array:
+        """Return a positive score of every candidate, shape (n_candidates,)."""
+
+    def choose(
+        self, pool: Pool, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None
+    ) -> FeatureMap:
+        """Sample in proportion to the scores."""
+        scores = self.scores(pool, X, y, weight)
+        probabilities = scores / scores.sum()
+        chosen = rng.choice(pool.n_candidates, size=self.n_kept, p=probabilities)
+        return pool.keep(chosen, weights=1 / np.sqrt(pool.n_candidates * probabilities[chosen]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leverage(_Sampled):
+    """Sample by ridge leverage score, diag(Z'Z (Z'Z + n alpha I)^-1) over the pool (Li et al. 2019).
+
+    Parameters
+    ----------
+    alpha : float, default=1e-6
+        The regularisation of the scores (the paper's lambda).
+
+    See Also
+    --------
+    Chooser : the parameters that all choosers share.
+    """
+
+    rules: ClassVar[Mapping[str, Rule]] = {**Chooser.rules, "alpha": POSITIVE}
+
+    alpha: float = 1e-6
+
+    def scores(self, pool: Pool, X: Array, y: Array, weight: Array | None = None) -> Array:
+        """Return the ridge leverage score of every candidate; the score of a pair is the sum over its two features."""
+        features = pool.feature_map(X)
+        features *= np.sqrt(2 / features.shape[1]) * roots(weight, len(X))
+        ridge = (len(X) if weight is None else float(weight.sum())) * self.alpha
+        if features.shape[1] <= len(X):
+            gram = features.T @ features
+            inverse = cho_solve(cho_factor(gram + ridge * np.eye(len(gram))), np.eye(len(gram)))
+            leverage = 1 - ridge * np.diag(inverse)
+        else:
+            outer = features @ features.T
+            solved = cho_solve(cho_factor(outer + ridge * np.eye(len(outer))), features)
+            leverage = np.sum(features * solved, axis=0)
+        positive: Array = np.maximum(leverage, np.finfo(float).eps).reshape(pool.width, -1).sum(axis=0)
+        return positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surrogate(_Sampled):
+    """Sample by the response-weighted surrogate leverage z'(yy' + n I)z of Liu et al. 2020, in linear time.
+
+    See Also
+    --------
+    Chooser : the parameters that all choosers share.
+    """
+
+    def scores(self, pool: Pool, X: Array, y: Array, weight: Array | None = None) -> Array:
+        """Return (z'y)^2 + n |z|^2 of every candidate z; the score of a pair is the sum over its two features."""
+        root = roots(weight, len(X))
+        features = pool.feature_map(X) * root
+        correlations = sum((column @ features) ** 2 for column in outputs((y.T * root[:, 0]).T))
+        n_rows = len(X) if weight is None else float(weight.sum())
+        scores = correlations + n_rows * np.einsum("ni,ni->i", features, features)
+        summed: Array = scores.reshape(pool.width, -1).sum(axis=0)
+        return summed

@@ -6,19 +6,18 @@ Chen, Billings and Luo, Orthogonal least squares methods and their application t
 International Journal of Control 50(5), 1989.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from ..cosines import loops_for
-from ..features import FeatureMap
+from ..features import FeatureMap, loops_for
+from ..kernels import Gaussian, Kernel, Laplacian
 from ..rules import FLAG, POSITIVE, Rule, number, whole_number
 from ..statistics import weigh
 from ..types import Array
-from .choosers import Chooser, large_enough_pool, outputs, roots
-from .pool import Pool
+from .choosers import Chooser, Pool, large_enough_pool, outputs, random_columns, roots, scales_of
 
 _WHOLE_FROM = 0.1  # the share of candidates taken from which on Z'Z of the whole pool is computed at once
 
@@ -38,8 +37,6 @@ class Greedy(Chooser):
 
     Parameters
     ----------
-    bandwidths : sequence of float, default=(1.0, 2.0, 4.0, 8.0)
-    max_columns : int or None, default=4
     linear : bool, default=True
         Add the raw columns and a constant to the candidates (for mapping "cos"). A raw column is represented by a
         cosine of very low frequency.
@@ -120,8 +117,6 @@ class Greedy(Chooser):
         X : ndarray of shape (n_rows, n_columns)
         y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
         fold_of : ndarray of int, shape (n_rows,)
-        n_folds : int
-        rng : Generator
         weight : ndarray of shape (n_rows,), optional
         """
         pool = large_enough_pool(self, X.shape[1], rng)
@@ -160,6 +155,11 @@ class Greedy(Chooser):
 
     def _order(self, pool: Pool, sums: "CandidateSums", n_taken: int) -> np.ndarray:
         return greedy_path(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto(Greedy):
+    """The choice where nobody has named one: `Greedy`, and `Mixed` in a run that has more than the agreed part."""
 
 
 def _part(weight: Array | None, rows: np.ndarray | slice) -> Array | None:
@@ -210,7 +210,6 @@ class Products:
 
     Parameters
     ----------
-    pool : Pool
     X : ndarray of shape (n_rows, n_columns)
     y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
     n_taken : int
@@ -291,7 +290,6 @@ class PoolSums:
 
     Parameters
     ----------
-    products : Products
     folds : ndarray of int, optional
         Indices into `products.folds`; all folds by default.
     """
@@ -321,7 +319,6 @@ def greedy_path(sums: CandidateSums, n_taken: int, *, ridge: float, width: int =
     sums : object with `moment`, `column(i)` and `diagonal(offset)`
         Z'y and Z'Z of all candidates. For ``width=2``, candidate i is the pair of features i and
         n_candidates + i.
-    n_taken : int
     ridge : float
         mu of `Greedy`.
     width : {1, 2}
@@ -385,3 +382,141 @@ def _gain(correlation: Array, remaining: Array, pair_product: Array, width: int,
     determinant = np.maximum(s_cos * s_sin - pair_product**2, floor**2)
     lowered = s_sin * r_cos**2 - 2 * pair_product * r_cos * r_sin + s_cos * r_sin**2
     return np.asarray(lowered.sum(axis=0) / determinant)
+
+
+_ROUGH = (1.0, 2.0)  # bandwidths of the Laplacian candidates, in units of sigma times the root of the columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixed(Greedy):
+    """Greedy selection from a pool of Gaussian and Laplacian frequencies, half of them on few columns.
+
+    A third of the candidates has Gaussian frequencies of bandwidth sigma. The others have Laplacian frequencies, whose
+    heavy tails fit responses with kinks and jumps. In n columns the Laplacian kernel of bandwidth sqrt(n) sigma is
+    about as wide as the Gaussian kernel of bandwidth sigma; a third has this bandwidth, and a third twice that. Every
+    second candidate depends on 1 to `max_columns` random columns alone, which are drawn by their scales; with None, all
+    depend on all columns. `kernel` and `bandwidths` have no effect.
+
+    Parameters
+    ----------
+    rough : bool, default=True
+        Whether there are Laplacian candidates. Without, all are Gaussian.
+
+    See Also
+    --------
+    Greedy : the choice, and its other parameters.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.random((50, 3))
+    >>> Mixed(6, sigma=0.5).select(X, X[:, 0], rng).n_features
+    6
+    """
+
+    rules: ClassVar[Mapping[str, Rule]] = {**Greedy.rules, "rough": FLAG}
+
+    rough: bool = True
+    bandwidths: tuple[float, ...] = (1.0,)
+    max_columns: int | None = 3
+    pool_ratio: float = 10
+    shortlist: float = 1.0
+
+    def _kernels_for(self, n_columns: int) -> list[Kernel]:
+        sigma = self.bandwidth
+        factors = _ROUGH if self.rough else ()
+        return [Gaussian(sigma), *(Laplacian(sigma * float(np.sqrt(n_columns)) * factor) for factor in factors)]
+
+    def longest_frequency(self, n_columns: int, chance: float) -> float:
+        """Return a length that a candidate's frequency exceeds with probability at most `chance`."""
+        counts = {n_columns, *range(1, min(self.max_columns or 0, n_columns) + 1)}
+        longest = max(
+            float(np.sqrt(n_columns / q)) * kernel.longest_frequency(q, chance)
+            for kernel in self._kernels_for(n_columns)
+            for q in counts
+        )
+        return max(longest * self.largest_scale, self.long_wave if self.linear else 0.0)
+
+    def _draw(self, n_columns: int, n_candidates: int, rng: np.random.Generator) -> Pool:
+        kernels = self._kernels_for(n_columns)
+        parts = np.array_split(np.arange(n_candidates), len(kernels))
+        drawn = [
+            kernel.draw_frequencies(n_columns, part.size, rng) for kernel, part in zip(kernels, parts, strict=True)
+        ]
+        frequencies = np.hstack(drawn)
+        if self.max_columns is not None:
+            scales = scales_of(self, n_columns, n_candidates)
+            few = random_columns(n_columns, n_candidates, self.max_columns, rng, scales)
+            frequencies[:, ::2] *= few[:, ::2]
+        phases = rng.uniform(0, 2 * np.pi, n_candidates) if self.mapping == "cos" else None
+        return Pool(self.scaled(frequencies), phases)
+
+    def votes(
+        self, pool: Pool, X: Array, y: Array, n_taken: int, rng: np.random.Generator, weight: Array | None = None
+    ) -> Array:
+        """Return the gain of each candidate on the greedy path over some rows; 0 for those that are not taken.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_columns)
+        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+        rng : Generator
+            Of the sample, where there are more than `max_rows` rows.
+        weight : ndarray of shape (n_rows,), optional
+
+        Returns
+        -------
+        ndarray of shape (n_candidates,)
+            Reductions of the squared error over all rows.
+        """
+        sample = self._sample(len(y), rng)
+        n_taken = min(n_taken, pool.n_candidates)
+        sums = PoolSums(
+            Products(pool, X[sample], y[sample], n_taken, weight=None if weight is None else weight[sample])
+        )
+        taken, gains = greedy_path(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)
+        votes = np.zeros(pool.n_candidates)
+        votes[taken] = np.maximum(gains, 0.0) * (len(y) if weight is None else weight.sum()) / sums.n_rows
+        return votes
+
+    def elected(self, votes: Array) -> np.ndarray:
+        """Return the places of the `n_features` drawn candidates with the most votes, in ascending order."""
+        n_drawn = round(self.n_kept * self.pool_ratio)
+        return np.sort(np.argsort(-votes[:n_drawn], kind="stable")[: self.n_kept])
+
+
+def with_columns(maps: Sequence[FeatureMap], sigma: float, long_wave: float = Mixed.long_wave) -> FeatureMap:
+    """Return the cosines of several maps with equal amplitudes, a constant and the raw columns.
+
+    A raw column has a slope of 1 / sigma, as steep as the cosines are. So the ridge bears on it as on them: where some
+    rows are far from all others, a plane is what is known of the responses there.
+
+    Parameters
+    ----------
+    maps : sequence of FeatureMap
+        With one phase for each frequency.
+    long_wave : float, default=0.02
+        The frequency of the cosine that represents a raw column; see `Greedy`.
+
+    Examples
+    --------
+    >>> cosine = FeatureMap(np.array([[3.0]]), np.zeros(1), np.ones(1))
+    >>> with_columns([cosine, cosine], sigma=0.5)(np.array([[0.0], [0.1]])).round(3)
+    array([[0.707, 0.707, 1.414, 0.   ],
+           [0.676, 0.676, 1.414, 0.2  ]])
+    """
+    cosines, n_columns = cosines_of(maps), maps[0].n_columns
+    n_features = cosines.n_features + 1 + n_columns
+    amplitudes = [np.sqrt(2 / n_features), np.sqrt(0.5) / sigma, 1 / (long_wave * sigma)]
+    return FeatureMap(
+        np.hstack([cosines.frequencies, np.zeros((n_columns, 1)), long_wave * np.eye(n_columns)]),
+        np.concatenate([cosines.phases, [0.0], np.full(n_columns, -np.pi / 2)]),
+        np.repeat(amplitudes, [cosines.n_features, 1, n_columns]),
+    )
+
+
+def cosines_of(maps: Sequence[FeatureMap]) -> FeatureMap:
+    """Return the features of several maps in one, with equal amplitudes."""
+    frequencies, phases = np.hstack([one.frequencies for one in maps]), np.concatenate([one.phases for one in maps])
+    return FeatureMap.unweighted(frequencies, phases)

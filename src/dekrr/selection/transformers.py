@@ -94,7 +94,6 @@ class PlainSelector(Selector):
     ----------
     n_features, kernel, sigma, bandwidths, max_columns, mapping
         As in `dekrr.selection.Plain`.
-    random_state : int, RandomState instance or None, default=None
 
     Attributes
     ----------
@@ -119,7 +118,6 @@ class EnergySelector(Selector):
     ----------
     n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio, redraw_phases, phase_free
         As in `dekrr.selection.Energy`.
-    random_state : int, RandomState instance or None, default=None
 
     Attributes
     ----------
@@ -147,7 +145,6 @@ class LeverageSelector(Selector):
     ----------
     n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio, alpha
         As in `dekrr.selection.Leverage`.
-    random_state : int, RandomState instance or None, default=None
 
     Attributes
     ----------
@@ -164,7 +161,6 @@ class SurrogateSelector(Selector):
     ----------
     n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio
         As in `dekrr.selection.Surrogate`.
-    random_state : int, RandomState instance or None, default=None
 
     Attributes
     ----------
@@ -183,7 +179,6 @@ class GreedySelector(Selector):
         As in `dekrr.selection.Greedy`.
     linear, long_wave, shortlist, ridge, max_rows
         As in `dekrr.selection.Greedy`. `shortlist` has an effect in networks only.
-    random_state : int, RandomState instance or None, default=None
 
     Attributes
     ----------

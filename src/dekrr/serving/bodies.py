@@ -1,24 +1,143 @@
 """The bodies of requests and answers: JSON, CSV and Arrow. Every row that comes in is read here and nowhere else.
 
 A body is read once by a fast reader. If that fails, a slow one reads it again to say which row and which column is
-wrong, and why. Nothing here is unpickled.
-"""
+wrong, and why. Nothing here is unpickled."""
 
 import io
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from ..errors import DataError, one_line
-from ..frames.tables import arrays_of
 from ..model import SiteModel
-from ..rows.batches import Batch, inputs_of
 from ..rules import is_number
+from ..tables.columns import Column as Encoded
+from ..tables.columns import arrays_of
+from ..tables.sources import Batch, inputs_of
 from ..types import Array
-from .columns import Column, columns_of
+
+Kind = Literal["number", "boolean", "category", "datetime"]
+WORDS = {
+    "number": "a number",
+    "boolean": "true or false",
+    "category": "a word or a number",
+    "datetime": "a date or a time, as 2026-03-01 or 2026-03-01T12:00:00",
+}
+_JSON_TYPES = {"number": ["number"], "boolean": ["boolean"], "category": ["string", "number"], "datetime": ["string"]}
+
+
+@dataclass(frozen=True)
+class RequestColumn:
+    """One column of a request.
+
+    Parameters
+    ----------
+    name : str
+        For a model without column names, the column's position.
+    kind : {"number", "boolean", "category", "datetime"}
+    lower, upper : float or None
+        What the values of a number lie between in training, as far as the model knows it.
+    clipped : tuple of float, or None
+        Where the model moves values to that lie beyond. The bounds are then those of most values, not of all.
+    categories : tuple of str
+        The words that the model knows.
+    may_be_missing : bool
+        Whether a row may have no value here.
+    """
+
+    name: str
+    kind: Kind = "number"
+    lower: float | None = None
+    upper: float | None = None
+    clipped: tuple[float, float] | None = None
+    categories: tuple[str, ...] = ()
+    may_be_missing: bool = False
+    example: float | bool | str = 0.0
+
+    @property
+    def words(self) -> str:
+        """What a value must be."""
+        return f"{WORDS[self.kind]}, or null" if self.may_be_missing else WORDS[self.kind]
+
+    def json_schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the column's values.
+
+        Examples
+        --------
+        >>> RequestColumn("temperature", lower=-10.0, upper=30.0, example=10.0).json_schema()
+        {'type': 'number', 'examples': [10.0], 'description': 'From -10 to 30 in training.'}
+        >>> RequestColumn("temperature", lower=-10.0, upper=30.0, clipped=(-30.0, 50.0)).json_schema()["description"]
+        'Most values of training lie from -10 to 30. Values beyond -30 and 50 are taken for these.'
+        """
+        types = [*_JSON_TYPES[self.kind], *(["null"] if self.may_be_missing else [])]
+        schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0], "examples": [self.example]}
+        if self.lower is not None and self.upper is not None:
+            schema["description"] = f"From {self.lower:.6g} to {self.upper:.6g} in training."
+            if self.clipped is not None:
+                schema["description"] = (
+                    f"Most values of training lie from {self.lower:.6g} to {self.upper:.6g}. Values beyond "
+                    f"{self.clipped[0]:.6g} and {self.clipped[1]:.6g} are taken for these."
+                )
+        if self.categories:
+            schema["description"] = f"The model knows {', '.join(self.categories)}; other words count as none of them."
+        if self.kind == "datetime":
+            schema["description"] = WORDS["datetime"].capitalize() + "."
+        return schema
+
+
+def columns_of(model: SiteModel) -> tuple[RequestColumn, ...]:
+    """Return the columns that a model predicts from, as the user has them."""
+    header = model.header
+    bounds = model.scaling.tensors
+    if header.encoding is not None:
+        places = header.encoding.names_out
+        return tuple(_of_encoded(column, bounds, places) for column in header.encoding.used)
+    names = header.columns or [str(j) for j in range(header.n_columns)]
+    if not bounds:
+        return tuple(RequestColumn(name) for name in names)
+    found = []
+    for j, name in enumerate(names):  # the response's bounds come last
+        low, high = float(bounds["lower"][j]), float(bounds["upper"][j])
+        clipped = (float(bounds["lowest"][j]), float(bounds["highest"][j])) if "lowest" in bounds else None
+        found.append(RequestColumn(name, lower=low, upper=high, clipped=clipped, example=_middle(low, high)))
+    return tuple(found)
+
+
+def _of_encoded(column: Encoded, bounds: Any, places: list[str]) -> RequestColumn:
+    lower = upper = clipped = None
+    example: float | bool | str = float(f"{column.fill:.4g}")
+    if column.kind == "number" and bounds:
+        ends = [end for end in ("lower", "upper", "lowest", "highest") if end in bounds]
+        lower, upper, *limits = (_in_units(column, bounds[end], places) for end in ends)
+        clipped = (limits[0], limits[1]) if limits else None
+    if column.kind == "boolean":
+        example = True
+    elif column.kind == "category":
+        example = column.categories[0] if column.categories else ""
+    elif column.kind == "datetime":
+        day = f"{round(column.fill) or 2000:04d}-07-01"
+        example = f"{day}T12:00:00" if "hour" in column.parts else day
+    known = column.categories
+    kind: Kind = column.kind  # type: ignore[assignment]  # a column that is left out is not served
+    return RequestColumn(column.name, kind, lower, upper, clipped, known, may_be_missing=True, example=example)
+
+
+def _in_units(column: Encoded, bounds: Array, places: list[str]) -> float:
+    return float(bounds[places.index(column.name)]) * column.spread + column.fill
+
+
+def _middle(lower: float, upper: float) -> float:
+    return float(f"{(lower + upper) / 2:.4g}")
+
+
+def example_rows(columns: tuple[RequestColumn, ...], *, named: bool) -> list[Any]:
+    """Return one example row, as a request has it: an object where columns have names, a list otherwise."""
+    return [{column.name: column.example for column in columns} if named else [column.example for column in columns]]
+
 
 JSON, CSV, ARROW = "application/json", "text/csv", "application/vnd.apache.arrow.stream"
 MEDIA_TYPES = (JSON, CSV, ARROW)
@@ -34,12 +153,12 @@ class Refusal(DataError):
     ----------
     status : int
         The HTTP status.
-    text : str
     row : int, optional
         The row that is wrong; the first has the number 0.
-    column : str, optional
     retry_after : int, optional
         Seconds after which the same request may succeed.
+    allow : str, optional
+        The methods that may be used, where the request's may not.
     """
 
     def __init__(
@@ -50,12 +169,14 @@ class Refusal(DataError):
         row: int | None = None,
         column: str | None = None,
         retry_after: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(text)
         self.status = status
         self.row = row
         self.column = column
         self.retry_after = retry_after
+        self.allow = allow
 
 
 def media_type_of(header: str, *, default: str = JSON) -> str:
@@ -84,7 +205,6 @@ class RowReader:
 
     Parameters
     ----------
-    model : SiteModel
     max_rows : int
         The most rows in one request.
 
@@ -142,7 +262,9 @@ class RowReader:
             rows = self._decoder.decode(body).rows
             values = [msgspec.structs.astuple(row) for row in rows] if self.named else rows
             if self._encoded:
-                return {name: _objects([row[j] for row in values]) for j, name in enumerate(self._names)}
+                return {
+                    column.name: _cells(column, [row[j] for row in values]) for j, column in enumerate(self.columns)
+                }
             array = np.array(values, dtype=np.float64)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
             raise explain_json(body, self.columns, error, named=self.named) from None
@@ -199,13 +321,14 @@ def n_rows_of(rows: Rows) -> int:
     return len(next(iter(rows.values()), ())) if isinstance(rows, dict) else len(rows)
 
 
-def _objects(values: Sequence[Any]) -> np.ndarray:
+def _cells(column: RequestColumn, values: Sequence[Any]) -> np.ndarray:
+    """Return the cells of a column; a category is a word, also where some rows have it as a number."""
     array = np.empty(len(values), dtype=object)
-    array[:] = values
+    array[:] = [f"{v:.15g}" if isinstance(v, float) else v for v in values] if column.kind == "category" else values
     return array
 
 
-def _body_type(columns: Sequence[Column], *, named: bool) -> Any:
+def _body_type(columns: Sequence[RequestColumn], *, named: bool) -> Any:
     """Return the type of a JSON body; msgspec checks the names and types of columns while it decodes."""
     row: Any = list[float]
     if named:
@@ -215,13 +338,13 @@ def _body_type(columns: Sequence[Column], *, named: bool) -> Any:
     return msgspec.defstruct("Body", [("rows", list[row])], forbid_unknown_fields=True)
 
 
-def _json_type(column: Column) -> Any:
+def _json_type(column: RequestColumn) -> Any:
     kinds: dict[str, Any] = {"number": float, "boolean": bool, "category": str | float, "datetime": str}
     kind = kinds[column.kind]
     return kind | None if column.may_be_missing else kind
 
 
-def explain_json(body: bytes, columns: Sequence[Column], error: Exception, *, named: bool) -> Refusal:
+def explain_json(body: bytes, columns: Sequence[RequestColumn], error: Exception, *, named: bool) -> Refusal:
     """Return what is wrong with a JSON body, in words."""
     try:
         given = msgspec.json.decode(body)
@@ -246,7 +369,7 @@ def explain_json(body: bytes, columns: Sequence[Column], error: Exception, *, na
     return Refusal(422, one_line(str(error)))
 
 
-def _wrong_list(i: int, row: Any, columns: Sequence[Column]) -> Refusal | None:
+def _wrong_list(i: int, row: Any, columns: Sequence[RequestColumn]) -> Refusal | None:
     if not isinstance(row, list):
         return Refusal(422, f"row {i} must be a list of {len(columns)} numbers", row=i)
     if len(row) != len(columns):
@@ -265,7 +388,7 @@ def _wrong_columns(given: Sequence[str], names: Sequence[str], where: str, row: 
     return Refusal(422, f"{where} {' and '.join(parts)}; the model takes {_listed(names)}", row=row, column=missing[0])
 
 
-def _wrong_value(i: int, row: Mapping[str, Any], columns: Sequence[Column]) -> Refusal | None:
+def _wrong_value(i: int, row: Mapping[str, Any], columns: Sequence[RequestColumn]) -> Refusal | None:
     for column in columns:
         value = row[column.name]
         try:
@@ -278,7 +401,7 @@ def _wrong_value(i: int, row: Mapping[str, Any], columns: Sequence[Column]) -> R
 
 
 def explain_csv(
-    body: bytes, names: Sequence[str], columns: Sequence[Column], reading: Any, error: Exception
+    body: bytes, names: Sequence[str], columns: Sequence[RequestColumn], reading: Any, error: Exception
 ) -> Refusal:
     """Return what is wrong with a CSV body, in words; the line of the header is not counted as a row."""
     import pyarrow as pa
@@ -345,7 +468,7 @@ def is_compressed(metadata: bytes) -> bool:
     return table_in(batch, 3) is not None
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The predictions for the rows of one request.
 
     Parameters
@@ -369,7 +492,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     probabilities: dict[str, Array] = {}
     outside: list[list[str]] | None = None
 
-    def of_classes(self, classes: np.ndarray, probabilities: Array) -> "Answer":
+    def of_classes(self, classes: np.ndarray, probabilities: Array) -> "Reply":
         """Return the answer with the most probable class of each row, and the probabilities of all.
 
         Parameters
@@ -393,7 +516,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
         Examples
         --------
-        >>> list(Answer(model="", values=np.zeros((1, 2)), interval=np.zeros((1, 2, 2))).columns())
+        >>> list(Reply(model="", values=np.zeros((1, 2)), interval=np.zeros((1, 2, 2))).columns())
         ['prediction_0', 'prediction_1', 'lower_0', 'lower_1', 'upper_0', 'upper_1']
         """
         found: dict[str, Array] = {}
@@ -406,7 +529,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def written(answer: Answer, media_type: str) -> bytes:
+def written(answer: Reply, media_type: str) -> bytes:
     """Return an answer as a body of this media type."""
     if media_type == JSON:
         body: dict[str, Any] = {"predictions": answer.values.tolist(), "model": answer.model}

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, DekrrError
-from ..model import SiteModel, outside_of
-from ..model_file import load
-from ..outside import Outside
+from ..model import Outside, SiteModel, load, outside_of
 from .bodies import RowReader
 from .one_row import OneRow
 
@@ -30,13 +28,8 @@ class Version:
 
     Parameters
     ----------
-    model : SiteModel
-    read_rows : RowReader
-    one_row : OneRow
-    outside : Outside
     name : str
         The first digits of the SHA-256 of the file.
-    path : Path
     since : float
         When it was read, in seconds since 1970.
     """

@@ -88,12 +88,7 @@ def _hash(token: str) -> str:
 
 
 class Tokens:
-    """The tokens of a file; it is read again when it changes, so that a removed token ends at once.
-
-    Parameters
-    ----------
-    path : Path
-    """
+    """The tokens of a file; it is read again when it changes, so that a removed token ends at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -122,10 +117,6 @@ class Tokens:
 
 class Rates:
     """A bucket of requests for each caller, which refills at the allowed rate.
-
-    Parameters
-    ----------
-    limits : Limits
 
     Examples
     --------
@@ -167,7 +158,6 @@ class Gate:
 
     Parameters
     ----------
-    limits : Limits
     tokens : Tokens, optional
         Who may ask; without it everybody may who can connect.
     any_host : bool, default=False
@@ -180,8 +170,8 @@ class Gate:
         self._any_host = any_host or tokens is not None
         self._rates = Rates(limits)
 
-    def admit(self, headers: Mapping[bytes, str], client: Sequence[Any] | None) -> None:
-        """Raise `Refusal` unless the caller may ask, and may ask now."""
+    def admit(self, headers: Mapping[bytes, str], client: Sequence[Any] | None) -> str:
+        """Return the caller, the name of a token or an address; raise `Refusal` unless it may ask, and may ask now."""
         if not self._any_host and not is_local(headers.get(b"host", "")):
             raise Refusal(421, "this service answers requests for 127.0.0.1 or localhost only")
         if self._tokens is not None:
@@ -189,6 +179,7 @@ class Gate:
         else:
             caller = client[0] if client else ""
         self._rates.take(caller)
+        return caller
 
 
 @lru_cache(maxsize=64)

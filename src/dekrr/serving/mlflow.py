@@ -5,18 +5,12 @@ mlflow.pyfunc.save_model("folder", loader_module="dekrr.serving.mlflow", data_pa
 
 from typing import Any
 
-from ..model import SiteModel
-from ..model_file import load
+from ..model import SiteModel, load
 from ..types import Array
 
 
 class Loaded:
-    """What MLflow calls `predict` of.
-
-    Parameters
-    ----------
-    model : SiteModel
-    """
+    """What MLflow calls `predict` of."""
 
     def __init__(self, model: SiteModel) -> None:
         self.model = model

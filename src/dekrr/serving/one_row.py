@@ -1,30 +1,26 @@
 """The prediction for one row, which is what most requests ask for: a model as few operations as can be.
 
 For one row the calls cost more than the arithmetic. `OneRow` therefore folds the scaling of columns into the
-frequencies, and the scaling of the response into the coefficients:
+frequencies:
 
-    y = amplitudes * cos((x - lower) F + phases) w + centre.
+    y = half_span * amplitudes * cos((x - lower) F + phases) w + centre.
 
-The lower bounds are not folded into the phases: columns such as years would lose digits. A local part that reads what
-the other parts predict is a second such sum, of the row and their sum.
+The lower bounds are not folded into the phases: columns such as years would lose digits. What a site adds for its own
+rows takes the scaled row and the sum, in scaled units.
 """
 
 from typing import Any
 
 import numpy as np
 
-from ..cosines import compiled, terms_of
-from ..model import Member, SiteModel, stages_of
+from ..features import compiled, terms_of
+from ..model import Member, SiteModel
 from ..scaling import Scaling
 from ..types import Array
 
 
 class OneRow:
     """Predicts one row as `SiteModel.predict_encoded` does.
-
-    Parameters
-    ----------
-    model : SiteModel
 
     Examples
     --------
@@ -37,7 +33,8 @@ class OneRow:
     """
 
     def __init__(self, model: SiteModel) -> None:
-        (first, second), scaling = stages_of(model.members), model.scaling
+        first, scaling, self._home = model.joined_at_home, model.scaling, model.home
+        self._back = None if model.response.transform is None else model.response.back
         n_columns, weights = first.feature_map.n_columns, first.coefficients
         self._lower, self._limits = np.zeros(n_columns), None
         spans: Array = np.ones(n_columns)
@@ -51,9 +48,8 @@ class OneRow:
             self._centre = (scaling.lower[outputs] + scaling.upper[outputs]) / 2
             if scaling.limits is not None:
                 self._limits = scaling.limits[0][columns], scaling.limits[1][columns]
-        self._first = _Waves(first, spans, half_span)
-        # the second stage reads what the first gives, which is in the units of the response
-        self._second = None if second is None else _Waves(second, np.append(spans, half_span), half_span)
+        self._first = _Waves(first, spans)
+        self._spans, self._half_span = spans, half_span
         if not weights.shape[1:]:
             self._centre = float(self._centre)  # added faster than an array of no dimensions
 
@@ -63,9 +59,10 @@ class OneRow:
             row = np.minimum(np.maximum(row, self._limits[0]), self._limits[1])  # np.clip is several times slower
         row = row - self._lower
         predicted = self._first(row)
-        if self._second is not None:
-            predicted = predicted + self._second(np.concatenate((row, predicted.reshape(1, -1)), axis=1))
-        return predicted + self._centre
+        if self._home is not None:
+            predicted = self._home.finished(row / self._spans, predicted)
+        found: Array = predicted * self._half_span + self._centre
+        return found if self._back is None else self._back(found)
 
 
 class _Waves:
@@ -73,18 +70,15 @@ class _Waves:
 
     Parameters
     ----------
-    member : Member
     spans : ndarray of shape (n_columns,)
         The units of the row's columns, in those of the member.
-    unit : ndarray
-        That of the response, in the member's.
     """
 
-    def __init__(self, member: Member, spans: Array, unit: Array) -> None:
+    def __init__(self, member: Member, spans: Array) -> None:
         turn, features = 2 * np.pi, member.feature_map
         self._frequencies = np.ascontiguousarray(features.frequencies / (turn * spans[:, None]))
         self._phases, self._amplitudes = features.phases / turn, features.amplitudes
-        self._weights = member.coefficients * unit
+        self._weights = member.coefficients
         loops = compiled()
         self._overwrite = _overwrite if loops is None else loops.overwrite
         self._terms = terms_of(np.dtype(np.float64))

@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from .bodies import ARROW, CSV, JSON
-from .columns import Column, example_rows
+from .bodies import ARROW, CSV, JSON, RequestColumn, example_rows
 from .current import Version
 
 _PROBLEM = "application/problem+json"
@@ -71,7 +70,6 @@ def openapi(current: Version, *, tokens: bool) -> dict[str, Any]:
 
     Parameters
     ----------
-    current : Version
     tokens : bool
         Whether the service asks for a token.
     """
@@ -168,7 +166,7 @@ def _predictions(current: Version) -> dict[str, Any]:
 
 
 def _row(current: Version) -> dict[str, Any]:
-    columns: tuple[Column, ...] = current.read_rows.columns
+    columns: tuple[RequestColumn, ...] = current.read_rows.columns
     if not current.read_rows.named:
         size = {"minItems": len(columns), "maxItems": len(columns)}
         return {"type": "array", "items": {"type": "number"}, **size}

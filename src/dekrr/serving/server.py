@@ -1,5 +1,12 @@
-"""A service on a port: uvicorn, with TLS where it is asked for."""
+"""A service on a port: uvicorn, with TLS where it is asked for, and connections that cost little until they ask
+something.
 
+A caller may open a connection and send nothing, or a byte now and then. Each such connection takes a descriptor, and
+enough of them would keep others out. So headers must arrive within seconds and be short, and of the connections
+without a request only so many stay: the one that has waited longest goes.
+"""
+
+import asyncio
 import gc
 import ssl
 from dataclasses import dataclass
@@ -7,11 +14,69 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..errors import SettingsError
-from .app import Service
 from .current import CurrentModel
 from .guards import Limits, Tokens, check_place, is_loopback
+from .service import Service
+
+_SECONDS_TO_ARRIVE = 20.0  # from the beginning of a connection, or a request's first byte, to the end of the headers
+_MOST_WAITING = 400  # descriptors are 1,024 on many systems
+_LONGEST_HEAD = 1 << 16  # bytes of request line and headers
+
+
+def limited() -> type[asyncio.Protocol]:
+    """Return a protocol of HTTP for one server; its connections know of each other."""
+
+    class Limited(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        """One connection."""
+
+        waiting: dict["Limited", None] = {}  # noqa: RUF012 - in the order of their waiting
+        _until: asyncio.TimerHandle | None = None
+        _head = 0
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._end_wait()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._end_wait()  # the application has the request, and its own limit for the body
+                return
+            self._head += len(data)
+            if self._head > _LONGEST_HEAD:
+                self.transport.abort()
+            else:
+                self._wait()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self.waiting[self] = None  # idle, until uvicorn's own limit ends it
+
+        def _wait(self) -> None:
+            if self._until is None:
+                self._until = self.loop.call_later(_SECONDS_TO_ARRIVE, self.transport.abort)
+            self.waiting.setdefault(self)
+            if len(self.waiting) > _MOST_WAITING:
+                oldest = next(iter(self.waiting))
+                oldest._end_wait()
+                oldest.transport.abort()
+
+        def _end_wait(self) -> None:
+            self._head = 0
+            self.waiting.pop(self, None)
+            if self._until is not None:
+                self._until.cancel()
+                self._until = None
+
+    return Limited
+
 
 _SECONDS_TO_FINISH, _SECONDS_IDLE = 30, 75
 _MOST_AT_ONCE = 1000
@@ -24,7 +89,6 @@ class Place:
     Parameters
     ----------
     host : str, default="127.0.0.1"
-    port : int, default=8080
     tokens : Path, optional
         The file of tokens.
     certificate, key : Path, optional
@@ -65,8 +129,6 @@ def server_of(model: Path, place: Place, limits: Limits, *, watch: float = 1.0) 
     ----------
     model : Path
         A model file, or a folder with versions of one; see `dekrr.serving.current.find_model`.
-    place : Place
-    limits : Limits
     watch : float, default=1.0
         Seconds between two looks for a newer model.
     """
@@ -92,6 +154,7 @@ def _config(service: Service, place: Place) -> uvicorn.Config:
             port=place.port,
             lifespan="on",
             ws="none",
+            http=limited(),
             access_log=False,
             server_header=False,
             proxy_headers=False,

@@ -27,9 +27,6 @@ def train(
 
     Parameters
     ----------
-    site : Site
-    chooser : Chooser
-    settings : AllReduceSettings
     shared : FeatureMap, optional
         Features that all sites already have.
     """

@@ -19,9 +19,8 @@ from ...selection import Chooser
 from ...settings import DKLASettings, Wire
 from ...types import Array
 from ..outcome import Outcome
+from ..rounds import Listener, Progress, Sender
 from ..site import Procedure, Site
-from ..stopping import Progress
-from ..wire import Listener, Sender
 from .shared import Prepared, prepare
 
 
@@ -37,9 +36,6 @@ def train(
 
     Parameters
     ----------
-    site : Site
-    chooser : Chooser
-    settings : DKLASettings
     shared : FeatureMap, optional
         Features that all sites already have.
     keep_path : bool, default=False

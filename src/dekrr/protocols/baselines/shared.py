@@ -7,21 +7,19 @@ import numpy as np
 from ...errors import SettingsError
 from ...features import FeatureMap
 from ...messages import Features, expect
-from ...privacy.maps_of_neighbors import check_frequencies, fingerprint, frequency_limit
-from ...privacy.rows_per_feature import check_rows_of_shared
-from ...rows import Rows
+from ...privacy.admission import check_frequencies, check_rows_of_shared, fingerprint, frequency_limit
 from ...scaling import AnyScaling
 from ...selection import Chooser
 from ...selection.choosers import weights_for
 from ...settings import AllReduceSettings, SharedSettings
 from ...statistics import OwnSums, accumulate
+from ...tables.rows import Rows
+from ..choosing import read_features
 from ..masking import Agreement
-from ..offers import read_features
 from ..preparation import preparation_of
-from ..roll_call import RollCall
-from ..roster import Roster
+from ..roll_call import RollCall, Roster
+from ..run import equal_outputs, weigh_rows
 from ..site import Outbox, Procedure, Site
-from ..weighing import equal_outputs, weigh_rows
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,6 @@ def prepare(
 
     Parameters
     ----------
-    site : Site
-    chooser : Chooser
-    settings : SharedSettings
     shared : FeatureMap, optional
         Features that all sites already have.
     """
@@ -102,11 +97,8 @@ def share_features(
 
     Parameters
     ----------
-    site : Site
     rows : Rows
         In agreed units.
-    chooser : Chooser
-    roster : Roster
     selecting_site : str or None
         Who chooses; None is the site with most rows.
     """

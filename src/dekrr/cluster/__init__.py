@@ -1,0 +1,5 @@
+"""One model on many machines of one owner: MPI and Dask.
+
+- `mpi`: the network whose sites are driven by the ranks of an MPI program; `ranks`, `placement`, `parcels`: its parts.
+- `spread`: the rows of a site in the partitions of a Dask DataFrame.
+"""

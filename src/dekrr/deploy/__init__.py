@@ -1,6 +1,0 @@
-"""A site as a process: its files, its keys, its record and its status.
-
-- `tables`: the contents of network.toml and site.toml. `files`: reading and writing them. `checks`: their validation.
-- `keys`: certificates. `refusals`: reports of failed TLS handshakes.
-- `node`: the process. `events`, `record`: its events, in a log and in run.jsonl. `status`: its current state.
-"""

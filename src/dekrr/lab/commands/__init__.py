@@ -1,0 +1,1 @@
+"""The commands `attack`, `bench`, `report` and `reproduce`."""

@@ -1,0 +1,670 @@
+"""The fit of a task, which gives a row of the results: its method, its problem, its choice of c, and its curves.
+
+The problem of a task is scaled training and test rows, with the bandwidth and regularisation of its protocol. c is
+chosen by cross-validation: the features are drawn once for each fold, and the system is solved for every c. For the
+curves, the sites' procedures run as in the estimators; they also keep their paths of coefficients, and an observer
+counts bytes.
+"""
+
+import itertools
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, eigh
+from sklearn.model_selection import KFold
+from threadpoolctl import threadpool_limits
+
+from ... import topology
+from ...data import authors_split, halves, load, partition
+from ...data.catalogue import PAPER
+from ...data.splits import Split
+from ...estimators import AllReduceRegressor, COKERegressor, DeKRRRegressor, DKLARegressor
+from ...estimators.base import parameters_of
+from ...estimators.network import run, seed_of, sites_of, train_dekrr, train_dkla
+from ...features import FeatureMap
+from ...kernels import Gaussian
+from ...metrics import rse
+from ...model import Member
+from ...networks.base import Delivery
+from ...networks.local import LocalNetwork
+from ...protocols.outcome import Outcome, neighborhood_weights
+from ...scaling import Scaling
+from ...selection import CHOOSERS, Chooser, Plain
+from ...settings import ALONE
+from ...statistics import Weights, accumulate, assemble, penalty
+from ...tables.rows import ArrayRows, Rows
+from ...types import Array
+
+PROTOCOLS = ("honest", "paper")
+SPLITS = ("own", "authors")
+
+
+class FitTask(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """One fit of one method on one split.
+
+    Parameters
+    ----------
+    experiment : str
+        The command that needs the fit: table, response, norm, ...
+    data : str
+        A name of the data catalogue.
+    partition : str
+        The partition of rows over sites; see `dekrr.data.partition`.
+    protocol : {"honest", "paper"}
+        "paper" scales by training and test rows, takes the authors' bandwidth and regularisation (chosen by the test
+        error) and folds of consecutive rows, and keeps one split for all repetitions. "honest" scales and tunes on
+        training rows only, with shuffled folds, and draws a new split for every repetition.
+    splits : {"own", "authors"}
+        The origin of the split: drawn here, or from the authors' files.
+    mix : float
+        The share of every site's rows that is drawn at random.
+    n_rows : int
+        The number of rows of the data set to use, drawn at random; 0 for all.
+    method : str
+        See `dekrr.lab.experiments.fits`.
+    solver : str
+        The name of the solver; "" for the method's default.
+    n_features : int
+        The mean number of features of a site.
+    """
+
+    experiment: str
+    data: str
+    partition: str
+    protocol: str
+    splits: str
+    n_sites: int
+    n_neighbors: int
+    mix: float
+    n_rows: int
+    n_features: int
+    method: str
+    solver: str
+    allocation: str
+    max_rounds: int
+    repetition: int
+    seed: int
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """All fields that decide the outcome; the experiment that needs the fit does not."""
+        return msgspec.structs.astuple(self)[1:]
+
+    @property
+    def run_seed(self) -> int:
+        """The seed of the features; it differs between repetitions."""
+        return self.seed + self.repetition
+
+    @property
+    def split_seed(self) -> int:
+        """The seed of the division into sites and halves."""
+        return self.seed if self.protocol == "paper" else self.run_seed
+
+
+def authors_division(experiment: str, partition: str) -> str:
+    """Return which of the authors' divisions an experiment's fits are on; see `dekrr.data.splits.AUTHORS_FILES`."""
+    return "per-site" if experiment == "per-site" else partition
+
+
+# The values of c that cross-validation chooses from. The values in the authors' grid are often too large.
+CONSENSUS_GRIDS = {"paper": (0.5, 1.0, 2.0, 4.0, 8.0), "honest": (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method: how to make its estimator from a task and its problem.
+
+    Parameters
+    ----------
+    about : str
+        One line for the tables' notes.
+    settings : mapping
+        Keywords of the estimator, in addition to those from the task and the problem.
+    has_consensus : bool
+        Whether the method has a weight c to choose.
+    tunes_itself : bool
+        Whether the method itself chooses sigma, alpha and c in the network, from training rows.
+    """
+
+    about: str
+    estimator: Callable[..., Any]
+    settings: Mapping[str, Any]
+    has_consensus: bool = False
+    tunes_itself: bool = False
+
+
+METHODS: Mapping[str, Method] = {
+    "DKLA": Method(
+        "shared plain features, consensus on coefficients by ADMM, 1500 rounds",
+        DKLARegressor,
+        {"features": "plain", "tol": 0.0},
+    ),
+    "DKLA-DDRF": Method(
+        "DKLA with the energy features of one site, another one in each repetition, sent to all",
+        DKLARegressor,
+        {"features": "energy", "tol": 0.0},
+    ),
+    "DeKRR-DDRF": Method(
+        "the paper's: energy features of each site's own, consensus on predictions",
+        DeKRRRegressor,
+        {**ALONE, "features": "energy", "prediction": "own"},
+        has_consensus=True,
+    ),
+    "ours": Method(
+        "the agreed part alone: greedy features, all settings tuned without a centre, neighbourhood prediction",
+        DeKRRRegressor,
+        {**ALONE, "features": "greedy", "prediction": "neighborhood"},
+        has_consensus=True,
+        tunes_itself=True,
+    ),
+    "COKE": Method(
+        "DKLA that leaves out messages that change little", COKERegressor, {"features": "plain", "tol": 0.0}
+    ),
+    "AllReduce": Method("shared plain features, exact sums over a tree", AllReduceRegressor, {"features": "plain"}),
+}
+PAPER_METHODS = ("DKLA", "DKLA-DDRF", "DeKRR-DDRF")
+TABLE_METHODS = (*PAPER_METHODS, "ours")
+
+
+class FitProblem(NamedTuple):
+    """A split, the kernel's bandwidth and the regularisation."""
+
+    split: Split
+    sigma: float
+    alpha: float
+
+
+def features_per_site(task: FitTask, problem: FitProblem) -> list[int]:
+    """Return the number of features of each site: equal, or in proportion to the square root of its number of rows."""
+    counts = np.bincount(problem.split.sites)
+    if task.allocation != "sqrt":
+        return [task.n_features] * len(counts)
+    roots = np.sqrt(counts)
+    sizes = np.round(task.n_features * len(counts) * roots / roots.sum())
+    return [max(1, int(size)) for size in sizes]
+
+
+def selectors_of(task: FitTask, problem: FitProblem) -> list[Chooser]:
+    """Return each site's selector."""
+    name = METHODS[task.method].settings["features"]
+    return [CHOOSERS[name](size, sigma=problem.sigma) for size in features_per_site(task, problem)]
+
+
+def tuned_consensus(task: FitTask, problem: FitProblem) -> float | None:
+    """Return c from 5-fold cross-validation on the training rows; None if the method has no c or tunes itself."""
+    method = METHODS[task.method]
+    if not method.has_consensus or method.tunes_itself:
+        return None
+    errors = cross_validate(
+        problem.split,
+        selectors_of(task, problem),
+        CONSENSUS_GRIDS[task.protocol],
+        alpha=problem.alpha,
+        prediction=method.settings.get("prediction", "own"),
+        shuffle=task.protocol == "honest",
+        random_state=task.run_seed,
+    )
+    return choose_consensus(errors)
+
+
+def make_estimator(task: FitTask, problem: FitProblem, consensus: float | None) -> Any:
+    """Return the estimator of a task, ready to fit the problem's training rows."""
+    method = METHODS[task.method]
+    keywords: dict[str, Any] = {
+        **method.settings,
+        "n_features": task.n_features,
+        "n_neighbors": task.n_neighbors,
+        "scale": None,
+        "min_rows": 1,
+        "random_state": task.run_seed,
+    }
+    if method.estimator is not AllReduceRegressor:
+        keywords["max_rounds"] = task.max_rounds
+    if not method.tunes_itself or consensus is not None:
+        keywords |= {"sigma": problem.sigma, "alpha": problem.alpha}
+    if consensus is not None:
+        keywords["consensus"] = consensus
+    if method.has_consensus:
+        keywords["allocation"] = task.allocation
+    if task.solver:
+        keywords["solver"] = task.solver
+    if task.method == "DKLA-DDRF" and task.partition != "imbalanced":
+        keywords["selecting_site"] = task.repetition % problem.split.n_sites
+    return method.estimator(**keywords)
+
+
+SIGMAS = tuple(2.0**i for i in range(-2, 3))
+ALPHAS = tuple(10.0**i for i in range(-8, -1))
+N_FOLDS = 5
+_TUNING_FEATURES = 500
+
+
+def problem_of(task: FitTask, directory: str | os.PathLike[str] | None = None) -> FitProblem:
+    """Return the rows of a task and the settings of its protocol."""
+    folder = os.fspath(directory) if directory is not None else None
+    if task.splits == "authors":
+        split = _authors(task.data, folder, authors_division(task.experiment, task.partition))
+        return FitProblem(split, *split.kernel)
+    key = (task.data, folder, task.partition, task.n_sites, task.mix, task.n_rows, task.split_seed)
+    split = _own_split(*key, honest=task.protocol == "honest", n_neighbors=task.n_neighbors)
+    if task.protocol == "paper":
+        return FitProblem(split, PAPER[task.data].sigma, PAPER[task.data].alpha)
+    return FitProblem(split, *_tuned(*key, n_neighbors=task.n_neighbors))
+
+
+_authors = lru_cache(maxsize=4)(authors_split)
+_load = lru_cache(maxsize=2)(load)
+
+
+@lru_cache(maxsize=4)
+def _own_split(
+    name: str,
+    directory: str | None,
+    how: str,
+    n_sites: int,
+    mix: float,
+    n_rows: int,
+    seed: int,
+    *,
+    honest: bool,
+    n_neighbors: int,
+) -> Split:
+    X, y = _load(name, directory)
+    if 0 < n_rows < len(y):
+        rows = np.sort(np.random.default_rng(seed).permutation(len(y))[:n_rows])
+        X, y = X[rows], y[rows]
+    scaling = Scaling.of(X, y)
+    sites = partition(how, scaling.rows(X), scaling.responses(y), n_sites=n_sites, mix=mix, random_state=seed)
+    train = halves(sites, random_state=seed)
+    if honest:
+        scaling = Scaling.of(X[train], y[train])
+    X, y = scaling.rows(X), scaling.responses(y)
+    return Split(X[train], y[train], sites[train], X[~train], y[~train], sites[~train], n_neighbors=n_neighbors)
+
+
+@lru_cache(maxsize=4)
+def _tuned(
+    name: str,
+    directory: str | None,
+    how: str,
+    n_sites: int,
+    mix: float,
+    n_rows: int,
+    seed: int,
+    *,
+    n_neighbors: int,
+) -> tuple[float, float]:
+    split = _own_split(name, directory, how, n_sites, mix, n_rows, seed, honest=True, n_neighbors=n_neighbors)
+    return choose_kernel(split.X, split.y, seed)
+
+
+def choose_kernel(X: Array, y: Array, seed: int) -> tuple[float, float]:
+    """Return sigma and alpha by 5-fold cross-validation of a centralised ridge on 500 plain features.
+
+    The paper says that its bandwidth and regularisation come from cross-validation of centralised kernel ridge
+    regression. This function does the same, on training rows only, over the paper's grids `SIGMAS` and `ALPHAS`.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n_rows, n_columns)
+    y : ndarray of shape (n_rows,)
+    """
+    folds = list(KFold(N_FOLDS, shuffle=True, random_state=seed).split(X))
+    errors = np.zeros((len(SIGMAS), len(ALPHAS)))
+    for i, sigma in enumerate(SIGMAS):
+        rng = np.random.default_rng(seed)
+        selector = Plain(_TUNING_FEATURES, kernel=Gaussian.name, sigma=sigma)
+        features = selector.select(X, y, rng)(X)
+        gram, moment = features.T @ features, features.T @ y
+        for train, validation in folds:
+            held_out, responses = features[validation], y[validation]
+            values, vectors = eigh(gram - held_out.T @ held_out)
+            projected = vectors.T @ (moment - held_out.T @ responses)
+            rotated = held_out @ vectors
+            for k, alpha in enumerate(ALPHAS):
+                prediction = rotated @ (projected / (np.maximum(values, 0) + len(train) * alpha))
+                errors[i, k] += np.sum((prediction - responses) ** 2)
+    best = np.unravel_index(np.argmin(errors), errors.shape)
+    return SIGMAS[best[0]], ALPHAS[best[1]]
+
+
+def solve_network(
+    rows: Sequence[ArrayRows],
+    maps: Sequence[FeatureMap],
+    neighbors: Sequence[Sequence[int]],
+    alpha: float,
+    weights: Sequence[float],
+) -> list[list[Array]]:
+    """Return, for each consensus weight, the coefficients of all sites at the minimum of the paper's objective (11).
+
+    Parameters
+    ----------
+    rows, maps, neighbors
+        The rows, feature map and neighbours of each site.
+    weights : sequence of float
+        Values of c.
+    """
+    n_rows = sum(len(site.y) for site in rows)
+    n_sites = len(rows)
+    names = list(map(str, range(n_sites)))
+    own, sent = {}, {}
+    for j, name in enumerate(names):
+        others = {names[p]: maps[p] for p in neighbors[j]}
+        own[name], sent[name] = accumulate(rows[j], maps[j], others)
+    ends = np.cumsum([feature_map.n_features for feature_map in maps])
+    parts = [slice(end - m.n_features, end) for end, m in zip(ends, maps, strict=True)]
+    solutions = []
+    for c in weights:
+        penalties = {name: penalty(c, n_rows, len(neighbors[j])) for j, name in enumerate(names)}
+        matrix, right = np.zeros((ends[-1], ends[-1])), np.empty(ends[-1])
+        for j, name in enumerate(names):
+            received = {names[p]: sent[names[p]][name] for p in neighbors[j]}
+            row = assemble(own[name], received, sent[name], Weights(n_rows, n_sites, alpha, penalties[name], penalties))
+            matrix[parts[j], parts[j]] = row.hessian
+            couplings, start = row.couplings, 0
+            for p in neighbors[j]:
+                size = maps[p].n_features
+                matrix[parts[j], parts[p]] = -couplings[:, start : start + size]
+                start += size
+            right[parts[j]] = row.right_side
+        theta = cho_solve(cho_factor(matrix, overwrite_a=True, check_finite=False), right, check_finite=False)
+        solutions.append([theta[part] for part in parts])
+    return solutions
+
+
+def choose_features(
+    rows: Sequence[ArrayRows], neighbors: Sequence[Sequence[int]], selectors: Sequence[Chooser], random_state: int
+) -> list[FeatureMap]:
+    """Return the features that each site of an estimator with this `random_state` chooses from its rows."""
+    sites = sites_of(dict(enumerate(rows)), dict(enumerate(neighbors)), seed=seed_of(random_state))
+    return [
+        selector.select(site.X, site.y, site.rng()) for selector, site in zip(selectors, sites.values(), strict=True)
+    ]
+
+
+def rows_by_site(split: Split) -> list[ArrayRows]:
+    """Return the training rows of every site of a split."""
+    return [ArrayRows(split.X[split.sites == j], split.y[split.sites == j]) for j in range(split.n_sites)]
+
+
+def ring_neighbors(split: Split) -> list[list[int]]:
+    """Return the neighbours of every site of a split on its ring."""
+    graph = topology.build("ring", range(split.n_sites), split.n_neighbors)
+    return [list(graph[j]) for j in range(split.n_sites)]
+
+
+def folds_of(n_rows: int, *, shuffle: bool, seed: int) -> list[np.ndarray]:
+    """Return the rows of each of five folds: consecutive rows, as in the authors' code, or shuffled rows."""
+    order = np.random.default_rng(seed).permutation(n_rows) if shuffle else np.arange(n_rows)
+    return [np.sort(part) for part in np.array_split(order, N_FOLDS)]
+
+
+def fold_seed(random_state: int, fold: int) -> int:
+    """Return the seed of a fold's features."""
+    return int(np.random.SeedSequence([random_state, fold]).generate_state(1)[0] >> 1)
+
+
+def cross_validate(
+    split: Split,
+    selectors: Sequence[Chooser],
+    weights: Sequence[float],
+    *,
+    alpha: float,
+    prediction: str,
+    shuffle: bool,
+    random_state: int,
+) -> Mapping[float, float]:
+    """Return the mean squared error of each consensus weight; each site predicts its own hold-out rows.
+
+    Parameters
+    ----------
+    selectors : sequence of Chooser
+        One per site. Each fold draws its own pool and chooses by its own training rows, so that the error is that of a
+        whole fit, and not that of one draw of features.
+    weights : sequence of float
+        Values of c.
+    prediction : {"own", "neighborhood"}
+    shuffle : bool
+        Whether rows are shuffled before they are divided into folds.
+    """
+    neighbors = ring_neighbors(split)
+    sites = rows_by_site(split)
+    folds = [folds_of(len(site.y), shuffle=shuffle, seed=random_state) for site in sites]
+    errors = np.zeros(len(weights))
+    for k in range(N_FOLDS):
+        kept = [np.setdiff1d(np.arange(len(site.y)), fold[k]) for site, fold in zip(sites, folds, strict=True)]
+        train = [ArrayRows(site.X[rows], site.y[rows]) for site, rows in zip(sites, kept, strict=True)]
+        held_out = [ArrayRows(site.X[fold[k]], site.y[fold[k]]) for site, fold in zip(sites, folds, strict=True)]
+        maps = choose_features(train, neighbors, selectors, fold_seed(random_state, k))
+        solutions = solve_network(train, maps, neighbors, alpha, weights)
+        for j, site in enumerate(held_out):
+            members = [j, *neighbors[j]] if prediction == "neighborhood" else [j]
+            features = {m: maps[m](site.X) for m in members}
+            for i, theta in enumerate(solutions):
+                shares = neighborhood_weights(len(members) - 1)
+                predicted = np.sum([w * (features[m] @ theta[m]) for w, m in zip(shares, members, strict=True)], axis=0)
+                errors[i] += np.sum((predicted - site.y) ** 2)
+    means = errors / len(split.y)
+    return dict(zip(weights, means.tolist(), strict=True))
+
+
+def choose_consensus(errors: Mapping[float, float]) -> float:
+    """Return the weight with the smallest error."""
+    smallest: Callable[[float], float] = errors.__getitem__
+    return min(errors, key=smallest)
+
+
+_DENSE, _SPARSE = 150, 60
+
+
+class Meter:
+    """An observer of a local network that adds up bytes, exchange by exchange."""
+
+    def __init__(self) -> None:
+        self._bytes: list[int] = []
+
+    def __call__(self, delivery: Delivery) -> None:
+        """Count a message."""
+        self._bytes += [0] * (delivery.exchange + 1 - len(self._bytes))
+        self._bytes[delivery.exchange] += delivery.n_bytes
+
+    @property
+    def bytes_after(self) -> list[int]:
+        """The bytes sent so far after every exchange."""
+        return list(itertools.accumulate(self._bytes))
+
+
+def recorded_rounds(n_rounds: int) -> np.ndarray:
+    """Return the rounds to record: all of the first rounds, then fewer and fewer, and the last round.
+
+    Examples
+    --------
+    >>> rounds = recorded_rounds(1500)
+    >>> rounds[:3].tolist(), rounds[-1], len(rounds)
+    ([0, 1, 2], np.int64(1500), 211)
+    """
+    dense = np.arange(min(n_rounds, _DENSE) + 1)
+    sparse = np.round(np.geomspace(_DENSE, max(n_rounds, _DENSE), _SPARSE + 1)).astype(int)
+    return np.unique(np.concatenate([dense, sparse[sparse <= n_rounds], [n_rounds]]))
+
+
+def curves_of(task: FitTask, problem: FitProblem, consensus: float | None) -> dict[str, Any]:
+    """Return the columns of a fit's curves, at `recorded_rounds`.
+
+    Parameters
+    ----------
+    task : FitTask
+        Its method has rounds; for AllReduce, which has none, the result is empty.
+    consensus : float or None
+        The weight c, for methods that have one.
+    """
+    regressor = make_estimator(task, problem, consensus)
+    if isinstance(regressor, AllReduceRegressor):
+        return {}
+    split = problem.split
+    meter, outcomes = _run(task, problem, regressor)
+    rounds = outcomes[0].rounds
+    shown = recorded_rounds(rounds)
+    objective = np.sum([outcome.objective_shares for outcome in outcomes], axis=0)
+    own_error, union_error = [], []
+    features = [outcome.feature_map(split.X_test) for outcome in outcomes]
+    groups = _members(task, problem)
+    rows = np.arange(len(split.y_test))
+    for k in shown:
+        by_site = np.array([z @ outcome.path[k] for z, outcome in zip(features, outcomes, strict=True)])
+        predictions = np.array([neighborhood_weights(len(group) - 1) @ by_site[group] for group in groups])
+        own_error.append(rse(split.y_test, predictions[split.test_sites, rows]))
+        union_error.append(float(np.mean([rse(split.y_test, prediction) for prediction in predictions])))
+    bytes_after = meter.bytes_after
+    setup = len(bytes_after) - rounds
+    return {
+        "curve_round": shown.tolist(),
+        "curve_bytes": [bytes_after[setup + k - 1] for k in shown.tolist()],
+        "curve_objective": objective[shown].tolist(),
+        "curve_own_rse": own_error,
+        "curve_union_rse": union_error,
+        "best_objective": _best(task, problem, consensus),
+    }
+
+
+def _run(task: FitTask, problem: FitProblem, regressor: DeKRRRegressor | DKLARegressor) -> tuple[Meter, list[Outcome]]:
+    meter = Meter()
+    rows: dict[Hashable, Rows] = dict(enumerate(rows_by_site(problem.split)))
+    sites = sites_of(rows, dict(enumerate(ring_neighbors(problem.split))), seed=seed_of(regressor.random_state))
+    selectors: dict[Hashable, Chooser] = dict(enumerate(selectors_of(task, problem)))
+    if isinstance(regressor, DeKRRRegressor):
+        training = train_dekrr(regressor.run_settings(tol=0.0), keep_path=True)
+    else:
+        settings = msgspec.structs.replace(regressor.run_settings(list(sites)), tol=0.0)
+        training = train_dkla(settings, keep_path=True)
+    connect = partial(LocalNetwork, observers=[meter])
+    done = run(sites, lambda j, site: training(site, selectors[j]), connect)
+    return meter, list(done.outcomes.values())
+
+
+def _members(task: FitTask, problem: FitProblem) -> list[list[int]]:
+    """Return the sites whose models each site predicts with, its own first."""
+    neighbors = ring_neighbors(problem.split)
+    wide = METHODS[task.method].settings.get("prediction") == "neighborhood"
+    return [[j, *around] if wide else [j] for j, around in enumerate(neighbors)]
+
+
+def _best(task: FitTask, problem: FitProblem, consensus: float | None) -> float:
+    """Return the minimum of the objective: exact for shared features, otherwise to a relative residual of 1e-12."""
+    split = problem.split
+    best: Any = make_estimator(task, problem, consensus)
+    if consensus is None:
+        shared = set(parameters_of(AllReduceRegressor)) & set(parameters_of(best))
+        best = AllReduceRegressor(**{name: getattr(best, name) for name in sorted(shared)})
+    else:
+        best.set_params(solver="chebyshev", tol=1e-12, max_rounds=10000)
+    objective: Array = best.fit(split.X, split.y, sites=split.sites).objective_
+    return float(objective)
+
+
+_DIGITS = 10
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result may depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in ("dekrr", "numpy", "scipy")}}
+
+
+def fit_task(task: FitTask, directory: str | os.PathLike[str] | None = None) -> tuple[dict[str, Any], float]:
+    """Return the row of a task, and the seconds of its fit, without tuning.
+
+    The row depends only on the task, the data and the versions: the fit has one thread, the seeds are from the task,
+    and figures are rounded to ten digits.
+    """
+    with threadpool_limits(limits=1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        problem = problem_of(task, directory)
+        consensus = tuned_consensus(task, problem)
+        start = time.perf_counter()
+        regressor = make_estimator(task, problem, consensus)
+        regressor.fit(problem.split.X, problem.split.y, sites=problem.split.sites)
+        seconds = time.perf_counter() - start
+        if METHODS[task.method].tunes_itself:
+            problem = problem._replace(sigma=regressor.sigma_, alpha=regressor.alpha_)
+            consensus = regressor.consensus_
+        row = {
+            **msgspec.structs.asdict(task),
+            "sigma": problem.sigma,
+            "alpha": problem.alpha,
+            "consensus": consensus,
+            **_outcome(regressor, problem),
+            "site_features": [regressor.models_[j].feature_map.n_features for j in range(problem.split.n_sites)],
+            **_authors_figures(task, problem),
+            **(curves_of(task, problem, consensus) if task.experiment == "convergence" else {}),
+            **versions(),
+        }
+    return _rounded(row), seconds
+
+
+def _outcome(regressor: Any, problem: FitProblem) -> dict[str, Any]:
+    split = problem.split
+    n_sites = split.n_sites
+    predictions = _all_predictions(regressor, split.X_test, n_sites)
+    own = predictions[split.test_sites, np.arange(len(split.y_test))]
+    at = [split.test_sites == j for j in range(n_sites)]
+    edges = sorted({tuple(sorted(edge)) for edge in regressor.traffic_.bytes})
+    sent = regressor.traffic_.bytes
+    return {
+        "n_train": len(split.y),
+        "n_test": len(split.y_test),
+        "own_rse": rse(split.y_test, own),
+        "union_rse": float(np.mean([rse(split.y_test, prediction) for prediction in predictions])),
+        "own_mse": float(np.mean((own - split.y_test) ** 2)),
+        "union_mse": float(np.mean((predictions - split.y_test) ** 2)),
+        "objective": regressor.objective_,
+        "rounds": regressor.n_rounds_,
+        "bytes": regressor.traffic_.total_bytes,
+        "site_rows": np.bincount(split.sites, minlength=n_sites).tolist(),
+        "site_rse": [rse(split.y_test[rows], own[rows]) for rows in at],
+        "site_mse": [float(np.mean((own[rows] - split.y_test[rows]) ** 2)) for rows in at],
+        "site_union_rse": [rse(split.y_test, prediction) for prediction in predictions],
+        "edge_from": [a for a, _ in edges],
+        "edge_to": [b for _, b in edges],
+        "edge_bytes": [sent[a, b] + sent[b, a] for a, b in edges],
+    }
+
+
+def _all_predictions(regressor: Any, X: Array, n_sites: int) -> Array:
+    """Return every site's prediction of every row, shape (n_sites, n_rows); a model of several sites runs once."""
+    known: dict[tuple[bytes, bytes], Array] = {}
+
+    def predict(member: Member) -> Array:
+        key = member.feature_map.frequencies.tobytes(), member.coefficients.tobytes()
+        if key not in known:
+            known[key] = member.predict(X)
+        return known[key]
+
+    members = [regressor.models_[j].members for j in range(n_sites)]
+    return np.array([np.sum([m.weight * predict(m) for m in group], axis=0) for group in members])
+
+
+def _authors_figures(task: FitTask, problem: FitProblem) -> dict[str, Any]:
+    """Return the authors' mean and standard deviation at this D, or None where their file has none."""
+    for n_features, mean, spread in problem.split.authors.get(task.method, []):
+        if n_features == task.n_features:
+            return {"authors_rse": mean, "authors_std": spread}
+    return {"authors_rse": None, "authors_std": None}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    return value

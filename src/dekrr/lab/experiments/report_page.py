@@ -1,0 +1,211 @@
+"""One self-contained page of all results."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ...data.catalogue import CATALOGUE
+from ...errors import DataError
+from .figures import Picture, networks_of, pictures_of, save, svg_of
+from .fits import METHODS
+from .paper_tables import Cell, Row, Table, by, column, ordered, tables_of, title_of
+from .plans import EXPERIMENTS, is_quick, run_of
+from .running import RESULTS, Results
+
+_TITLE = "Decentralised kernel ridge regression: the results"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the page: SVG panels and a caption."""
+
+    caption: str
+    panels: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment under one protocol."""
+
+    anchor: str
+    title: str
+    about: str
+    command: str
+    figures: Sequence[Figure]
+    tables: Sequence[Table]
+    graphs: Sequence[Figure]
+
+
+def write_report(folder: Path, out: Path | None = None, *, figures: Path | None = None) -> Path:
+    """Write the page of the results in `folder` and, if wanted, its figures as files; return the page's path.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder with the results of `dekrr reproduce`.
+    out : Path, optional
+        The page; ``report.html`` in `folder` by default.
+    figures : Path, optional
+        The folder for the figures as PNG, PDF and SVG. By default they are not written.
+    """
+    results = Results(folder)
+    rows = results.rows
+    if not rows:
+        raise DataError(
+            f"{folder} has no {RESULTS} with a fit in it; run for instance: dekrr reproduce table --out {folder}"
+        )
+    sections = []
+    for name in EXPERIMENTS:
+        for run, group in _runs(name, rows):
+            drawn, graphs = pictures_of(name, group, run), networks_of(name, group, run)
+            if figures is not None:
+                for picture in (*drawn, *graphs):
+                    save(picture, figures)
+            sections.append(_section(name, run, group, drawn, graphs, results.commands.get(run, "")))
+    return render(
+        out or folder / "report.html",
+        title=_TITLE,
+        sections=sections,
+        facts=_facts(rows),
+        methods=_methods(rows),
+        data=[(title_of(name), CATALOGUE[name]) for (name,), _ in by(rows, "data") if name in CATALOGUE],
+        settings=_settings(rows),
+        report_command=f"dekrr report {folder}",
+    )
+
+
+def render(path: Path, **parts: Any) -> Path:
+    """Write a page from the template and these parts, and return its path."""
+    try:
+        from jinja2 import Environment, select_autoescape
+    except ImportError:
+        raise ImportError("the report needs jinja2 and matplotlib: pip install 'dekrr[report]'") from None
+    environment = Environment(autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
+    page = template.render(date=datetime.now(UTC).date().isoformat(), **parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def tables_as_markdown(folder: Path) -> str:
+    """Return all tables of the results in `folder` as Markdown, under a heading and a command each."""
+    results = Results(folder)
+    parts = []
+    for name, experiment in EXPERIMENTS.items():
+        for run, group in _runs(name, results.rows):
+            title = f"## {experiment.title} ({group[0]['protocol']} protocol)"
+            parts.append(f"{title}\n\n    {results.commands.get(run, '')}")
+            parts += [f"### {table.title}\n\n{table.markdown()}\n\n{table.note}" for table in tables_of(name, group)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _runs(name: str, rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Divide an experiment's rows into runs; the rows of a run share tables."""
+    runs: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["experiment"] == name:
+            runs.setdefault(run_of(row), []).append(row)
+    return sorted(runs.items())
+
+
+def _section(
+    name: str, run: str, rows: Sequence[Row], drawn: Sequence[Picture], graphs: Sequence[Picture], command: str
+) -> Section:
+    experiment = EXPERIMENTS[name]
+    protocol = rows[0]["protocol"]
+    tables = tables_of(name, rows)
+    if name in ("table", "imbalanced"):
+        tables = [*tables, traffic_table(rows)]
+    quick = ", quick" if is_quick(rows[0]) else ""
+    return Section(
+        run,
+        f"{experiment.title} ({protocol} protocol{quick})",
+        experiment.about,
+        command,
+        [figure_of(picture) for picture in drawn],
+        tables,
+        [figure_of(picture) for picture in graphs],
+    )
+
+
+def figure_of(picture: Picture) -> Figure:
+    """Return a picture as a figure of the page."""
+    panels = [
+        (svg_of(panel, picture.size, f"{picture.name}-{i}"), panel.about) for i, panel in enumerate(picture.panels)
+    ]
+    return Figure(picture.caption, panels)
+
+
+def traffic_table(rows: Sequence[Row]) -> Table:
+    """Return the table of the bytes that each method sends, per edge and per site."""
+    lines = []
+    groups = [(*key, *by_method) for key, fits in ordered(rows) for by_method in by(fits, "method")]
+    for data, n_features, (method,), group in groups:
+        edges = [size / 1e3 for row in group for size in row["edge_bytes"]]
+        lines.append(
+            [
+                Cell(title_of(data)),
+                Cell(str(n_features)),
+                Cell(method),
+                Cell(f"{column(group, 'rounds').mean():.0f}"),
+                Cell(f"{min(edges):.0f}"),
+                Cell(f"{sum(edges) / len(edges):.0f}"),
+                Cell(f"{max(edges):.0f}"),
+                Cell(f"{column(group, 'bytes').mean() / group[0]['n_sites'] / 1e3:.0f}"),
+            ]
+        )
+    return Table(
+        "Traffic",
+        ["data", "D", "method", "rounds", "least kB an edge", "mean", "most", "kB sent by a site"],
+        lines,
+        "Encoded messages, both ways over an edge, set-up and all; means over repetitions.",
+        n_labels=3,
+    )
+
+
+def _facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    return [
+        ("fits", f"{len(rows)}"),
+        ("data sets", f"{len({row['data'] for row in rows})}"),
+        ("methods", f"{len({row['method'] for row in rows})}"),
+        ("experiments", f"{len({row['experiment'] for row in rows})}"),
+    ]
+
+
+def _methods(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    used = {row["method"] for row in rows}
+    return [(name, method.about) for name, method in METHODS.items() if name in used]
+
+
+def _settings(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    words: dict[str, str] = {
+        "protocol": "protocol",
+        "splits": "splits by",
+        "partition": "rows divided by",
+        "n_sites": "sites",
+        "n_neighbors": "neighbours of a site",
+        "mix": "share drawn at random",
+        "n_features": "features per site (D)",
+        "sigma": "bandwidth (sigma)",
+        "alpha": "regularisation (alpha)",
+        "consensus": "consensus (c), chosen",
+        "max_rounds": "most rounds",
+        "seed": "seed",
+        "repetition": "repetitions",
+        "dekrr": "dekrr",
+        "python": "Python",
+        "numpy": "numpy",
+        "scipy": "scipy",
+    }
+    return [(label, _values(rows, name)) for name, label in words.items()]
+
+
+def _values(rows: Sequence[Row], name: str) -> str:
+    values: list[Any] = sorted({row[name] for row in rows if row[name] is not None})
+    if name == "repetition":
+        return str(len(values))
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)

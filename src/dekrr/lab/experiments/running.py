@@ -1,0 +1,310 @@
+"""Fits in parallel, or on the ranks of an MPI program; the result of each is saved as soon as it is done.
+
+The results are one Parquet file with one row per fit. It is replaced atomically after every fit, and the order of its
+rows depends on the tasks only. So the file can be read during a run, and a killed run loses only the fits that are not
+finished: started again, it ends with the same file. Times are not reproducible, and are in a second file.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from joblib import Parallel, delayed
+from joblib.parallel import get_active_backend
+
+from ...disk import lock, replacing
+from ...errors import DataError, NetworkError, SettingsError, one_line
+from .fits import FitTask, fit_task, versions
+
+RESULTS, TIMINGS, COMMANDS = "results.parquet", "timings.parquet", "commands.json"
+
+_TEXT, _WHOLE, _NUMBER = "string", "int64", "double"
+_COLUMNS: dict[str, str] = {
+    **dict.fromkeys(("experiment", "data", "partition", "protocol", "splits"), _TEXT),
+    **dict.fromkeys(("n_sites", "n_neighbors"), _WHOLE),
+    "mix": _NUMBER,
+    **dict.fromkeys(("n_rows", "n_features"), _WHOLE),
+    **dict.fromkeys(("method", "solver", "allocation"), _TEXT),
+    **dict.fromkeys(("max_rounds", "repetition", "seed"), _WHOLE),
+    **dict.fromkeys(("sigma", "alpha", "consensus"), _NUMBER),
+    **dict.fromkeys(("n_train", "n_test"), _WHOLE),
+    **dict.fromkeys(("own_rse", "union_rse", "own_mse", "union_mse", "objective"), _NUMBER),
+    **dict.fromkeys(("rounds", "bytes"), _WHOLE),
+    **dict.fromkeys(("best_objective", "authors_rse", "authors_std"), _NUMBER),
+    **dict.fromkeys(("site_rows", "site_features"), f"list {_WHOLE}"),
+    **dict.fromkeys(("site_rse", "site_mse", "site_union_rse"), f"list {_NUMBER}"),
+    **dict.fromkeys(("edge_from", "edge_to", "edge_bytes"), f"list {_WHOLE}"),
+    **dict.fromkeys(("curve_round", "curve_bytes"), f"list {_WHOLE}"),
+    **dict.fromkeys(("curve_objective", "curve_own_rse", "curve_union_rse"), f"list {_NUMBER}"),
+    **dict.fromkeys(("python", "dekrr", "numpy", "scipy"), _TEXT),
+}
+
+
+class Results:
+    """The results in a folder.
+
+    Parameters
+    ----------
+    folder : path-like
+        It is made if it does not exist; results in it are read.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._versions = versions()
+        self._rows: dict[FitTask, dict[str, Any]] = {}
+        self._seconds: dict[FitTask, float] = {}
+        for row in _read(self.folder / RESULTS):
+            self._rows[task_of(row)] = row
+        for row in _read(self.folder / TIMINGS):
+            self._seconds[task_of(row)] = row["seconds"]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, in order, each with the `seconds` of its fit (None where they are not known)."""
+        return [{**self._rows[task], "seconds": self._seconds.get(task)} for task in sorted(self._rows)]
+
+    def take_over(self, tasks: Iterable[FitTask]) -> None:
+        """Copy the rows of fits that another experiment has done to those of `tasks` that need the same fit."""
+        done = {_identity(task): task for task, row in self._rows.items() if self._is_current(row)}
+        for task in tasks:
+            twin = done.get(_identity(task), task)
+            if twin != task and task not in self._rows:
+                self._rows[task] = {**self._rows[twin], "experiment": task.experiment}
+                if twin in self._seconds:
+                    self._seconds[task] = self._seconds[twin]
+
+    def waiting(self, tasks: Iterable[FitTask]) -> list[FitTask]:
+        """Return the tasks that are not done, or were done with other versions of the software."""
+        return [task for task in tasks if task not in self._rows or not self._is_current(self._rows[task])]
+
+    def _is_current(self, row: dict[str, Any]) -> bool:
+        return all(row[name] == value for name, value in self._versions.items())
+
+    def add(self, task: FitTask, row: dict[str, Any], seconds: float) -> None:
+        """Add the row of a task, and save."""
+        self._rows[task] = {name: row.get(name) for name in _COLUMNS}
+        self._seconds[task] = seconds
+        self.save()
+
+    def save(self) -> None:
+        """Write both files."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        ordered = sorted(self._rows)
+        timings = [
+            {**msgspec.structs.asdict(task), "seconds": self._seconds[task]}
+            for task in ordered
+            if task in self._seconds
+        ]
+        _write(self.folder / RESULTS, [self._rows[task] for task in ordered], _COLUMNS)
+        kinds = {name: _COLUMNS[name] for name in FitTask.__struct_fields__}
+        _write(self.folder / TIMINGS, timings, {**kinds, "seconds": _NUMBER})
+
+    @property
+    def commands(self) -> dict[str, str]:
+        """The last command of each run, by its name; see `dekrr.lab.experiments.plans.run_name`."""
+        path = self.folder / COMMANDS
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def note_command(self, run: str, command: str) -> None:
+        """Store the command of a run, for the report."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        commands = dict(sorted({**self.commands, run: command}.items()))
+        replace_file(self.folder / COMMANDS, json.dumps(commands, indent=1).encode() + b"\n")
+
+
+def _identity(task: FitTask) -> tuple[Any, ...]:
+    """Return the fields that two tasks with the same row share; rows of "convergence" are apart: they have curves."""
+    return (task.experiment == "convergence", *task.key)
+
+
+def task_of(row: dict[str, Any]) -> FitTask:
+    """Return the task of a row."""
+    return msgspec.convert({name: row[name] for name in FitTask.__struct_fields__}, FitTask)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError("results are Parquet files and need pyarrow: pip install 'dekrr[cli]'") from None
+    return pyarrow
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    pa = _pyarrow()
+    try:
+        # One call reads the whole file, because a run may replace the file at any time.
+        rows: list[dict[str, Any]] = pa.parquet.read_table(pa.BufferReader(path.read_bytes())).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is damaged, or has no results: {error}; move it away to start afresh") from None
+    missing = [name for name in FitTask.__struct_fields__ if rows and name not in rows[0]]
+    if missing:
+        raise DataError(f"{path} has no columns {missing}: it is from another version; give another folder")
+    return rows
+
+
+def _write(path: Path, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+    pa = _pyarrow()
+    kinds = {_TEXT: pa.string(), _WHOLE: pa.int64(), _NUMBER: pa.float64()}
+    schema = pa.schema(
+        [
+            (name, pa.list_(kinds[kind.removeprefix("list ")]) if kind.startswith("list ") else kinds[kind])
+            for name, kind in columns.items()
+        ]
+    )
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
+    replace_file(path, sink.getvalue().to_pybytes())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace the file at `path` atomically."""
+    with replacing(path, private=False) as temporary:
+        temporary.write_bytes(data)
+
+
+_TASK, _ROW = 11, 12
+_PAUSE = 0.005  # seconds between two looks
+
+
+class _Done(msgspec.Struct, array_like=True):
+    """The outcome of a task: a row and its seconds, or an error."""
+
+    row: dict[str, Any]
+    seconds: float
+    error: str = ""
+
+
+def hand_out(tasks: Sequence[FitTask], network: Any) -> Iterator[tuple[FitTask, dict[str, Any], float]]:
+    """Yield each task with its row and its seconds, as the ranks finish them; only rank 0 calls it.
+
+    Parameters
+    ----------
+    network : MPINetwork
+        With two ranks or more.
+    """
+    comm, waiting = network.comm, list(reversed(tasks))
+    busy: dict[int, FitTask] = {}
+    while waiting or busy:
+        for rank in range(1, network.n_ranks):
+            if rank not in busy and waiting:
+                busy[rank] = waiting.pop()
+                comm.Send(msgspec.msgpack.encode(busy[rank]), dest=rank, tag=_TASK)
+        rank, data = _next(network, list(busy), _ROW)
+        done = msgspec.msgpack.decode(data, type=_Done)
+        task = busy.pop(rank)
+        if done.error:
+            raise NetworkError(f"rank {rank}: {task.method} on {task.data} failed: {done.error}")
+        yield task, done.row, done.seconds
+
+
+def end(network: Any) -> None:
+    """Tell all other ranks that there is nothing more to do."""
+    for rank in range(1, network.n_ranks):
+        network.comm.Send(b"", dest=rank, tag=_TASK)
+
+
+def work(network: Any, directory: str | os.PathLike[str] | None) -> None:
+    """Do what rank 0 hands out, until there is nothing more to do."""
+    while True:
+        _, data = _next(network, [0], _TASK)
+        if not data:
+            return
+        try:
+            done = _Done(*fit_task(msgspec.msgpack.decode(data, type=FitTask), directory))
+            encoded = msgspec.msgpack.encode(done, enc_hook=lambda value: value.tolist())
+        except Exception as error:
+            encoded = msgspec.msgpack.encode(_Done({}, 0.0, one_line(f"{type(error).__name__}: {error}")))
+        network.comm.Send(encoded, dest=0, tag=_ROW)
+
+
+def _next(network: Any, ranks: Sequence[int], tag: int) -> tuple[int, bytearray]:
+    """Return the next message of any of these ranks; a wait ends after the network's patience."""
+    from ...cluster.rank_messages import MPI
+
+    start, status = time.monotonic(), MPI.Status()
+    while True:
+        message = network.comm.Improbe(source=MPI.ANY_SOURCE, tag=tag, status=status)
+        if message is not None:
+            data = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([data, MPI.BYTE])
+            return int(status.Get_source()), data
+        if time.monotonic() - start > network.patience:
+            who = ", ".join(map(str, ranks))
+            raise NetworkError(f"rank {network.rank} has heard nothing from ranks {who} for {network.patience:g} s")
+        time.sleep(_PAUSE)
+
+
+_Fitted = tuple[FitTask, dict[str, Any], float]
+
+
+def execute(
+    tasks: Sequence[FitTask],
+    results: Results,
+    *,
+    directory: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
+    after_each: Callable[[FitTask, int], None] = lambda task, waiting: None,
+    network: Any = None,
+) -> int:
+    """Do the tasks that `results` does not have yet, and return their number.
+
+    Parameters
+    ----------
+    directory : path-like, optional
+        The folder of the data.
+    jobs : int
+        The number of fits at a time. The backend is joblib's, so that ``joblib.parallel_config`` can send them to a
+        cluster.
+    after_each : callable
+        Called after each task with the task and the number of tasks that are left.
+    network : MPINetwork, optional
+        Whose ranks do the tasks, instead of jobs of this machine.
+    """
+    with _alone(results.folder):
+        results.take_over(tasks)
+        results.save()
+        waiting = results.waiting(tasks)
+        left = len(waiting)
+        on_ranks = network is not None and network.n_ranks > 1
+        for task, row, seconds in hand_out(waiting, network) if on_ranks else _in_parallel(waiting, directory, jobs):
+            results.add(task, row, seconds)
+            left -= 1
+            after_each(task, left)
+    return len(waiting)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lock the folder against a second run; the system releases the lock when the process ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            lock(file.fileno())
+        except BlockingIOError:
+            raise SettingsError(f"another run is writing to {folder}: wait for it, or give another folder") from None
+        yield
+
+
+def _in_parallel(tasks: Sequence[FitTask], directory: str | os.PathLike[str] | None, jobs: int) -> Iterator[_Fitted]:
+    calls = [delayed(_run)(task, directory) for task in tasks]
+    backend, _ = get_active_backend()
+    if backend.supports_return_generator:
+        yield from Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")(calls)
+        return
+    size = 4 * backend.effective_n_jobs(jobs)
+    for start in range(0, len(calls), size):
+        yield from Parallel(n_jobs=jobs, batch_size=1)(calls[start : start + size])
+
+
+def _run(task: FitTask, directory: str | os.PathLike[str] | None) -> _Fitted:
+    return (task, *fit_task(task, directory))

@@ -1,0 +1,1 @@
+"""The commands of sites that are processes: `node`, `status`, `up`, `network`, `keys`, `study`, `audit`, `relay`."""

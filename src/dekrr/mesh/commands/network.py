@@ -1,0 +1,285 @@
+"""`dekrr network`, `dekrr keys`: the files, keys and certificates of a mesh."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from ...disk import filling, replacing
+from ...errors import KeysError
+from ..files import OWN, differences, read_network, read_site, site_file, to_toml
+from ..tables import NetworkFile
+
+if TYPE_CHECKING:
+    from ..keys import Authority
+
+network_app = typer.Typer(help="Describe a network of sites and make its keys.", no_args_is_help=True)
+keys_app = typer.Typer(help="Make this site's private key, or a token for callers.", no_args_is_help=True)
+SITES = "sites"
+SITE_FILE, NETWORK_FILE = "site.toml", "network.toml"
+NetworkArgument = Annotated[Path, typer.Argument(help="The network file.", exists=True, dir_okay=False)]
+
+
+@network_app.command()
+def example(
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    n_sites: Annotated[int, typer.Option("--sites", min=2, help="How many sites.")] = 10,
+    port: Annotated[
+        int, typer.Option(help="The port of the first site on 127.0.0.1; the others take the ports after it.")
+    ] = 7450,
+) -> None:
+    """Make up a network to try: stations along a coast with a table of rows for each, and the network file."""
+    import pandas as pd
+
+    from ...data import make_sites
+    from ..keys import write_new
+
+    X, y, labels = make_sites(n_sites=n_sites, rows_per_site=200, random_state=0)
+    columns = ["place", *(f"x{i}" for i in range(1, X.shape[1]))]
+    told = {"lone_neighbor": "warn"} if n_sites == 2 else {}  # masks hide nothing of two sites
+    lines = [
+        to_toml({"run": "trial", "method": "dekrr", "topology": "ring", "n_neighbors": 4, "patience": 30.0}),
+        to_toml({"data": {"target": "y", "columns": columns}}),
+        to_toml({"settings": {"n_features": 30, "sigma": 0.3, "alpha": 1e-4, "consensus": 1.0, **told}}),
+    ]
+    for j, label in enumerate(sorted(set(labels.tolist()))):
+        name = label.replace(" ", "-")
+        table = pd.DataFrame(X[labels == label], columns=columns).assign(y=y[labels == label])
+        write_new(folder / f"{name}.csv", table.to_csv(index=False).encode())
+        entry = {"name": name, "endpoint": f"127.0.0.1:{port + j}", "data": f"{name}.csv"}
+        lines.append("[[site]]\n" + to_toml(entry))
+    write_new(folder / NETWORK_FILE, "\n".join(lines).encode())
+    say(f"{n_sites} sites in {folder}. Next: dekrr network init {folder / NETWORK_FILE}")
+
+
+@network_app.command()
+def init(
+    network: NetworkArgument,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to make; by default `sites` beside the network file.")
+    ] = None,
+    keys: Annotated[
+        bool,
+        typer.Option(
+            "--keys/--no-keys", help="Make every site's key here, for a trial, or let each site make its own."
+        ),
+    ] = True,
+    update: Annotated[
+        bool, typer.Option("--update", help="Write each site.toml again after network.toml has changed; keys are kept.")
+    ] = False,
+) -> None:
+    """Make an authority, and a folder for each site with its site.toml and, for a trial, its key and certificate.
+
+    With --no-keys only the authority's private key is made: each site runs dekrr keys new, and you sign its request.
+    """
+    from .. import keys as certificates
+
+    described = read_network(network)
+    folder = out or network.parent / SITES
+    tables = site_tables(described, network.parent.resolve())
+    if update:
+        _update(tables, folder, keys=keys)
+    elif folder.exists() and any(folder.iterdir()):
+        raise KeysError(
+            f"{folder} is already there; nothing is overwritten: give --update to write the sites' files again and "
+            "keep their keys, or give another --out"
+        )
+    else:
+        with filling(folder) as made:
+            authority = certificates.Authority.new(described.run)
+            authority.save(made)
+            for name, table in tables.items():
+                _make_home(made / name, table, authority, keys=keys)
+    for name, table in tables.items():
+        if not Path(table["data"]["file"]).exists():
+            say(f"note: {table['data']['file']}, the data of {name}, does not exist yet")
+    if keys:
+        say(f"{len(described.site)} sites in {folder}, with keys. Next: dekrr up {network}")
+    else:
+        say(
+            f"{len(described.site)} sites in {folder}, without keys. Give each its folder, have it run dekrr keys new, "
+            f"and sign its request: dekrr network sign {network} REQUEST"
+        )
+
+
+def _make_home(home: Path, table: Mapping[str, Any], authority: "Authority", *, keys: bool) -> None:
+    """Make a site's folder."""
+    from .. import keys as certificates
+
+    certificates.write_new(home / SITE_FILE, to_toml(table).encode())
+    certificates.write_new(home / certificates.AUTHORITY_CERTIFICATE, authority.pem)
+    if keys:
+        key, request = certificates.new_request(table["site"], _host(table["listen"]))
+        certificates.write_new(home / certificates.KEY, key, private=True)
+        certificates.write_new(home / certificates.REQUEST, request)
+        signed = authority.sign(certificates.read_request(home / certificates.REQUEST))
+        certificates.write_new(home / certificates.CERTIFICATE, signed)
+
+
+def _update(tables: Mapping[str, Mapping[str, Any]], folder: Path, *, keys: bool) -> None:
+    """Write the files of sites anew. Keys, models, records and what a site decides for itself stay as they are."""
+    from .. import keys as certificates
+
+    authority = certificates.Authority.load(folder)
+    n_same = 0
+    for name, table in tables.items():
+        home = folder / name
+        if not home.exists():
+            with filling(home) as made:
+                _make_home(made, table, authority, keys=keys)
+            say(f"{name} is new")
+            continue
+        changes = differences(read_site(home / SITE_FILE), site_file(table))
+        if changes:
+            own = tomllib.loads((home / SITE_FILE).read_text(encoding="utf-8"))
+            kept = {key: own[key] for key in OWN if key in own}
+            kept["data"] = {**table["data"], "scheduler": own["data"].get("scheduler", "")}
+            with replacing(home / SITE_FILE, private=False, durable=True) as temporary:
+                temporary.write_text(to_toml({**table, **kept}), encoding="utf-8")
+            say(f"{name}: {'; '.join(changes)}: written again")
+        n_same += not changes
+        _renew(home, table, authority)
+    if n_same:
+        say(f"{n_same} of {len(tables)} files are as they were")
+    for path in sorted(folder.glob(f"*/{SITE_FILE}")):
+        if path.parent.name not in tables:
+            say(f"note: {path.parent} no longer belongs to a site of the network file; it is left as it is")
+
+
+def _renew(home: Path, table: Mapping[str, Any], authority: "Authority") -> None:
+    """Sign a certificate for the key of a site whose host has changed, where the key is here."""
+    from .. import keys as certificates
+
+    host, path = _host(table["listen"]), home / certificates.CERTIFICATE
+    if not path.exists() or certificates.host_of(certificates.read_certificate(path)) == host:
+        return
+    if not (home / certificates.KEY).exists():
+        say(f"note: {path} is for a host other than {host}: have the site run dekrr keys new, and sign its request")
+        return
+    _, request = certificates.new_request(table["site"], host, home / certificates.KEY)
+    with replacing(home / certificates.REQUEST, private=False) as temporary:
+        temporary.write_bytes(request)
+    with replacing(path, private=False, durable=True) as temporary:
+        temporary.write_bytes(authority.sign(certificates.read_request(home / certificates.REQUEST)))
+    say(f"{table['site']} has a new certificate, for the same key, at {host}")
+
+
+@network_app.command()
+def sign(
+    network: NetworkArgument,
+    request: Annotated[Path, typer.Argument(help="The request that dekrr keys new made.", exists=True)],
+    authority: Annotated[
+        Path | None, typer.Option(help="The authority's folder; by default `sites` beside the network file.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificate is valid.")] = 365,
+    out: Annotated[Path | None, typer.Option(help="The file to write, for instance for a renewal.")] = None,
+) -> None:
+    """Sign a site's request: its name must be a site of the network, and its host the one that neighbours dial."""
+    from .. import keys as certificates
+
+    described = read_network(network)
+    folder = authority or network.parent / SITES
+    asked = certificates.read_request(request)
+    name, host = certificates.site_of(asked), certificates.host_of(asked)
+    hosts = {entry.name: _host(entry.endpoint) for entry in described.site}
+    if name not in hosts:
+        raise KeysError(f"{request} is for {name!r}, which is not a site of {network}; they are {', '.join(hosts)}")
+    if host != hosts[name]:
+        raise KeysError(f"{request} is for host {host!r}, but {network} has {name!r} at {hosts[name]!r}")
+    signed = certificates.Authority.load(folder).sign(asked, days)
+    path = out or folder / name / certificates.CERTIFICATE
+    certificates.write_new(path, signed)
+    say(f"{path} is the certificate of {name}, valid for {days} days; send it back with {folder / name}")
+
+
+@network_app.command()
+def revoke(
+    network: NetworkArgument,
+    certificate: Annotated[Path, typer.Argument(help="The certificate to revoke.", exists=True)],
+    authority: Annotated[
+        Path | None, typer.Option(help="The authority's folder; by default `sites` beside the network file.")
+    ] = None,
+) -> None:
+    """Add a certificate to the authority's list of revoked ones; dekrr study revoke passes the list on to all sites."""
+    from cryptography import x509
+
+    from .. import keys as certificates
+    from ..identity import REVOKED, revocation_list
+
+    folder = authority or network.parent / SITES
+    path = folder / REVOKED
+    before = x509.load_pem_x509_crl(path.read_bytes()) if path.exists() else None
+    revoked = certificates.read_certificate(certificate)
+    with replacing(path, private=False, durable=True) as temporary:
+        temporary.write_bytes(revocation_list(certificates.Authority.load(folder), [revoked], before))
+    say(
+        f"{path} lists the certificate of {certificates.site_of(revoked)} as revoked. Next, at a site: dekrr study "
+        f"revoke {path}"
+    )
+
+
+@keys_app.command("new")
+def new_keys(
+    site: Annotated[str, typer.Argument(help="The site's name in the network file.")],
+    host: Annotated[str, typer.Option(help="The host name or address that neighbours dial.")],
+    out: Annotated[Path, typer.Option(help="The folder for the key and the request.")] = Path(),
+) -> None:
+    """Make a private key, and a certificate request to send to the network's authority."""
+    from .. import keys as certificates
+
+    key, request = certificates.new_request(site, host)
+    certificates.write_new(out / certificates.KEY, key, private=True)
+    certificates.write_new(out / certificates.REQUEST, request)
+    say(f"{out / certificates.KEY} stays here. Send {out / certificates.REQUEST} to be signed.")
+
+
+@keys_app.command("token")
+def new_token(
+    name: Annotated[str, typer.Argument(help="Who gets the token.")],
+    file: Annotated[Path, typer.Option(help="The file of tokens for dekrr serve; it keeps only hashes.")],
+) -> None:
+    """Make a token for callers of dekrr serve, and print it once. To withdraw it, remove its line from the file."""
+    from ...serving.guards import new_token
+
+    typer.echo(new_token(file, name))
+
+
+def site_tables(network: NetworkFile, folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the contents of every site's site.toml, as tables."""
+    from .. import keys as certificates
+
+    endpoints = {entry.name: entry.endpoint for entry in network.site}
+    graph = network.neighbors()
+    tables: dict[str, dict[str, Any]] = {}
+    for entry in network.site:
+        tables[entry.name] = {
+            "run": network.run,
+            "site": entry.name,
+            "method": network.method,
+            "listen": entry.endpoint,
+            "sites": [other.name for other in network.site],
+            "patience": network.patience,
+            "start_patience": network.start_patience,
+            "data": {**msgspec.to_builtins(network.data), "file": str(folder / entry.data)},
+            "settings": network.settings,
+            "neighbors": {p: endpoints[p] for p in graph[entry.name]},
+            "keys": {
+                "authority": certificates.AUTHORITY_CERTIFICATE,
+                "certificate": certificates.CERTIFICATE,
+                "key": certificates.KEY,
+            },
+        }
+    return tables
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0].strip("[]")
+
+
+def say(text: str) -> None:
+    """Print a line as it is."""
+    Console(highlight=False, soft_wrap=True).print(text, markup=False)

@@ -1,0 +1,335 @@
+"""`dekrr study`, `dekrr audit`, `dekrr relay`: what people at a standing site do."""
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ...errors import SettingsError, one_line
+from .network import say
+
+study_app = typer.Typer(help="Propose, approve and follow studies of standing sites.", no_args_is_help=True)
+audit_app = typer.Typer(help="Check and read this site's audit trail.", no_args_is_help=True)
+SiteOption = Annotated[Path, typer.Option("--site", help="The standing site's file.", exists=True, dir_okay=False)]
+SITE = Path("site.toml")
+Named = Annotated[str, typer.Argument(help="The study's name, or the beginning of its digest.")]
+
+
+def _opened(site: Path) -> tuple[Any, Any, Any]:
+    """Return the site's file, the book of its studies, and its policy."""
+    from .. import policy
+    from ..standing_file import read_standing
+    from ..studies.book import Book
+
+    config = read_standing(site)
+    book = Book(site.parent, config.identity(site.parent))
+    return config, book, policy.read_policy(site.parent / policy.POLICY)
+
+
+@study_app.command()
+def propose(
+    file: Annotated[Path, typer.Argument(help="The study's file.", exists=True, dir_okay=False)],
+    site: SiteOption = SITE,
+) -> None:
+    """Sign a study in this site's name, and let it pass to all sites; this site must approve it, too."""
+    from ..studies.items import Proposal
+    from ..studies.preview import preview as previewed
+    from ..studies.study import digest_of, parse_study
+
+    text = file.read_text(encoding="utf-8")
+    study = parse_study(text, str(file))
+    config, book, _ = _opened(site)
+    digest = digest_of(text)
+    if digest in book.studies:
+        raise SettingsError(f"{file} is already proposed, as {book.studies[digest].label}")
+    if config.site not in study.sites:
+        raise SettingsError(f"{file} is for {', '.join(study.sites)}, and not for this site, {config.site}")
+    if study.source in config.sources:  # what this site's rows do not allow is refused here, before others look at it
+        previewed(study, config, site.parent)
+    book.say(Proposal(text=text, time=time.time()))
+    is_alone = [state.digest for state in book.studies.values() if state.study.name == study.name and not state.is_over]
+    name = study.name if is_alone == [digest] else book.studies[digest].label
+    say(
+        f"proposed {study.name}, digest {digest}. Next: dekrr study preview {name}, and then "
+        f"dekrr study approve {name} --digest {digest[:8]}"
+    )
+
+
+@study_app.command()
+def show(name: Named, site: SiteOption = SITE) -> None:
+    """Print a study, in its words and in ours; who has decided what; which rules it breaks; how its runs ended."""
+    from ...privacy.ledger import Folder, Ledger
+    from ..policy import refusals
+    from ..site_rows import LEDGER
+    from ..standing import KEPT, STUDIES
+    from ..studies.ends import WHOLE, ends, told
+    from ..studies.in_words import in_words
+    from ..studies.versions import Versions
+
+    config, book, policy = _opened(site)
+    state = book.find(name)
+    say(state.text)
+    say(f"digest {state.digest}, proposed by {state.proposer}: {state.state}")
+    for who in state.study.sites:
+        decision = state.decisions.get(who)
+        said = f"{decision.says}, {decision.by}: {one_line(decision.reason, WHOLE)}" if decision else "not decided"
+        say(f"  {who}: {said}")
+    ledger = Ledger(Folder(site.parent / KEPT / state.study.source / LEDGER))
+    for line in in_words(state.study, policy, config.site, ledger.entries, time.time()):
+        say(f"  {line}")
+    for broken in refusals(policy, state.study, state.proposer, config.sources):
+        say(f"  this site's policy refuses it: {broken}")
+    for line in told(ends(state, Versions(site.parent / STUDIES / state.label, book.store), config.site)) or [
+        "no run yet"
+    ]:
+        say(f"  {line}")
+
+
+@study_app.command("list")
+def list_studies(site: SiteOption = SITE) -> None:
+    """List all studies that this site knows, with the runs, the version in use, and why the last run failed."""
+    from ..standing import STUDIES
+    from ..studies.ends import ends, last_failure, shortened, why_over
+    from ..studies.versions import Versions
+
+    config, book, _ = _opened(site)
+    table = Table()
+    for heading in ("study", "digest", "proposer", "state", "this site", "runs", "current"):
+        table.add_column(heading)
+    reasons = []
+    for state in book.studies.values():
+        versions = Versions(site.parent / STUDIES / state.label, book.store)
+        runs = ", ".join(f"{one.number} {one.state}" for one in versions.states)
+        decision = state.decisions.get(config.site)
+        here = decision.says if decision else "not decided" if config.site in state.study.sites else "no part"
+        row = [state.label, state.digest[:12], state.proposer, state.state, here, runs, str(versions.current or "")]
+        table.add_row(*row)
+        why = why_over(state) or last_failure(ends(state, versions, config.site), config.site)
+        if why:
+            reasons.append(f"{state.label}: {shortened(why)} (dekrr study show {state.label} has all of it)")
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    for reason in reasons:
+        say(reason)
+
+
+def _person() -> str:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "a person"
+
+
+@study_app.command()
+def approve(
+    name: Named,
+    digest: Annotated[str, typer.Option(help="The digest that was reviewed, or its first 8 digits.")],
+    reason: Annotated[str, typer.Option(help="For the audit trail.")] = "",
+    site: SiteOption = SITE,
+) -> None:
+    """Approve a study for this site: its runs then train on this site's rows. A rule of the policy cannot be waived."""
+    from ..policy import refusals, source_rules
+    from ..studies.describe import describe_rows, in_a_line
+
+    config, book, policy = _opened(site)
+    state = book.find(name, digest)
+    if len(digest) < 8 or not state.digest.startswith(digest):
+        raise SettingsError(f"the digest of {state.label} is {state.digest}, not {digest}: was another text reviewed?")
+    if config.site not in state.study.sites:
+        raise SettingsError(f"{state.label} is not for this site, {config.site}")
+    broken = refusals(policy, state.study, state.proposer, config.sources)
+    if broken:
+        raise SettingsError(f"this site's policy refuses {state.label}: {'; '.join(broken)}")
+    if source_rules(policy, state.study).describe:
+        told = in_a_line(describe_rows(state.study, config, site.parent, policy))
+        say(f"the other sites are told: {told}")
+        reason = f"{reason}; {told}".removeprefix("; ")
+    book.decide(state.digest, "approve", reason, _person())
+    say(f"{config.site} approves {state.label}: {state.state}")
+
+
+@study_app.command()
+def refuse(
+    name: Named,
+    reason: Annotated[str, typer.Option(help="Why; all sites can read it.")],
+    site: SiteOption = SITE,
+) -> None:
+    """Refuse a study for this site; no site can then run it."""
+    config, book, _ = _opened(site)
+    state = book.find(name)
+    book.decide(state.digest, "refuse", reason, _person())
+    say(f"{config.site} refuses {state.label}")
+
+
+@study_app.command()
+def stop(name: Named, reason: Annotated[str, typer.Option(help="Why.")] = "", site: SiteOption = SITE) -> None:
+    """Stop a study at all sites: a run in progress ends, and no other begins."""
+    config, book, _ = _opened(site)
+    state = book.find(name)
+    book.decide(state.digest, "stop", reason, _person())
+    say(f"{config.site} stops {state.label}")
+
+
+@study_app.command("run")
+def run_again(name: Named, reason: Annotated[str, typer.Option(help="Why.")] = "", site: SiteOption = SITE) -> None:
+    """Call for another run of an approved study, over the rows that the sites have now."""
+    from ..studies.items import Call
+
+    config, book, _ = _opened(site)
+    state = book.find(name)
+    if not state.may_run:
+        raise SettingsError(f"{state.label} cannot run: it is {state.state}")
+    number = state.number + 1
+    book.say(Call(study=state.digest, number=number, reason=reason or f"asked by {_person()}", time=time.time()))
+    say(f"{config.site} calls for run {number} of {state.label}")
+
+
+@study_app.command()
+def use(
+    name: Named,
+    version: Annotated[int, typer.Argument(help="The number of a run.")],
+    reason: Annotated[str, typer.Option(help="For the audit trail.")] = "",
+    site: SiteOption = SITE,
+) -> None:
+    """Let `current` point to another version of a study's model, for instance the previous one."""
+    from ..standing import STUDIES
+    from ..studies.versions import Versions
+
+    _, book, _ = _opened(site)
+    state = book.find(name)
+    versions = Versions(site.parent / STUDIES / state.label, book.store)
+    versions.choose(version, _person(), reason)
+    say(f"{versions.folder / 'current'} is version {version}")
+
+
+@study_app.command()
+def preview(
+    study: Annotated[str, typer.Argument(help="A study's file, or the name of a proposed study.")],
+    site: SiteOption = SITE,
+) -> None:
+    """Run a study at this site alone, with made-up neighbours, and list what would leave. Nothing leaves."""
+    from ..policy import refusals
+    from ..studies.preview import preview as previewed
+
+    config, book, policy = _opened(site)
+    found = _found(study, book)
+    for broken in refusals(policy, found, config.site, config.sources):
+        say(f"this site's policy refuses it: {broken}")
+    table = Table()
+    for heading in ("to", "message", "times", "bytes", "what it reveals"):
+        table.add_column(heading, justify="right" if heading in ("times", "bytes") else "left")
+    result = previewed(found, config, site.parent)
+    for line in result.lines:
+        table.add_row(line.to, line.message, str(line.times), str(line.size), line.reveals)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    say(f"{result.n_rows} rows here; made-up rows at {', '.join(result.neighbors)}. Nothing has left this site.")
+
+
+@study_app.command()
+def describe(
+    study: Annotated[str, typer.Argument(help="A study's file, or the name of a proposed study.")],
+    site: SiteOption = SITE,
+) -> None:
+    """Print counts, means and missing values of what a study reads here, rounded, none of few rows. Nothing leaves."""
+    from ..policy import source_rules
+    from ..studies.describe import describe_rows
+
+    config, book, policy = _opened(site)
+    found = _found(study, book)
+    table = Table()
+    for heading in ("column", "values", "missing", "mean"):
+        table.add_column(heading, justify="left" if heading == "column" else "right")
+    for column in describe_rows(found, config, site.parent, policy):
+        table.add_row(*column)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    sends = source_rules(policy, found).describe
+    say(f"An approval by a person here {'has' if sends else 'does not have'} this table (describe in policy.toml).")
+
+
+def _found(study: str, book: Any) -> Any:
+    """Return the study of a file, or of a name."""
+    from ..studies.study import parse_study
+
+    path = Path(study)
+    return parse_study(path.read_text(encoding="utf-8"), study) if path.is_file() else book.find(study).study
+
+
+@study_app.command()
+def revoke(
+    revoked: Annotated[Path, typer.Argument(help="The list that dekrr network revoke wrote.", exists=True)],
+    site: SiteOption = SITE,
+) -> None:
+    """Pass the authority's list of revoked certificates on to all sites."""
+    from ..studies.items import Revocations
+
+    _, book, _ = _opened(site)
+    book.say(Revocations(pem=revoked.read_text(), time=time.time()))
+    say(f"{len(book.identity.trust.revocations or [])} certificates are revoked; all sites will be told")
+
+
+@audit_app.command()
+def verify(
+    site: SiteOption = SITE,
+) -> None:
+    """Check that the audit trail is whole: its chain, its signatures, and the lines that reports of runs name."""
+    from ..audit_trail import verify as verified
+
+    trail, config, _ = _trail(site)
+    first, last, unsigned = verified(*trail)
+    note = f"; the last {unsigned} are not signed yet" if unsigned else ""
+    earlier = f"; those before line {first} are not here" if first > 1 else ""
+    say(f"the audit trail of {config.site} is whole: {last - first + 1} lines{note}{earlier}")
+
+
+@audit_app.command()
+def report(
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("audit.html"), site: SiteOption = SITE
+) -> None:
+    """Write a page for a data protection officer: which studies, who decided, what left, to whom, how much."""
+    from ..audit_page import audit_page
+    from ..audit_trail import read
+
+    trail, config, book = _trail(site)
+    out.write_text(audit_page(config.site, read(*trail), book), encoding="utf-8")
+    say(f"{out} is the report on the audit trail")
+
+
+def _trail(site: Path) -> tuple[Any, Any, Any]:
+    """Return what is needed to check the trail, the site's file, and the book of its studies."""
+    from ..audit_trail import TRAIL
+
+    config, book, _ = _opened(site)
+    heads = [
+        (said.audit_line, said.audit_hash)
+        for state in book.studies.values()
+        for (who, _), said in state.reports.items()
+        if who == config.site
+    ]
+    return (site.parent / TRAIL, book.identity.trust, config.site, heads), config, book
+
+
+def relay(
+    file: Annotated[Path, typer.Argument(help="The relay's file.", exists=True, dir_okay=False)],
+) -> None:
+    """Relay frames between sites that accept no connections. The relay sees names and sizes; frames are sealed."""
+    from .. import keys as certificates
+    from ..carrier import relay as relaying
+    from ..network import Keys
+    from ..standing_file import read_relay
+
+    config, folder = read_relay(file), file.parent
+    keys = Keys(folder / config.keys.authority, folder / config.keys.certificate, folder / config.keys.key)
+    certificates.check(keys.authority, keys.certificate, keys.key, config.name)
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    signal.signal(signal.SIGINT, lambda *_: over.set())
+    with relaying(config.listen, config.sites, keys):
+        print(f"relaying at {config.listen} for {', '.join(config.sites)}", file=sys.stderr, flush=True)
+        over.wait()

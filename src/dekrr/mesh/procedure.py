@@ -1,0 +1,95 @@
+"""What a site of a mesh does in a run: the procedure that its file asks for, the same that the estimators run."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from ..messages import Offer
+from ..model import SiteModel
+from ..protocols import dekrr, training
+from ..protocols.calibration import keep_classes, keep_intervals
+from ..protocols.outcome import Outcome
+from ..protocols.site import Procedure, Site
+from ..protocols.training import has_parts
+from ..settings import DeKRRSettings
+from ..tables.columns import Columns
+from .tables import METHODS, SiteFile
+
+
+class Warm(NamedTuple):
+    """The start of a run from an earlier one: the site's model of then, or None where it has none."""
+
+    model: SiteModel | None
+
+    def site(self, site: Site) -> Site:
+        """Return the site with the features and the coefficients that it had."""
+        if self.model is None:
+            return replace(site, coefficients=np.empty(0))
+        own = self.model.members[0]
+        return replace(site, feature_map=own.feature_map, coefficients=own.coefficients)
+
+
+def procedure_of(
+    config: SiteFile,
+    site: Site,
+    offer: Offer | None = None,
+    n_gone: int = 0,
+    columns: Columns | None = None,
+    warm: Warm | None = None,
+) -> Procedure[Outcome]:
+    """Return what a site does in an epoch of a run.
+
+    After the loss of a site all others begin again, from their rows and the same seeds. A run of the agreed part alone,
+    with given numbers, keeps the features that it has. Other runs find scales, features and numbers anew, because these
+    depend on the rows of all sites that are left.
+
+    Parameters
+    ----------
+    offer : Offer, optional
+        The features that the site once offered its neighbours.
+    n_gone : int, default=0
+        How many sites were lost.
+    columns : Columns, optional
+        What raw columns have become.
+    warm : Warm, optional
+        The start from an earlier run, where `SiteFile.why_not_warm` has no reason against it.
+    """
+    chooser, settings, tuning = config.chooser(), config.method_settings(n_gone), config.tuning()
+    if config.method != "dekrr":
+        train, _ = METHODS[config.method]
+        return train(site, chooser, settings)
+    if columns is not None and isinstance(settings.column_scales, tuple | list):
+        scales = columns.spread(settings.column_scales)
+        settings = msgspec.structs.replace(settings, column_scales=tuple(scales.tolist()))
+    site = replace(site, rows=config.response().changed(site.rows, f"site {site.name!r}"))
+    second = _second(config, settings)
+    is_plain = tuning is None and columns is None and second is None and not has_parts(settings)
+    if warm is not None and not config.why_not_warm():
+        site = warm.site(site)
+    if offer is not None and is_plain:
+        site = dekrr.with_features(site, offer, chooser, settings)
+    return training.train(
+        site,
+        chooser,
+        settings,
+        tuning,
+        prediction=config.features().prediction,
+        second=second,
+        keep_sums=False,
+    )
+
+
+def refuse_beforehand(config: SiteFile, site: Site) -> None:
+    """Refuse a run that the site would refuse later on, before it speaks to anybody."""
+    settings = config.method_settings()
+    if config.method == "dekrr" and _second(config, settings) is not None:
+        training.check_second(site, config.chooser(), settings)
+
+
+def _second(config: SiteFile, settings: DeKRRSettings) -> training.SecondTraining | None:
+    """Return the second training that classes or intervals take."""
+    if config.data.classes:
+        return training.SecondTraining(keep_classes, fits_shared=False)
+    return training.SecondTraining(keep_intervals) if settings.intervals else None

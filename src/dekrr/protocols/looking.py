@@ -1,0 +1,332 @@
+"""Looking before summing: which site's rows look wrong, and whether the others are better off without it.
+
+Every site has one vote, whatever its rows: the quartiles of the columns and of the response are those of the sites'
+mean distribution, from rounded counts (`preparation`). One wrong site of many does not move them far. In
+these units all sites sum a small model of smooth features over four fifths of their rows. The totals come down the
+tree, so that each site can subtract its own sums, and solve for the model of all others. These models, one per site, go
+to all sites, which measure them on the rows that were held out. From sums of these errors all sites know what every
+site contributes: the error of the others with it and without it.
+
+A site harms the others where, beyond chance, nearly all of them are better off without it, by a tenth of their error in
+the mean; where the others' model explains less than half of its own response, which leaves the site little to lose; and
+where its error by that model is far above what other sites have. Sites with functions of their own fail at least one
+of these.
+
+Under masks no site sees the sums of another one, and nobody can tell whether they are those of its rows: what is
+measured at a site is what it says.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ..folds import LARGEST
+from ..parts.local import NO_LEVEL, LevelSums
+from ..privacy.admission import check_leverages, check_rows_of_shared
+from ..scaling import Scaling
+from ..selection import Auto
+from ..selection.greedy import with_columns
+from ..settings import DeKRRSettings
+from ..statistics import OwnSums, accumulate, pack_symmetric, path_of, unpack_symmetric
+from ..tables.rows import ArrayRows
+from ..types import Array
+from .dekrr import agreement_of, plan, start_of
+from .masking import Masks, unit_of, unit_of_gram
+from .preparation import agree_on_quantiles
+from .roll_call import RollCall, Roster
+from .shared_part import FOLDS, RIDGES, Candidates, agree_on_spreads, bandwidth_of, elect, held_out, shared_size
+from .site import Limits, Procedure, Site
+from .spanning_tree import tree_sum
+
+FEWEST_SITES = 3  # of two sites nobody can tell which is wrong
+_SHARES = (0.25, 0.1, 0.01, 0.001)  # outside either quartile; smaller ones where that leaves one value of a column
+_ROOM = 0.25  # how far outside its bounds a column is clipped, in spans
+_ROOM_OF_RESPONSES = 3.0  # the same for responses that are not masked: harm is to show, but one row must not decide
+_MOST_FEATURES = 60
+_ROWS_PER_FEATURE = 4  # a model that is too small makes honest sites with other columns look harmful
+_MANY_SITES = 50  # that hold out one fold alone
+_RATIO = 10.0  # rows that a site's level is shrunk by
+_MOST_COEFFICIENT = 2.0**20  # under masks
+_LEAST_HARM = 0.1  # of the others' error
+_LEAST_BETTER = 0.75  # of the others, that are better off without the site
+_LEAST_Z = 3.0  # standard errors of what the others' held-out rows gain
+_LEAST_USELESS = 0.5  # of the variance of the site's response, that the others' model leaves
+_LEAST_OUTLYING = 3.0  # times the median over sites of the error by the others' model
+_FEWEST_ALIKE = 3  # rows with one value far outside, that make a code
+_LEAST_ALIKE = 0.01  # of the rows
+_FAR = 100.0  # spreads from the quartiles
+_MANY_OF_SITES = 5  # more than one in so many that have far values: the column is like that
+_ROOM_OF_LIMITS = 4.0  # spreads from the quartiles that far values are moved to
+_OTHER_UNITS = 5.0  # times the spread
+
+
+class Finding(NamedTuple):
+    """What looks wrong at a site.
+
+    Parameters
+    ----------
+    place : int
+        Of the column; -1 is the response, or the last of them.
+    text : str
+        What it looks like, and a guess at the reason.
+    """
+
+    place: int
+    text: str
+
+
+class Contribution(NamedTuple):
+    """What a site's rows do for all others.
+
+    Parameters
+    ----------
+    with_site, without_site : float
+        The squared error per held-out row of the other sites, with this site's sums and without, by a small shared
+        model. It is in units of the agreed spread of the response. The first is smaller where the site helps.
+    """
+
+    with_site: float
+    without_site: float
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a look tells a site, of all sites but for the findings.
+
+    Parameters
+    ----------
+    contributions : dict of site to Contribution
+        Empty where there were too few sites, or too many, to tell what each contributes.
+    harmful : str or None
+        The site that harms the others most.
+    findings : tuple of Finding
+        What looks wrong at this site.
+    limits : pair of ndarray of shape (n_columns + n_outputs,), or None
+        What to move values to that are far off; infinite where no site has such values.
+    """
+
+    contributions: Mapping[str, Contribution] = field(default_factory=dict)
+    harmful: str | None = None
+    findings: tuple[Finding, ...] = ()
+    limits: Limits | None = None
+
+
+class _Measured(NamedTuple):
+    """Sums over the tree, each with an entry per site."""
+
+    with_site: Array
+    without_site: Array
+    squares: Array
+    n_better: Array
+    n_others: Array
+    n_rows_of_others: Array
+    level_alone: Array
+    by_others: Array
+    n_rows: Array
+
+
+def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
+    """Return what is known of the rows of all sites, and of this site's, before any of them are in a model."""
+    run = plan(Auto(1), settings)  # what it says of masks and guards is asked for here alone
+    site = site.withholding(run.max_leverage).in_order()
+    site.enter("looking at rows")
+    roll = RollCall(site)
+    roster = yield from roll.roster()
+    if roster.n_sites < FEWEST_SITES:
+        return Looked()
+    agreement = agreement_of(site, roll, run)
+    masks = (yield from agreement.masks()) if agreement is not None else None
+    lower, upper = yield from _quartiles(site, roster, settings.min_rows, masks)
+    spread = upper - lower
+    rooms = np.full(len(lower), _ROOM)
+    rooms[site.rows.n_columns :] = _ROOM_OF_RESPONSES if masks is None else 1.0
+    ends = lower - spread, upper + spread
+    rooms = rooms * (ends[1] - ends[0])
+    start = start_of(site, Scaling(*ends, (ends[0] - rooms, ends[1] + rooms)), roll, agreement)
+    limits, is_limited = yield from _limits(site, roster, lower, upper, masks)
+    findings = tuple(_findings(site.rows.sample, lower, upper, is_limited))
+    if not roster.names_all or not spread[site.rows.n_columns :].all():
+        return Looked(findings=findings, limits=limits)
+    sigma = bandwidth_of((yield from agree_on_spreads(start)))
+    wanted = max(1, min(_MOST_FEATURES, roster.n_rows // _ROWS_PER_FEATURE))
+    # Sums are over the rows that are not held out, which are fewest where a fold is as large as guards let it be.
+    n_features = shared_size(wanted, roster, site.rows.n_columns, settings.rows_per_feature / (1.0 - LARGEST / FOLDS))
+    kind = Candidates("looking", n_features, rough=False, voted=False)
+    feature_map = with_columns([(yield from elect(start, sigma, kind, linear=True))], sigma)
+    # Sums without one fold and without another differ by sums over few rows, which guards would have to count.
+    folds = range(FOLDS if roster.n_sites <= _MANY_SITES and not settings.rows_per_feature else 1)
+    parts = [held_out(start, settings, fold) for fold in folds]
+    for rows, _ in parts:
+        check_rows_of_shared(site.name, rows.n_rows, feature_map, site.neighbors, settings.rows_per_feature)
+        if settings.max_leverage < 1 and site.neighbors and rows.n_rows:
+            around = dict.fromkeys(site.neighbors, feature_map)
+            check_leverages(site.name, rows, None, around, settings.rows_per_feature)
+    masks = (yield from start.masking.agreed()) if start.masking is not None else None
+    ratio = _RATIO if settings.site_effect is not None else NO_LEVEL
+    levels, reduced = [], []
+    for rows, _ in parts:
+        own, _ = accumulate(rows, feature_map, {}, settings.precision)
+        levels.append(LevelSums.of(own, feature_map, roster.mean_weight))
+        own = levels[-1].reduced(own, ratio)
+        reduced.append([*pack_symmetric(own.gram), *own.moment.ravel(), own.response_energy, rows.weights.total])
+    packed, shape = np.array(reduced), own.moment.shape
+    largest: Array | float = 1.0
+    if masks is not None:
+        of_rows, of_responses = 2.0**masks.rows, 2.0**masks.responses
+        unit = np.repeat(np.abs(unit_of(feature_map)), own.moment.size // feature_map.n_features)
+        of_energy = np.array([of_responses**2 * site.rows.n_outputs, 1.0])
+        sizes = [np.abs(unit_of_gram(feature_map)), of_responses * unit, of_energy]
+        largest = np.tile(2.0 * of_rows * np.concatenate(sizes), len(parts))
+    total = (yield from tree_sum(site, roster, packed.ravel(), masks, largest)).reshape(packed.shape)
+    names = tuple(sorted(roster.rows))
+    place = names.index(site.name)
+    told = np.zeros((len(names), len(parts), own.moment.size))
+    told[place] = [_solved(each, shape).ravel() for each in total - packed]
+    told = np.clip(told, -_MOST_COEFFICIENT, _MOST_COEFFICIENT)
+    without = (yield from tree_sum(site, roster, told.ravel(), masks, _MOST_COEFFICIENT)).reshape(*told.shape)
+    most = np.inf if masks is None else 4.0 * 2.0**masks.responses
+    fitted, responses, weights = [], [], []
+    for k, (_, held) in enumerate(parts):
+        models = [np.zeros(shape), _solved(total[k], shape), *without[:, k].reshape(-1, *shape)]
+        features = feature_map(held.X)
+        by_models = np.array([features @ model + levels[k].level(model, ratio) for model in models])
+        fitted.append(by_models.reshape(len(models), held.n_rows, site.rows.n_outputs))
+        responses.append(held.y.reshape(held.n_rows, site.rows.n_outputs))
+        weights.append(np.ones(held.n_rows) if held.weight is None else held.weight)
+    predicted, y = np.concatenate(fitted, axis=1), np.concatenate(responses)
+    errors = ((np.clip(predicted, -most, most) - y) ** 2).sum(axis=2) * np.concatenate(weights)
+    own_told = _told(errors, place)
+    largest = 1.0 if masks is None else 2.0**masks.rows * (most + 2.0**masks.responses) ** 4 * site.rows.n_outputs**2
+    sums = yield from tree_sum(site, roster, own_told.ravel(), masks, largest)
+    found = _Measured(*sums.reshape(own_told.shape))
+    harmful = _harmful(found)
+    if harmful == place:
+        findings = tuple(_findings(site.rows.sample, lower, upper, is_limited, of_harmful=True))
+        if not findings:
+            findings = (_of_relation(predicted[2 + place], y),)
+    per_row = np.maximum(found.n_rows_of_others, 1.0)
+    errors = zip((found.with_site / per_row).tolist(), (found.without_site / per_row).tolist(), strict=True)
+    contributions = {name: Contribution(*pair) for name, pair in zip(names, errors, strict=True)}
+    return Looked(contributions, None if harmful is None else names[harmful], findings, limits)
+
+
+def _limits(
+    site: Site, roster: Roster, lower: Array, upper: Array, masks: Masks | None
+) -> Procedure[tuple[Limits | None, np.ndarray]]:
+    """Return limits of the columns and responses of which few sites have values that are far off, and which these are.
+
+    Where no site has such values, there are no limits; where many have, they are nothing to tell.
+    """
+    values = np.column_stack([site.rows.sample.X, site.rows.sample.y])
+    room = upper - lower
+    is_far = ((values < lower - _FAR * room) | (values > upper + _FAR * room)).any(axis=0) & (room > 0)
+    n_far = np.rint((yield from tree_sum(site, roster, is_far.astype(float), masks)))
+    is_limited = (n_far > 0) & (n_far <= max(1, roster.n_sites // _MANY_OF_SITES))
+    if not is_limited.any():
+        return None, is_limited
+    room = np.where(is_limited, _ROOM_OF_LIMITS * room, np.inf)
+    return (lower - room, upper + room), is_limited
+
+
+def _quartiles(site: Site, roster: Roster, min_rows: int, masks: Masks | None) -> Procedure[tuple[Array, Array]]:
+    """Return bounds that leave out a quarter of the rows on either side, or less where these are equal."""
+    fewest = max(min_rows, min(10, site.n_rows // 10))
+    lower, upper = yield from agree_on_quantiles(site, roster, fewest, masks, share=_SHARES[0], of_sites=True)
+    for share in _SHARES[1:]:
+        is_one = lower == upper
+        if not is_one.any():
+            break
+        wider = yield from agree_on_quantiles(site, roster, fewest, masks, share=share, of_sites=True)
+        lower, upper = np.where(is_one, wider[0], lower), np.where(is_one, wider[1], upper)
+    return lower, upper
+
+
+def _solved(packed: Array, shape: tuple[int, ...]) -> Array:
+    """Return the coefficients of the ridge regression of some sums, its ridge by generalised cross-validation."""
+    gram, moment, (energy, count) = np.split(packed, [-int(np.prod(shape)) - 2, -2])
+    sums = OwnSums(unpack_symmetric(gram, shape[0]), moment.reshape(shape), float(energy))
+    fits = path_of(sums, max(float(count), 1.0), RIDGES)
+    return min(fits, key=lambda fit: fit.error).coefficients
+
+
+def _told(errors: Array, place: int) -> Array:
+    """Return what a site tells of the errors of its held-out rows; see `_Measured`.
+
+    Parameters
+    ----------
+    errors : ndarray of shape (2 + n_sites, n_rows)
+        By its level alone, by the model of all sites, and by the models without each of them.
+    """
+    n_sites, n_rows = len(errors) - 2, errors.shape[1]
+    is_other = (np.arange(n_sites) != place).astype(float)
+    gains = errors[1] - errors[2:]
+    own = np.zeros((3, n_sites))
+    own[:, place] = errors[0].sum(), errors[2 + place].sum(), n_rows
+    others = [
+        np.full(n_sites, errors[1].sum()),
+        errors[2:].sum(axis=1),
+        (gains**2).sum(axis=1),
+        gains.sum(axis=1) > 0,
+        np.full(n_sites, n_rows > 0),
+        np.full(n_sites, n_rows),
+    ]
+    return np.concatenate([is_other * np.array(others, dtype=float), own])
+
+
+def _harmful(found: _Measured) -> int | None:
+    """Return the place of the site that harms the others most, where one does; see above."""
+    tiny = np.finfo(float).tiny
+    gains = found.with_site - found.without_site
+    by_others = found.by_others / np.maximum(found.n_rows, 1.0)
+    there = found.n_rows > 0
+    usual = max(float(np.median(by_others[there])) if there.any() else 0.0, tiny)
+    harms = gains / np.maximum(found.without_site, tiny)
+    is_harmful = (
+        there
+        & (harms >= _LEAST_HARM)
+        & (gains >= _LEAST_Z * np.sqrt(found.squares))
+        & (found.n_better >= _LEAST_BETTER * found.n_others)
+        & (found.by_others >= _LEAST_USELESS * found.level_alone)
+        & (by_others >= _LEAST_OUTLYING * usual)
+    )
+    return int(np.argmax(np.where(is_harmful, harms, -np.inf))) if is_harmful.any() else None
+
+
+def _findings(
+    rows: ArrayRows, lower: Array, upper: Array, is_limited: np.ndarray, *, of_harmful: bool = False
+) -> Iterator[Finding]:
+    """Yield what of a site's columns and responses is far from what sites agree on."""
+    values = np.column_stack([rows.X, rows.y])
+    n_columns = rows.n_columns
+    for i in np.flatnonzero(upper > lower) if rows.n_rows else ():
+        own, place = values[:, i], int(i if i < n_columns else i - len(lower))
+        if not is_limited[i] and not (of_harmful and place < 0):
+            continue
+        spread, middle = upper[i] - lower[i], (upper[i] + lower[i]) / 2
+        low, median, high = np.quantile(own, [0.25, 0.5, 0.75])
+        ratio = (high - low if place < 0 else max(high - low, abs(median - middle))) / spread
+        codes, counts = np.unique(own[np.abs(own - middle) > _FAR * spread], return_counts=True)
+        most = int(counts.max(initial=0))
+        if max(_FEWEST_ALIKE, _LEAST_ALIKE * len(own)) <= most < len(own) / 2:
+            yield Finding(place, f"is {codes[counts.argmax()]:.10g} in {most} of {len(own)} rows: a code for missing?")
+        elif place < 0 and own.min() == own.max():
+            yield Finding(place, f"is {own[0]:.6g} in all {len(own)} rows: is it constant?")
+        elif ratio >= _OTHER_UNITS or (place < 0 and ratio <= 1 / _OTHER_UNITS):
+            yield Finding(place, f"is about {_rounded(ratio)} times the others': other units?")
+        elif place < 0 and abs(median - middle) > _OTHER_UNITS * spread:
+            yield Finding(place, f"is about {median:.3g} where the others' is about {middle:.3g}: is it shifted?")
+
+
+def _rounded(ratio: float) -> str:
+    return f"{float(f'{ratio:.1g}'):,.10g}"
+
+
+def _of_relation(fitted: Array, y: Array) -> Finding:
+    """Return how the response of a site that harms the others relates to what they would predict for it."""
+    fitted, y = fitted - fitted.mean(axis=0), y - y.mean(axis=0)
+    slope = float(np.vdot(fitted, y)) / max(float(np.vdot(fitted, fitted)), np.finfo(float).tiny)
+    if slope < -0.3:
+        return Finding(-1, "falls where the others' rises: is its sign changed?")
+    return Finding(-1, "has little to do with the columns as the others' has: are rows mixed up?")

@@ -1,0 +1,557 @@
+"""The first pass over rows, which finds their number, their bounds and a sample (reservoir sampling)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from ..errors import SettingsError
+from ..folds import HashOf
+from ..scaling import AnyScaling, Scaling, Unscaled
+from ..types import Array, Block
+
+SAMPLE_ROWS = 20_000
+_SAMPLE_STREAM = 1  # makes the sample's random numbers independent of the features' with the same seed
+
+
+def sampled(n_rows: int) -> int:
+    """Return the number of rows in a site's sample: all rows if they are few, otherwise at most half of them.
+
+    The difference between a sum over all rows and a sum over the sample is a sum over the other rows. These are then
+    as many as the sample, and not just a few rows.
+    """
+    return _within(SAMPLE_ROWS, n_rows)
+
+
+def _within(size: int, n_rows: int) -> int:
+    return n_rows if n_rows <= size else min(size, n_rows // 2)
+
+
+class Weighed(NamedTuple):
+    """Sums over the weights of rows.
+
+    Parameters
+    ----------
+    total : float
+        The sum of the weights: how many rows of weight 1 count as much.
+    squares : float
+        The sum of the squared weights.
+
+    Examples
+    --------
+    >>> equal, unequal = Weighed(total=100.0, squares=100.0), Weighed(total=100.0, squares=9_100.0)
+    >>> equal.n_effective, round(unequal.n_effective, 1)
+    (100.0, 1.1)
+    """
+
+    total: float
+    squares: float
+
+    @classmethod
+    def of(cls, block: Block) -> "Weighed":
+        """Return the sums over a block's weights."""
+        if block.weight is None:
+            return cls(float(block.n_rows), float(block.n_rows))
+        return cls(float(block.weight.sum()), float(block.weight @ block.weight))
+
+    def plus(self, more: "Weighed") -> "Weighed":
+        """Return the sums over these rows and some more."""
+        return Weighed(self.total + more.total, self.squares + more.squares)
+
+    @property
+    def n_effective(self) -> float:
+        """Kish's effective number of rows, (sum w)^2 / sum w^2: what guards count, at most the number of rows."""
+        return self.total**2 / self.squares if self.squares else 0.0
+
+
+class Survey:
+    """The number of rows, their bounds and a sample, from blocks that are added one after another.
+
+    The sample is Vitter's reservoir (Algorithm R, ACM Transactions on Mathematical Software 11, 1985). For row i,
+    counted from 0, one of i + 1 places is drawn; if the reservoir has that place, the row takes it. The sample does not
+    depend on the division into blocks.
+
+    Parameters
+    ----------
+    size : int, optional
+        The size of the sample; `SAMPLE_ROWS` by default.
+
+    Examples
+    --------
+    >>> survey = Survey(seed=0, size=2)
+    >>> survey.add(Block(np.arange(6.0).reshape(3, 2), np.zeros(3)))
+    >>> survey.n_rows, survey.expansion, survey.is_whole, survey.bounds.upper.tolist()
+    (3, 3.0, False, [4.0, 5.0, 0.0])
+    """
+
+    def __init__(self, seed: int, size: int | None = None) -> None:
+        self.n_rows = 0
+        self.weights = Weighed(0.0, 0.0)
+        self.size = SAMPLE_ROWS if size is None else size
+        self._rng = np.random.default_rng([seed, _SAMPLE_STREAM])
+        self._numbers = np.empty(self.size, dtype=np.int64)
+        self._reservoir: Block | None = None
+        self._lower: Array = np.array(np.inf)
+        self._upper: Array = np.array(-np.inf)
+
+    def add(self, block: Block) -> None:
+        """Take in some rows."""
+        if self._reservoir is None:
+            self._reservoir = _empty_like(block, self.size)
+        if not block.n_rows:
+            return
+        bounds = Scaling.of(block.X, block.y)
+        self._lower, self._upper = np.minimum(self._lower, bounds.lower), np.maximum(self._upper, bounds.upper)
+        numbers = self.n_rows + np.arange(block.n_rows)
+        places = np.floor(self._rng.random(block.n_rows) * (numbers + 1)).astype(np.int64)
+        places = np.where(numbers < self.size, numbers, places)
+        taken = places < self.size
+        for kept, part in zip(self._reservoir, block, strict=True):
+            if kept is not None and part is not None:
+                kept[places[taken]] = part[taken]
+        self._numbers[places[taken]] = numbers[taken]
+        self.n_rows += block.n_rows
+        self.weights = self.weights.plus(Weighed.of(block))
+
+    @property
+    def bounds(self) -> Scaling:
+        """The smallest and largest value of each column, followed by those of each output."""
+        return Scaling(self._lower, self._upper)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows are in the sample."""
+        return self.n_rows <= self.size
+
+    @property
+    def expansion(self) -> float:
+        """The number of rows that each row of the sample stands for."""
+        return self.n_rows / max(_within(self.size, self.n_rows), 1)
+
+    @cached_property
+    def sample(self) -> Block:
+        """The sample, in the order of the rows; it is final once all rows are added."""
+        n_sampled = _within(self.size, self.n_rows)
+        if n_sampled == min(self.n_rows, self.size):
+            return self.sample_so_far()
+        return self.sample_so_far().take(np.sort(self._rng.permutation(self.size)[:n_sampled]))
+
+    def sample_so_far(self) -> Block:
+        """Return the reservoir, that is, a sample of the rows added so far, in the order of the rows."""
+        assert self._reservoir is not None, "a survey of no block has no sample"
+        return self._reservoir.take(np.argsort(self._numbers[: min(self.n_rows, self.size)]))
+
+
+def _empty_like(block: Block, n_rows: int) -> Block:
+    """Return a block of `n_rows` uninitialised rows with the shapes and types of `block`."""
+    parts = (None if part is None else np.empty((n_rows, *part.shape[1:]), part.dtype) for part in block)
+    return Block(*parts)  # type: ignore[arg-type]
+
+
+_BLOCK_ROWS = 1 << 14  # the block size of passes that compute very little per row
+Admits = Callable[[Array], np.ndarray]
+
+
+class Rows(ABC):
+    """Rows of a site and their responses.
+
+    Attributes
+    ----------
+    n_columns : int
+    streamed : bool
+        Whether the rows are read in batches; `arrays` is then not available.
+    weighted : bool
+        Whether the rows have weights.
+    expansion : float
+        The number of rows of the site that each of these rows stands for; above 1 for a sample. It is not the weight of
+        a single row, which is in the `Block`.
+    seed : int
+        The seed of the sample.
+    hash_of : callable or None
+        How rows are hashed, where the sample is in the order of the hashes; see `in_order`.
+    """
+
+    n_columns: int
+    streamed: bool = False
+    weighted: bool = False
+    expansion: float = 1.0
+    seed: int = 0
+    hash_of: HashOf | None = None
+
+    @abstractmethod
+    def blocks(self, size: int) -> Iterator[Block]:
+        """Pass over all rows in blocks of at most `size` rows. There is at least one block; it may be empty."""
+
+    @cached_property
+    def survey(self) -> Survey:
+        """The number of rows, their bounds and a sample, from one pass."""
+        survey = Survey(self.seed)
+        for block in self.blocks(_BLOCK_ROWS):
+            survey.add(block)
+        return survey
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows."""
+        return self.survey.n_rows
+
+    @property
+    def knows_outputs(self) -> bool:
+        """Whether the number of outputs is known without reading rows."""
+        return True
+
+    @property
+    def n_outputs(self) -> int:
+        """The number of outputs: 1 where responses are a vector."""
+        shape = next(iter(self.blocks(_BLOCK_ROWS))).y.shape[1:]
+        return int(shape[0]) if shape else 1
+
+    @property
+    def n_effective(self) -> int:
+        """How many rows of equal weights these rows are worth: what guards count; see `dekrr.tables.rows.Weighed`."""
+        return min(self.n_rows, int(self.weights.n_effective + 1e-6)) if self.weighted else self.n_rows
+
+    @property
+    def weights(self) -> Weighed:
+        """The sums over the rows' weights; a row without a weight counts once."""
+        return self.survey.weights
+
+    @property
+    def bounds(self) -> Scaling:
+        """The smallest and largest value of each column, followed by those of each output."""
+        return self.survey.bounds
+
+    @property
+    def sample(self) -> "ArrayRows":
+        """All rows if they are few, otherwise a random sample without replacement; see `survey.sampled`."""
+        return self._sample if self.hash_of is None else self._sample_in_order
+
+    @property
+    def _sample(self) -> "ArrayRows":
+        return ArrayRows(*self.survey.sample, expansion=self.survey.expansion)
+
+    @cached_property
+    def _sample_in_order(self) -> "ArrayRows":
+        assert self.hash_of is not None
+        sample = self._sample
+        hashes = self.hash_of(sample.arrays()) if sample.hashes is None else sample.hashes
+        return ArrayRows(*sample.arrays(), expansion=sample.expansion, hashes=hashes).take(np.argsort(hashes))
+
+    def in_order(self, hash_of: HashOf) -> "Rows":
+        """Return the rows with a hash for each row of their sample, which is in the order of the hashes.
+
+        What is computed from the sample then does not depend on the order in which the site has its rows. Rows that
+        have hashes stay as they are.
+
+        Parameters
+        ----------
+        hash_of : callable
+            See `dekrr.folds`.
+        """
+        return self._hashed_by(hash_of)
+
+    def _hashed_by(self, hash_of: HashOf) -> Self:
+        if self.hash_of is not None:
+            return self
+        _ = self.sample  # from a pass over the rows that both objects would make
+        rows = object.__new__(type(self))
+        rows.__dict__.update(self.__dict__)
+        rows.hash_of = hash_of
+        return rows
+
+    def arrays(self) -> Block:
+        """Return all rows as arrays; rows that are read in batches raise `SettingsError`."""
+        if self.streamed:
+            raise SettingsError("rows that are read in batches are not available all at once: load them first")
+        return joined(list(self.blocks(_BLOCK_ROWS)))
+
+    def owned(self) -> "Rows":
+        """Return the rows in memory that no other object can write to; rows that are streamed stay as they are."""
+        return self
+
+    def mapped(self, function: Callable[[Block], Block]) -> "Rows":
+        """Return the rows with a function applied to each block."""
+        return _MappedRows(self, function)
+
+    def scaled(self, scaling: AnyScaling) -> "Rows":
+        """Return the rows in the units of `scaling`."""
+        if isinstance(scaling, Unscaled):
+            return self
+        return self.mapped(lambda block: block._replace(X=scaling.rows(block.X), y=scaling.responses(block.y)))
+
+    def admitted(self, admits: Admits) -> "Rows":
+        """Return the rows that may be in sums.
+
+        Parameters
+        ----------
+        admits : callable
+            Takes rows of shape (n_rows, n_columns) and returns a mask: True for rows that may be in sums.
+        """
+        return _AdmittedRows(self, admits)
+
+
+class ArrayRows(Rows):
+    """Rows in memory.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n_rows, n_columns)
+    y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+    weight : ndarray of shape (n_rows,), optional
+        The weight of each row; see `dekrr.types.Block`.
+    expansion : float, default=1.0
+        The number of rows of the site that each of these rows stands for.
+    seed : int, default=0
+        The seed of the sample.
+    hashes : ndarray of uint64, shape (n_rows,), optional
+        Of the rows as the site has them; they stay with the rows when these are scaled, or when something is taken off
+        their responses.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rows = ArrayRows(np.arange(6.0).reshape(3, 2), np.zeros(3))
+    >>> rows.n_rows, rows.bounds.upper.tolist(), [block.n_rows for block in rows.blocks(2)]
+    (3, [4.0, 5.0, 0.0], [2, 1])
+    """
+
+    def __init__(
+        self,
+        X: Array,
+        y: Array,
+        weight: Array | None = None,
+        *,
+        expansion: float = 1.0,
+        seed: int = 0,
+        hashes: np.ndarray | None = None,
+    ) -> None:
+        self._block = Block(X, y, weight)
+        self.hashes = hashes
+        self.weighted = weight is not None
+        self.n_columns = int(X.shape[1])
+        self.expansion = expansion
+        self.seed = seed
+
+    @property
+    def X(self) -> Array:
+        """The inputs, shape (n_rows, n_columns)."""
+        return self._block.X
+
+    @property
+    def y(self) -> Array:
+        """The responses, shape (n_rows,) or (n_rows, n_outputs)."""
+        return self._block.y
+
+    @property
+    def weight(self) -> Array | None:
+        """The weight of each row, shape (n_rows,); None where each counts once."""
+        return self._block.weight
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows."""
+        return self._block.n_rows
+
+    @property
+    def n_outputs(self) -> int:
+        """The number of outputs."""
+        return int(self.y.shape[1]) if self.y.ndim > 1 else 1
+
+    @property
+    def weights(self) -> Weighed:
+        """The sums over the rows' weights."""
+        return Weighed.of(self._block)
+
+    @property
+    def bounds(self) -> Scaling:
+        """The smallest and largest value of each column, followed by those of each output."""
+        return Scaling.of(self.X, self.y)
+
+    @property
+    def sample(self) -> "ArrayRows":
+        """All rows or a random sample; see `Rows.sample`."""
+        return self if self._is_sample else super().sample
+
+    def in_order(self, hash_of: HashOf) -> "ArrayRows":
+        """Return the rows with their hashes and in the order of these, if they are few; see `Rows.in_order`."""
+        if self.hashes is not None:
+            return self
+        if not self._is_sample:
+            return self._hashed_by(hash_of)
+        hashes = hash_of(self._block)
+        return self._like(self._block, hashes).take(np.argsort(hashes, kind="stable"))
+
+    @property
+    def _is_sample(self) -> bool:
+        """Whether the sample has all rows, because they are few."""
+        return sampled(self.n_rows) == self.n_rows
+
+    def arrays(self) -> Block:
+        """Return the arrays themselves."""
+        return self._block
+
+    def blocks(self, size: int) -> Iterator[Block]:
+        """Pass over the rows; blocks are views."""
+        for start in range(0, max(self.n_rows, 1), size):
+            yield self._block.take(slice(start, start + size))
+
+    def owned(self) -> "ArrayRows":
+        """Return the rows in memory that no other object can write to."""
+        if all(part.flags.owndata for part in self._block if part is not None):
+            return self
+        return self._like(self._block.copy(), self.hashes)
+
+    def mapped(self, function: Callable[[Block], Block]) -> Rows:
+        """Return the rows with a function applied: at once if they are few, otherwise block by block."""
+        return self._like(function(self._block), self.hashes) if self._is_sample else super().mapped(function)
+
+    def take(self, rows: np.ndarray | slice) -> "ArrayRows":
+        """Return the rows of a mask, of indices or of a slice."""
+        taken = self._like(self._block.take(rows), None if self.hashes is None else self.hashes[rows])
+        return taken if self.hash_of is None else taken.in_order(self.hash_of)
+
+    def admitted(self, admits: Admits) -> "ArrayRows":
+        """Return the rows that may be in sums; see `Rows.admitted`."""
+        return self.take(admits(self.X))
+
+    def _like(self, block: Block, hashes: np.ndarray | None) -> "ArrayRows":
+        return ArrayRows(*block, expansion=self.expansion, seed=self.seed, hashes=hashes)
+
+
+class _MappedRows(Rows):
+    def __init__(self, rows: Rows, function: Callable[[Block], Block]) -> None:
+        self._rows = rows
+        self._function = function
+        self.n_columns = rows.n_columns
+        self.streamed = rows.streamed
+        self.weighted = rows.weighted
+        self.expansion = rows.expansion
+
+    @property
+    def n_rows(self) -> int:
+        return self._rows.n_rows
+
+    @property
+    def n_outputs(self) -> int:
+        return self._rows.n_outputs
+
+    @property
+    def weights(self) -> Weighed:
+        return self._rows.weights
+
+    @cached_property
+    def _sample(self) -> ArrayRows:
+        sample = self._rows.sample
+        return ArrayRows(*self._function(sample.arrays()), expansion=sample.expansion, hashes=sample.hashes)
+
+    def blocks(self, size: int) -> Iterator[Block]:
+        return map(self._function, self._rows.blocks(size))
+
+
+class _AdmittedRows(Rows):
+    """The rows that a rule admits."""
+
+    def __init__(self, rows: Rows, admits: Admits) -> None:
+        self._rows = rows
+        self._admits = admits
+        self.n_columns = rows.n_columns
+        self.streamed = rows.streamed
+        self.weighted = rows.weighted
+        self.expansion = rows.expansion
+        self.seed = rows.seed
+        self.hash_of = rows.hash_of
+
+    @property
+    def n_outputs(self) -> int:
+        return self._rows.n_outputs
+
+    def blocks(self, size: int) -> Iterator[Block]:
+        for block in self._rows.blocks(size):
+            yield block.take(self._admits(block.X))
+
+
+class ChainedRows(Rows):
+    """Rows of several kinds, one after another.
+
+    Parameters
+    ----------
+    parts : sequence of Rows
+        All have the same columns. A chain among them is replaced by its own parts, so that chains of chains stay flat.
+    """
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self.parts: list[Rows] = []
+        for part in parts:
+            self.parts += part.parts if isinstance(part, ChainedRows) else [part]
+        self.n_columns = parts[0].n_columns
+        self.streamed = any(part.streamed for part in parts)
+        self.weighted = any(part.weighted for part in parts)
+        self.seed = parts[0].seed
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows."""
+        return sum(part.n_rows for part in self.parts)
+
+    @property
+    def n_outputs(self) -> int:
+        """The number of outputs."""
+        return self.parts[0].n_outputs
+
+    @property
+    def weights(self) -> Weighed:
+        """The sums over the rows' weights."""
+        total = self.parts[0].weights
+        for part in self.parts[1:]:
+            total = total.plus(part.weights)
+        return total
+
+    def blocks(self, size: int) -> Iterator[Block]:
+        """Pass over one part after another."""
+        for part in self.parts:
+            yield from part.blocks(size)
+
+
+def joined(blocks: Sequence[Block]) -> Block:
+    """Return the rows of all blocks as one block; empty blocks are ignored unless all are empty."""
+    filled = [block for block in blocks if block.n_rows] or list(blocks[:1])
+    if len(filled) == 1:
+        return filled[0]
+    if len({block.weight is None for block in filled}) > 1:  # rows without weights count once
+        filled = [
+            block if block.weight is not None else block._replace(weight=np.ones(block.n_rows)) for block in filled
+        ]
+    parts = (None if part[0] is None else np.concatenate(part) for part in zip(*filled, strict=True))
+    return Block(*parts)  # type: ignore[arg-type]
+
+
+class ForgottenRows(Rows):
+    """Rows that were not kept: all that is known of them is how many there were.
+
+    Parameters
+    ----------
+    weights : Weighed, optional
+        The sums of their weights, where they had some.
+    """
+
+    def __init__(self, n_rows: int, n_columns: int, weights: Weighed | None = None) -> None:
+        self._n_rows = n_rows
+        self.n_columns = n_columns
+        self.weighted = weights is not None
+        self._weights = weights
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there were."""
+        return self._n_rows
+
+    @property
+    def weights(self) -> Weighed:
+        """The sums of the rows' weights."""
+        return Weighed(float(self._n_rows), float(self._n_rows)) if self._weights is None else self._weights
+
+    def blocks(self, size: int) -> Iterator[Block]:
+        """Refuse."""
+        raise SettingsError("this needs the rows of the first fit, which were not kept: fit with store_rows=True")
