@@ -133,7 +133,9 @@ class Mesh:
         return process
 
     def events(self, name):
-        return [json.loads(line) for line in (self.home(name) / RECORD).read_text().splitlines()]
+        """Return what the record has; a line without its end is being written, and is not read yet."""
+        lines = (self.home(name) / RECORD).read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def model(self, name):
         return load(self.home(name) / MODEL)
