@@ -47,8 +47,8 @@ from dekrr.mesh.node import Node, link_of
 from dekrr.mesh.record import RECORD, Record
 from dekrr.mesh.session.events import Exchanged
 from dekrr.messages import Coefficients, encode, expect
-from dekrr.protocols.outcome import Outcome
 from dekrr.protocols.roll_call import roll_call
+from dekrr.protocols.run import Outcome
 from dekrr.protocols.site import Site
 from dekrr.scaling import UNSCALED
 from dekrr.tables.rows import ArrayRows

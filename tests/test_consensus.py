@@ -13,9 +13,9 @@ from conftest import tampered
 from dekrr.errors import MessageError
 from dekrr.messages import Branch, Census, Roll, Tally, Total
 from dekrr.networks.local import LocalNetwork
+from dekrr.protocols.dekrr import Progress
 from dekrr.protocols.preparation import agree_on_scaling
 from dekrr.protocols.roll_call import roll_call
-from dekrr.protocols.rounds import Progress
 from dekrr.protocols.site import Site
 from dekrr.protocols.spanning_tree import tree_result, tree_sum
 from dekrr.tables.rows import ArrayRows

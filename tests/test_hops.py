@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dekrr import hops
-from dekrr.hops import diameter_at_most
+from dekrr.protocols import roll_call
+from dekrr.protocols.roll_call import diameter_at_most
 
 GRAPHS = {
     "path": nx.path_graph(90),
@@ -41,7 +41,7 @@ def test_a_bound_is_never_too_low_and_parts_are_noticed(seed, n_sites, share):
 
 @pytest.mark.parametrize("words", [1, 3])
 def test_searches_in_several_batches_find_the_same(monkeypatch, words):
-    monkeypatch.setattr(hops, "_WORDS", words)
-    monkeypatch.setattr(hops, "_COLUMNS", 2)
+    monkeypatch.setattr(roll_call, "_WORDS", words)
+    monkeypatch.setattr(roll_call, "_COLUMNS", 2)
     for graph in GRAPHS.values():
         assert diameter_at_most(np.array(graph.edges), len(graph)) == nx.diameter(graph)

@@ -35,7 +35,7 @@ from dekrr.folds import RowHash
 from dekrr.intervals import BEYOND, N_BINS, Calibration, Scale, histogram, rows_for
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.home import left_by_shared, with_sum
-from dekrr.protocols.outcome import Part
+from dekrr.protocols.run import Part
 from dekrr.protocols.site import Site
 from dekrr.scaling import UNSCALED
 from dekrr.settings import ALONE

@@ -16,7 +16,7 @@ from dekrr import model as models
 from dekrr.data import make_sites
 from dekrr.features import FeatureMap
 from dekrr.model import FORMAT, Header, Member, SiteModel, members_of
-from dekrr.protocols.outcome import Outcome
+from dekrr.protocols.run import Outcome
 from dekrr.scaling import UNSCALED, Scaling
 from dekrr.settings import ALONE
 

@@ -13,8 +13,7 @@ from dekrr.data import make_sites
 from dekrr.messages import Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
-from dekrr.protocols.outcome import neighborhood_weights
-from dekrr.protocols.run import OWN_WEIGHTS, Tuning
+from dekrr.protocols.run import OWN_WEIGHTS, Tuning, neighborhood_weights
 from dekrr.selection import Greedy, Plain
 from dekrr.settings import ALONE, DeKRRSettings, TuningSettings, entries
 

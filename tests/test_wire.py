@@ -13,7 +13,7 @@ from dekrr.data import make_sites
 from dekrr.messages import Unchanged, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
-from dekrr.protocols.rounds import Listener, Sender
+from dekrr.protocols.dekrr import Listener, Sender
 from dekrr.selection import Plain
 from dekrr.settings import ALONE, DeKRRSettings, Wire
 from dekrr.settings import WIRE_PRECISIONS as PRECISIONS

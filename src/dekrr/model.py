@@ -24,7 +24,7 @@ from .intervals import Calibration, borrowed_text, too_few_text
 from .metrics import accuracy, rse
 from .parts.local import Home, WavesPart
 from .privacy.mechanism import Spent
-from .protocols.outcome import Outcome, neighborhood_weights
+from .protocols.run import Outcome, neighborhood_weights
 from .response import AS_IT_IS, NAMES, Response
 from .scaling import UNSCALED, AnyScaling, Scaling
 from .tables.columns import Column, Columns, is_frame

@@ -220,7 +220,7 @@ _LEARNER = rules.with_methods("fit", "predict", "get_params")
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True):
-    """How coefficients travel; see `dekrr.protocols.rounds`."""
+    """How coefficients travel; see `dekrr.protocols.dekrr`."""
 
     precision: Annotated[
         str, Setting("Precision of coefficients on the wire: 8, 4 or 1 bytes each.", one_of(*WIRE_PRECISIONS))

@@ -15,7 +15,7 @@ from ..labels import factorise, listed, places_of
 from ..metrics import excess
 from ..model import SiteModel
 from ..protocols.calibration import Predicted, Unseen, losses_of, measures_of
-from ..protocols.outcome import HeldOut, Outcome
+from ..protocols.run import HeldOut, Outcome
 from ..response import AS_IT_IS
 from ..tables.rows import Rows
 from ..types import Array

@@ -40,11 +40,10 @@ from ..networks.local import LocalNetwork
 from ..protocols import dekrr
 from ..protocols.baselines import allreduce, alone, dkla
 from ..protocols.online import go_on
-from ..protocols.outcome import Outcome
 from ..protocols.preparation import preparation_of
 from ..protocols.reading import MessageReader
 from ..protocols.roll_call import RollCall
-from ..protocols.run import Tuning
+from ..protocols.run import Outcome, Tuning
 from ..protocols.site import Inbox, Outbox, Procedure, Result, Site
 from ..protocols.training import SecondTraining, train
 from ..scaling import AnyScaling

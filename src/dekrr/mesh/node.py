@@ -25,8 +25,8 @@ from ..privacy.admission import Ledger
 from ..privacy.masks import Identity, Signer, Unsigned, derived_secret
 from ..privacy.mechanism import Vault
 from ..protocols.after_loss import KeptOnDisk, guarded
-from ..protocols.outcome import Outcome
 from ..protocols.reading import MessageReader
+from ..protocols.run import Outcome
 from ..protocols.site import Procedure, Site
 from ..tables.columns import Columns
 from . import keys

@@ -10,7 +10,7 @@ from ..messages import Offer
 from ..model import SiteModel
 from ..protocols import dekrr, training
 from ..protocols.calibration import keep_classes, keep_intervals
-from ..protocols.outcome import Outcome
+from ..protocols.run import Outcome
 from ..protocols.site import Procedure, Site
 from ..protocols.training import has_parts
 from ..settings import DeKRRSettings

@@ -8,8 +8,7 @@ import msgspec
 
 from ..protocols import training
 from ..protocols.baselines import allreduce, dkla
-from ..protocols.outcome import Outcome
-from ..protocols.run import Tuning
+from ..protocols.run import Outcome, Tuning
 from ..protocols.site import Procedure
 from ..response import Response
 from ..selection import CHOOSERS, Chooser

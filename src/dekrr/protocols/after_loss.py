@@ -20,8 +20,8 @@ from pathlib import Path
 from ..disk import create
 from ..errors import LossError
 from .masking import largest_exponents
-from .outcome import Outcome
 from .roll_call import RollCall
+from .run import Outcome
 from .site import Kept, Procedure, Site
 
 

@@ -29,8 +29,8 @@ from ..settings import DeKRRSettings
 from ..tables.rows import ArrayRows
 from ..types import Array
 from .masking import Agreement, Masks
-from .outcome import HeldOut, Outcome
 from .roll_call import RollCall
+from .run import HeldOut, Outcome
 from .site import Kept, Procedure, Site
 from .spanning_tree import tree_sum
 

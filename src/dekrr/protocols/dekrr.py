@@ -2,26 +2,40 @@
 
 Yang, He, He, Yang and Huang, Decentralized kernel ridge regression based on data-dependent random feature,
 IEEE Transactions on Neural Networks and Learning Systems, 2024. `train` is its Algorithm 1, with sums over
-rows in the place of lines 4 to 6, which send features of every row.
+rows in the place of lines 4 to 6, which send features of every row. Training, online updates and private runs all
+end in `rounds`.
+
+**How coefficients travel: in full, rounded, as small differences, or not at all.**
+
+A sender keeps what its neighbours know of its coefficients. "single" sends them rounded to 4 bytes. "int8" sends the
+difference to what is known, in 255 steps of its largest entry; what rounding leaves out is part of the next
+difference, so that the error goes to zero with the steps. A censored sender stays silent while it has moved less
+than a threshold that falls with the rounds (Xu et al., COKE, Journal of Machine Learning Research 22, 2021).
+
+All sites stop in the same round, once the largest residual of all is small enough.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ..messages import Offer
+import numpy as np
+
+from ..errors import DekrrError, MessageError, SettingsError
+from ..messages import AnyMessage, Coefficients, Offer, Unchanged, expect_kind, expect_senders, expect_shape
 from ..scaling import AnyScaling
 from ..selection import Chooser
-from ..settings import DeKRRSettings
+from ..settings import DeKRRSettings, Wire
 from ..settings import check as check_settings
-from ..solvers import make_solver
+from ..solvers import SiteSystem, make_solver
+from ..types import Array
 from .choosing import ALLOCATIONS, choose, exchange_maps, read_offers, sized
 from .cross_validation import tuned
 from .exchange import exchange_of
-from .masking import Agreement, Masking
-from .outcome import Outcome
+from .masking import MOST_FLOODED, Agreement, MaskedRounds, Masking, OpenRounds, fewest_of, products_of, unit_of
 from .preparation import preparation_of
 from .roll_call import RollCall
-from .rounds import rounds
-from .run import Run, Start, Tuning, equal_outputs, weigh_rows
+from .run import Outcome, Run, SetUp, Start, Tuning, equal_outputs, weigh_rows
 from .site import Procedure, Site
 
 
@@ -131,3 +145,232 @@ def with_features(site: Site, offer: Offer, chooser: Chooser, settings: DeKRRSet
     """Return the site with the features that it once offered its neighbours."""
     offers = read_offers(site, {site.name: offer}, site.rows.n_columns, plan(chooser, settings))
     return replace(site, feature_map=offers.maps[site.name])
+
+
+class Sender:
+    """A site's coefficients as its neighbours know them.
+
+    Parameters
+    ----------
+    known : ndarray of shape (n_features,)
+        What neighbours know before the first message.
+    """
+
+    def __init__(self, wire: Wire, known: Array) -> None:
+        self._wire = wire
+        self.known = known
+
+    def message(self, coefficients: Array, rounds: int, progress: tuple[float, ...]) -> Coefficients | Unchanged:
+        """Return the message of this round, and remember what neighbours know after it."""
+        wire = self._wire
+        if wire.censor_start and self._moved(coefficients) < wire.censor_start * wire.censor_decay**rounds:
+            return Unchanged(progress)
+        if wire.precision == "int8":
+            moved = coefficients - self.known
+            step = float(np.abs(moved).max()) / 127 or 1.0
+            steps = np.rint(moved / step).astype(np.int8)
+            self.known = self.known + step * steps
+            return Coefficients(steps, progress, step)
+        values = coefficients.astype(np.float32) if wire.precision == "single" else coefficients
+        self.known = values.astype(np.float64, copy=False)
+        return Coefficients(values, progress)
+
+    def _moved(self, coefficients: Array) -> float:
+        return float(np.linalg.norm(coefficients - self.known))
+
+
+class Listener:
+    """What a site knows of its neighbours' coefficients.
+
+    Parameters
+    ----------
+    known : mapping of neighbour to ndarray of shape (n_features,)
+        Before the first message.
+    """
+
+    def __init__(self, known: Mapping[str, Array]) -> None:
+        self.known = dict(known)
+
+    def hear(self, inbox: Mapping[str, AnyMessage]) -> dict[str, tuple[float, ...]]:
+        """Take in a round's messages and return what they say about progress."""
+        expect_senders(inbox, self.known)
+        shares = {}
+        for p, message in inbox.items():
+            if not isinstance(message, (Coefficients, Unchanged)):
+                message = expect_kind(p, message, Coefficients)
+            if isinstance(message, Coefficients):
+                values, known = message.values, self.known[p]
+                expect_shape(p, message, "values", known.shape)
+                if values.dtype.kind == "i":
+                    self.known[p] = known + message.step * values
+                else:
+                    self.known[p] = values.astype(np.float64, copy=False)
+            shares[p] = message.progress
+        return shares
+
+
+_AT_A_TIME = 2  # rounds whose largest residual travels
+
+
+class Progress:
+    """Decides, at all sites in the same round, whether the largest residual is small enough.
+
+    Every site's residual and scale (what the residual is relative to) ride on the message of the next exchange. Each
+    site passes on the largest of that round that it has heard. After `diameter` exchanges that is the largest of all
+    sites. The largest residuals of two rounds travel at a time, so that every (diameter / 2)th round may be the last.
+
+    Parameters
+    ----------
+    tol : float
+        Settled when the largest residual is at most `tol` times the largest scale; 0 never settles.
+    """
+
+    def __init__(self, diameter: int, tol: float) -> None:
+        self._diameter = diameter
+        self._tol = tol
+        self._interval = max(1, -(-diameter // _AT_A_TIME))
+        self._exchanges = 0
+        self.share: tuple[float, ...] = ()  # what rides on the next message: residual, scale, newest round first
+        self.relative = np.inf
+        self.settled = False
+
+    def after_exchange(self, own: tuple[float, float], neighbors: Mapping[str, tuple[float, ...]]) -> None:
+        """Take in what the neighbours passed on and this site's (residual, scale) after this exchange."""
+        due = len(self.share)
+        for sender, share in neighbors.items():
+            if len(share) != due:
+                raise MessageError(f"site {sender!r} sent {len(share)} numbers about progress, expected {due}", sender)
+        heard = tuple(map(max, self.share, *neighbors.values())) if neighbors else self.share
+        newest = self._exchanges % self._interval
+        if newest == 0:
+            heard = own + heard
+        oldest = newest + (len(heard) // 2 - 1) * self._interval
+        if oldest == self._diameter:
+            *others, residual, scale = heard
+            heard = tuple(others)
+            self.relative = residual / scale if scale > 0 else 0.0
+            self.settled = self._tol > 0 and self.relative <= self._tol
+        self.share = heard
+        self._exchanges += 1
+
+
+_SUDDEN = 0.01  # of the last round's residual: less may be an accident of this round
+
+
+def assemble(ready: SetUp, run: Run) -> SiteSystem:
+    """Return the site's block row of the linear system (lines 7 and 8)."""
+    return ready.system(run.settings.alpha, run.settings.consensus)
+
+
+def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = None) -> Procedure[Outcome]:
+    """Assemble the block row, exchange coefficients and update them until all sites stop together (lines 7 to 14).
+
+    Sums that are not kept are given up before the first exchange.
+
+    All sites may start from 0. Then no site has to be told so, and the first round goes without an exchange.
+
+    The residual that decides is this round's, or the last one's where this round's is next to nothing against it:
+    Chebyshev's rises again. Where sites do not depend on each other it is 0 in every other round. On a wire that rounds
+    coefficients or leaves them out, what neighbours cannot see of this site's coefficients is added.
+
+    Parameters
+    ----------
+    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs), optional
+        Where the site starts; None has all sites start from 0, and an empty array this site.
+    """
+    settings, from_zero = run.settings, coefficients is None
+    system = assemble(ready, run)
+    row, hessian = system.row, system.row.hessian.copy()
+    if coefficients is None or not coefficients.size:
+        coefficients = np.zeros_like(row.right_side)
+    state = run.solver.start(system, coefficients)
+    del system
+    speaker = yield from _speaker(start, ready, run)
+    if not run.keep_sums:
+        ready = ready.without_sums()
+    outcome = Outcome(
+        ready.roster,
+        start.scaling,
+        ready.own_map,
+        state.coefficients,
+        neighbor_maps=ready.maps,
+        own_weight=settings.own_weight,
+        tuned=run.tuned,
+        ready=ready if run.keep_sums else None,
+        privacy=ready.spent,
+        admission=start.site.admission,
+        hessian=hessian,
+        settled=False,
+    )
+    outputs = state.coefficients.shape[1:]
+    last_length = 0.0
+    progress = Progress(ready.roster.diameter, settings.tol)
+    scale = float(np.linalg.norm(row.right_side))
+    sender = Sender(settings.wire, state.coefficients if from_zero else np.zeros_like(state.coefficients))
+    listener = Listener({p: np.zeros((known.n_features, *outputs)) for p, known in ready.maps.items()})
+    outcome.neighbor_coefficients = listener.known
+    most = yield from _most_rounds(start, ready, run, int(np.prod(outputs)), from_zero=from_zero)
+    for k in range(most + 1):
+        outcome.coefficients, outcome.rounds = state.coefficients, k
+        shares: dict[str, tuple[float, ...]] = {}
+        pull: Array | float = 0.0
+        if k or not from_zero:
+            message = sender.message(state.coefficients, k, progress.share)  # line 10
+            inbox, pull = speaker.read((yield speaker.outbox(message, sender.known)))
+            shares = listener.hear(inbox)  # line 11
+        residual = row.residual(state.coefficients, listener.known) + pull
+        length = math.sqrt(np.vdot(residual, residual))
+        if not math.isfinite(length):
+            raise _overflow({**listener.known, "": state.coefficients})
+        if sender.known is not state.coefficients:
+            length += speaker.behind * row.unseen(state.coefficients - sender.known)
+        is_sudden = bool(shares) and length <= _SUDDEN * last_length
+        progress.after_exchange((last_length if is_sudden else length, scale), shares)
+        last_length = length
+        outcome.objective_shares.append(row.objective_share(state.coefficients, residual))
+        outcome.settled, outcome.relative_residual = progress.settled, progress.relative
+        start.site.kept.outcome = outcome  # no sums are to come: a loss leaves it as it is
+        if run.keep_path:
+            outcome.path.append(state.coefficients)
+        if progress.settled or k == most:  # line 14
+            break
+        state = run.solver.update(state, residual)  # lines 12 and 13
+    if most < settings.max_rounds and not outcome.settled:
+        outcome.ended_by = "masks: with more rounds, neighbours could solve for the sums of single sites"
+    return outcome
+
+
+def _most_rounds(start: Start, ready: SetUp, run: Run, n_outputs: int, *, from_zero: bool) -> Procedure[int]:
+    """Return how many rounds there are at most, the same at all sites.
+
+    Every product of a round is a linear equation for C_jp of the neighbours p of a site j. As long as there are no more
+    than the fewest features of a site, every combination of them has a part of each neighbour. So whoever has the
+    products of j, and all that all but two of its neighbours know, has no product of one of the two.
+    """
+    if start.masking is None:
+        return run.settings.max_rounds
+    masks = yield from start.masking.agreed()
+    own = MOST_FLOODED
+    if run.settings.lone_neighbor == "refuse":
+        fewest = min(known.n_features for known in (ready.own_map, *ready.maps.values()))
+        own = max(0, (fewest - masks.n_products) // n_outputs - (not from_zero))
+    most = yield from fewest_of(start.site, ready.roster, own)
+    return run.settings.max_rounds if most == MOST_FLOODED else min(most, run.settings.max_rounds)
+
+
+def _speaker(start: Start, ready: SetUp, run: Run) -> Procedure[OpenRounds | MaskedRounds]:
+    """Return how coefficients are sent: alone, or with masked products where the block row has no C_jp."""
+    if start.masking is None:
+        return OpenRounds(start.site)
+    masks = yield from start.masking.agreed()
+    products = {p: products_of(sums.cross, ready.maps[p], len(ready.maps)) for p, sums in ready.sent.items()}
+    units = unit_of(ready.own_map).reshape(-1, *[1] * (ready.own.moment.ndim - 1))
+    return MaskedRounds(masks, products, units, run.settings.consensus / ready.roster.n_counted)
+
+
+def _overflow(known: Mapping[str, Array]) -> DekrrError:
+    """Return the error for a residual that is not finite, by who has the largest coefficients: "" is this site."""
+    largest = max(known, key=lambda p: float(np.abs(known[p]).max()))
+    if not largest:
+        return SettingsError("the iteration does not converge; raise alpha, or scale rows and responses")
+    return MessageError(f"site {largest!r} sent coefficients so large that nothing can be computed from them", largest)

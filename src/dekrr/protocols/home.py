@@ -43,9 +43,8 @@ from ..parts.local import N_CANDIDATES, Candidates, Home, LocalPart, error_produ
 from ..settings import DeKRRSettings
 from ..tables.rows import ArrayRows
 from ..types import Array, Block
-from .outcome import Outcome, Part
 from .roll_call import Roster
-from .run import Start
+from .run import Outcome, Part, Start
 from .site import Procedure, Site
 from .spanning_tree import tree_result, tree_sum
 

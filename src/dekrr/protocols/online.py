@@ -21,12 +21,10 @@ from ..selection import Chooser
 from ..settings import DeKRRSettings
 from ..tables.rows import Rows
 from .choosing import check_degrees, choose_alone, offer_of, read_offers
-from .dekrr import agreement_of, plan, start_of
+from .dekrr import agreement_of, plan, rounds, start_of
 from .exchange import ExactSums, sum_up
-from .outcome import Outcome
 from .roll_call import RollCall
-from .rounds import rounds
-from .run import Offers, Run, SetUp, Start, weigh_rows
+from .run import Offers, Outcome, Run, SetUp, Start, weigh_rows
 from .site import Procedure, Site
 
 

@@ -20,7 +20,7 @@ from ..messages import (
     Unchanged,
 )
 from . import roll_call
-from .outcome import Outcome
+from .run import Outcome
 
 _EXACT = frozenset({Roll, Census, RawColumns, Bounds, Shortlist, Chosen, Features})
 _LONGEST_CENSUS = 6  # exchanges a site

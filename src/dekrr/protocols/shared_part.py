@@ -58,9 +58,8 @@ from ..statistics import (
 from ..tables.rows import ArrayRows, Rows
 from ..types import Array
 from .masking import unit_of, unit_of_gram
-from .outcome import Part
 from .roll_call import Roster
-from .run import Run, Start
+from .run import Part, Run, Start
 from .site import Procedure
 from .spanning_tree import BranchSums, SparseSums, tree_result, tree_sum
 

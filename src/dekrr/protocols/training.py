@@ -27,8 +27,7 @@ from ..settings import DeKRRSettings
 from . import dekrr
 from .calibration import PARTS, Keep, calibrate, refusal_of_second
 from .home import fit_home, fit_private_home
-from .outcome import Outcome, Part
-from .run import Run, Tuning
+from .run import Outcome, Part, Run, Tuning
 from .shared_part import (
     agree_on_scales,
     agree_on_spreads,

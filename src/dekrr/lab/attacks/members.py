@@ -28,7 +28,7 @@ from ...privacy.masks import FixedPoint, revealed
 from ...protocols import dekrr
 from ...protocols.choosing import read_features
 from ...protocols.masking import ROOM, unit_of_gram
-from ...protocols.outcome import Outcome
+from ...protocols.run import Outcome
 from ...protocols.site import Procedure, Site
 from ...settings import DeKRRSettings
 from ...statistics import pull, unpack_symmetric

@@ -12,8 +12,7 @@ from ...networks.base import Delivery
 from ...networks.local import LocalNetwork
 from ...privacy.admission import prove
 from ...protocols import dekrr
-from ...protocols.outcome import Outcome
-from ...protocols.run import Tuning
+from ...protocols.run import Outcome, Tuning
 from ...protocols.site import Procedure, Site
 from ...selection import Chooser
 from ...settings import DeKRRSettings

@@ -21,8 +21,7 @@ from ...protocols import dekrr
 from ...protocols.choosing import read_features
 from ...protocols.cross_validation import rounds_of
 from ...protocols.online import go_on
-from ...protocols.outcome import Outcome
-from ...protocols.run import Tuning
+from ...protocols.run import Outcome, Tuning
 from ...protocols.site import Procedure, Site
 from ...selection import Plain
 from ...settings import DeKRRSettings

@@ -36,7 +36,7 @@ from ...metrics import rse
 from ...model import Member
 from ...networks.base import Delivery
 from ...networks.local import LocalNetwork
-from ...protocols.outcome import Outcome, neighborhood_weights
+from ...protocols.run import Outcome, neighborhood_weights
 from ...scaling import Scaling
 from ...selection import CHOOSERS, Chooser, Plain
 from ...settings import ALONE

@@ -20,7 +20,7 @@ from ...mesh.session.events import Event, Listener, Unconfirmed
 from ...mesh.session.frames import Data, frame_decoder
 from ...mesh.session.journal import MemoryJournal
 from ...messages import Offer
-from ...protocols.outcome import Outcome
+from ...protocols.run import Outcome
 
 __all__ = ["Crash", "Ending", "Faults", "FaultyNetwork", "Outage", "draw_faults"]
 

@@ -13,8 +13,8 @@ from ...errors import DataError
 from ...networks.base import Delivery
 from ...networks.local import LocalNetwork
 from ...privacy.admission import learn
-from ...protocols.outcome import Outcome
 from ...protocols.preparation import agree_on_columns
+from ...protocols.run import Outcome
 from ...protocols.site import Procedure, Site
 from ...tables.columns import Columns
 from ...tables.rows import ArrayRows, Rows

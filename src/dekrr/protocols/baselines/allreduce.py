@@ -14,7 +14,7 @@ from ...solvers import cholesky
 from ...statistics import pack_symmetric, unpack_symmetric
 from ...types import Array
 from ..masking import Masking, Masks, unit_of, unit_of_gram
-from ..outcome import Outcome
+from ..run import Outcome
 from ..site import Procedure, Site
 from ..spanning_tree import tree_sum
 from .shared import Prepared, prepare

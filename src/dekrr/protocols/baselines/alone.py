@@ -8,8 +8,7 @@ from ...settings import AllReduceSettings, DeKRRSettings
 from ..choosing import sized
 from ..cross_validation import tune
 from ..dekrr import begin, plan
-from ..outcome import Outcome
-from ..run import Tuned, Tuning
+from ..run import Outcome, Tuned, Tuning
 from ..site import Procedure, Site
 from . import allreduce
 

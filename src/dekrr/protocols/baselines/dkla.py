@@ -18,8 +18,8 @@ from ...features import FeatureMap
 from ...selection import Chooser
 from ...settings import DKLASettings, Wire
 from ...types import Array
-from ..outcome import Outcome
-from ..rounds import Listener, Progress, Sender
+from ..dekrr import Listener, Progress, Sender
+from ..run import Outcome
 from ..site import Procedure, Site
 from .shared import Prepared, prepare
 
