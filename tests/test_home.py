@@ -262,5 +262,18 @@ def test_rows_of_files_have_the_model_of_rows_in_memory(fitted, tmp_path):
         np.testing.assert_allclose(streamed.models_[site].predict(rows), model.predict(rows), atol=1e-9)
 
 
+@pytest.mark.parametrize("prediction", ["own", "neighborhood"])
+def test_without_a_shared_part_the_mean_of_responses_does_not_matter(prediction):
+    """What the parts would predict for unseen rows is in the units of scaled responses, whose middle is 0."""
+    errors = [
+        DeKRRRegressor(shared=None, prediction=prediction, **SMALL)
+        .fit(X, y + mean, sites=SITES)
+        .rse(X_NEW, Y_NEW + mean, sites=SITES_NEW)
+        for mean in (0.0, 100.0)
+    ]
+    assert errors[1] == pytest.approx(errors[0], abs=0.02)
+    assert errors[0] < 0.5
+
+
 def test_no_level_is_no_level():
     assert NO_LEVEL == RATIOS[-1] == np.inf

@@ -338,8 +338,11 @@ def _unseen(outcome: Outcome, rows: ArrayRows, block: Block, left: Left, predict
     """
     shape = (rows.n_rows, -1)
     unit = outcome.unit(block.y)
-    errors = (left.rows.y / unit).reshape(shape)  # what the shared part leaves
     y = block.y.reshape(shape)
+    errors, without = (
+        y if outcome.shared is None else (one.y / unit).reshape(shape)  # what the shared part leaves
+        for one in (left.rows, left.without_row())
+    )
     own = outcome.feature_map.apply(block.X, outcome.coefficients).reshape(shape)
     features = outcome.feature_map(block.X)
     assert outcome.hessian is not None
@@ -355,7 +358,7 @@ def _unseen(outcome: Outcome, rows: ArrayRows, block: Block, left: Left, predict
     of_neighbors = np.mean(
         [known.apply(block.X, outcome.neighbor_coefficients[p]) for p, known in outcome.neighbor_maps.items()], axis=0
     )
-    return with_own, y - (left.without_row().y / unit).reshape(shape) + of_neighbors.reshape(shape)
+    return with_own, y - without + of_neighbors.reshape(shape)
 
 
 def _own_weight(own: Array, neighbors: Array, y: Array, weight: Array | None, prior: float) -> float:
