@@ -101,11 +101,14 @@ def mixed(X: np.ndarray, y: np.ndarray, site: np.ndarray, new: np.ndarray, new_s
     """Return the predictions of a linear mixed model with a random intercept for each site, by REML."""
     from statsmodels.regression.mixed_linear_model import MixedLM
 
-    X, new = (np.column_stack((np.ones(len(rows)), rows)) for rows in standardised(X, new))
-    varies = np.append(True, X[:, 1:].std(axis=0) > 0)
-    found = MixedLM(y, X[:, varies], groups=site).fit(reml=True)
-    level = {j: float(np.ravel(effect)[0]) for j, effect in found.random_effects.items()}
-    return new[:, varies] @ found.fe_params + np.array([level.get(j, 0.0) for j in new_site])
+    X, new = standardised(X, new)
+    _, sizes, axes = np.linalg.svd(X, full_matrices=False)  # REML asks for columns that do not follow from each other
+    axes = axes[sizes > 1e-6 * sizes[0]].T
+    X, new = (np.column_stack((np.ones(len(rows)), rows @ axes)) for rows in (X, new))
+    middle, spread = y.mean(), y.std()
+    found = MixedLM((y - middle) / spread, X, groups=site).fit(reml=True)
+    level = {j: float(np.ravel(effect)[0]) for j, effect in found.random_effects.items()} if found.cov_re.item() else {}
+    return np.asarray(middle + spread * (new @ found.fe_params + np.array([level.get(j, 0.0) for j in new_site])))
 
 
 def ridge(X: np.ndarray, y: np.ndarray, new: np.ndarray) -> np.ndarray:

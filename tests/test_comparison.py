@@ -73,3 +73,16 @@ def test_tuned_trees_of_pooled_rows_know_the_site(comparison, monkeypatch):
     monkeypatch.setattr(comparison, "rows_of", lambda name, directory: ((X, y, sites), (X, y, sites)))
     for method in ("trees:pooled", "trees:sites", "ridge:pooled"):
         assert comparison.measured(method, "made", 0, None)["own"] < 0.02
+
+
+def test_mixed_models_are_fitted_where_columns_follow_from_each_other(benchmark_named):
+    """REML needs columns that do not: the sum of two takes nothing away. Sites that do not differ have no levels."""
+    pytest.importorskip("statsmodels")
+    module = benchmark_named("real_sites")
+    rng = np.random.default_rng(0)
+    X, site = rng.normal(size=(400, 2)), np.arange(400) % 8
+    X = np.column_stack((X, X.sum(axis=1), np.ones(400)))
+    for size in (3.0, 0.0):
+        y = 50 + 2 * X[:, 0] - X[:, 1] + size * site + 0.1 * rng.normal(size=400)
+        predicted = module.mixed(X[:300], y[:300], site[:300], X[300:], site[300:])
+        assert module.rse(y[300:], predicted) < 0.01
