@@ -254,11 +254,26 @@ def problem_of(task: FitTask, directory: str | os.PathLike[str] | None = None) -
     if task.splits == "authors":
         split = _authors(task.data, folder, authors_division(task.experiment, task.partition))
         return FitProblem(split, *split.kernel)
-    key = (task.data, folder, task.partition, task.n_sites, task.mix, task.n_rows, task.split_seed)
-    split = _own_split(*key, honest=task.protocol == "honest", n_neighbors=task.n_neighbors)
+    drawn = _Drawn(
+        task.data, folder, task.partition, task.n_sites, task.n_neighbors, task.mix, task.n_rows, task.split_seed
+    )
+    split = _own_split(drawn, honest=task.protocol == "honest")
     if task.protocol == "paper":
         return FitProblem(split, PAPER[task.data].sigma, PAPER[task.data].alpha)
-    return FitProblem(split, *_tuned(*key, n_neighbors=task.n_neighbors))
+    return FitProblem(split, *_tuned(drawn))
+
+
+class _Drawn(NamedTuple):
+    """What a division of rows of our own depends on."""
+
+    name: str
+    directory: str | None
+    how: str
+    n_sites: int
+    n_neighbors: int
+    mix: float
+    n_rows: int
+    seed: int
 
 
 _authors = lru_cache(maxsize=4)(authors_split)
@@ -266,45 +281,25 @@ _load = lru_cache(maxsize=2)(load)
 
 
 @lru_cache(maxsize=4)
-def _own_split(
-    name: str,
-    directory: str | None,
-    how: str,
-    n_sites: int,
-    mix: float,
-    n_rows: int,
-    seed: int,
-    *,
-    honest: bool,
-    n_neighbors: int,
-) -> Split:
-    X, y = _load(name, directory)
-    if 0 < n_rows < len(y):
-        rows = np.sort(np.random.default_rng(seed).permutation(len(y))[:n_rows])
+def _own_split(drawn: _Drawn, *, honest: bool) -> Split:
+    X, y = _load(drawn.name, drawn.directory)
+    if 0 < drawn.n_rows < len(y):
+        rows = np.sort(np.random.default_rng(drawn.seed).permutation(len(y))[: drawn.n_rows])
         X, y = X[rows], y[rows]
     scaling = Scaling.of(X, y)
-    sites = partition(how, scaling.rows(X), scaling.responses(y), n_sites=n_sites, mix=mix, random_state=seed)
-    train = halves(sites, random_state=seed)
+    inputs, responses = scaling.rows(X), scaling.responses(y)
+    sites = partition(drawn.how, inputs, responses, n_sites=drawn.n_sites, mix=drawn.mix, random_state=drawn.seed)
+    train = halves(sites, random_state=drawn.seed)
     if honest:
         scaling = Scaling.of(X[train], y[train])
     X, y = scaling.rows(X), scaling.responses(y)
-    return Split(X[train], y[train], sites[train], X[~train], y[~train], sites[~train], n_neighbors=n_neighbors)
+    return Split(X[train], y[train], sites[train], X[~train], y[~train], sites[~train], n_neighbors=drawn.n_neighbors)
 
 
 @lru_cache(maxsize=4)
-def _tuned(
-    name: str,
-    directory: str | None,
-    how: str,
-    n_sites: int,
-    mix: float,
-    n_rows: int,
-    seed: int,
-    *,
-    n_neighbors: int,
-) -> tuple[float, float]:
-    split = _own_split(name, directory, how, n_sites, mix, n_rows, seed, honest=True, n_neighbors=n_neighbors)
-    return choose_kernel(split.X, split.y, seed)
+def _tuned(drawn: _Drawn) -> tuple[float, float]:
+    split = _own_split(drawn, honest=True)
+    return choose_kernel(split.X, split.y, drawn.seed)
 
 
 def choose_kernel(X: Array, y: Array, seed: int) -> tuple[float, float]:
