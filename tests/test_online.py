@@ -3,17 +3,23 @@
 import pickle
 import weakref
 from dataclasses import replace
+from unittest import mock
 
 import networkx as nx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import Ridge
 
 from dekrr import DataError, DeKRRRegressor, GreedySelector, SettingsError, TopologyError
 from dekrr.data import make_sites
+from dekrr.errors import DekrrWarning
 from dekrr.estimators.network import run, sites_of
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr, training
 from dekrr.protocols.online import go_on
+from dekrr.protocols.shared_part import solve_shared
 from dekrr.protocols.site import Site
 from dekrr.selection import Greedy
 from dekrr.settings import ALONE, DeKRRSettings
@@ -92,6 +98,75 @@ def test_a_site_leaves(store_rows):
     same(regressor, trained_again(regressor, X[stay], y[stay], SITES[stay]))
     with pytest.raises(DataError, match="unknown sites"):
         regressor.predict(X[:1], sites=["station 02"])
+
+
+BOUNDS = [*X.min(axis=0), -4.0], [*X.max(axis=0), 4.0]  # public: folds are made by rows that are not scaled
+PARTS = {"n_features": 8, "bounds": BOUNDS, "shared": 30, "local": Ridge(1e-3), "exclude": None, "intervals": False}
+PARTS |= {"tol": 1e-13, "max_rounds": 5000, "store_rows": True}
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 2**16), st.sampled_from(sorted(set(SITES))), st.booleans(), st.sampled_from(["auto", 3.0, None]))
+def test_a_site_leaves_all_parts(seed, leaver, is_weighted, site_effect):
+    """The model is that of the others' rows with the same features, scales and ridge: to the last digits."""
+    rng = np.random.default_rng(seed)
+    y_here = y + 0.5 * np.unique(SITES, return_inverse=True)[1]
+    weight = rng.uniform(0.5, 2.0, len(y)) if is_weighted else None
+    regressor = DeKRRRegressor(**PARTS, site_effect=site_effect, random_state=seed)
+    regressor.fit(X, y_here, sites=SITES, sample_weight=weight).remove_site(leaver)
+    outcomes = regressor._standing.outcomes
+    assert leaver not in outcomes
+
+    # The shared part and levels, as one regression whose columns are features and sites.
+    stay, labels = leaver != SITES, regressor.sites_
+    part, scaling = outcomes[labels[0]].shared, outcomes[labels[0]].scaling
+    Z = part.feature_map(scaling.rows(X[stay]))
+    has_levels = site_effect is not None and np.isfinite(part.ratio)
+    design = np.hstack([Z, SITES[stay, None] == labels]) if has_levels else Z
+    weights = np.ones(stay.sum()) if weight is None else weight[stay]
+    penalty = np.full(design.shape[1], part.ridge * weights.sum())
+    penalty[Z.shape[1] :] = part.ratio * weights.mean()
+    root = np.sqrt(weights)
+    stacked = np.vstack([design * root[:, None], np.diag(np.sqrt(penalty))])
+    y_scaled = scaling.responses(y_here[stay])
+    solution = np.linalg.lstsq(stacked, np.append(y_scaled * root, np.zeros(len(penalty))), rcond=None)[0]
+    ours = [Z[SITES[stay] == name] @ part.coefficients + outcomes[name].shared.level for name in labels]
+    theirs = [(design @ solution)[SITES[stay] == name] for name in labels]
+    np.testing.assert_allclose(np.concatenate(ours), np.concatenate(theirs), rtol=0, atol=1e-9)
+
+    # All parts, by training the others from nothing.
+    def given_part(start, run, *_, **__):
+        return (yield from solve_shared(start, run, part.feature_map, part.ridge, part.ratio, settled=True))
+
+    fixed = {"column_scales": tuple(outcomes[labels[0]].column_scales)}
+    chosen = regressor.run_settings(site_effect=site_effect and 1.0, weighted=is_weighted, **fixed)
+    chooser, pick = regressor._choosing().chooser(8), {name: name == SITES for name in labels}
+    rows = {name: ArrayRows(X[own], y_here[own], None if weight is None else weight[own]) for name, own in pick.items()}
+    made = sites_of(rows, regressor.graph_, seed=regressor._standing.seed)
+    made = {name: replace(site, feature_map=outcomes[name].feature_map) for name, site in made.items()}
+    with mock.patch.object(training, "fit_shared", given_part):
+        expected = run(made, lambda _, site: training.train_parts(site, chooser, chosen)).outcomes
+    for name in labels:
+        for elsewhere in (False, True):
+            ours, theirs = (one[name].predicted(X, "neighborhood", elsewhere=elsewhere) for one in (outcomes, expected))
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-8)
+
+
+def test_which_sites_can_leave_a_model_with_a_shared_part():
+    sums_alone = DeKRRRegressor(**{**PARTS, "store_rows": False}, random_state=0).fit(X, y, sites=SITES)
+    with pytest.raises(SettingsError, match="store_rows=True to let sites leave"):
+        sums_alone.remove_site("station 02")
+    hidden = DeKRRRegressor(**{**PARTS, "options": {"masks": True}}, random_state=0)
+    with pytest.raises(SettingsError, match="would tell its own"):
+        hidden.fit(X, y, sites=SITES).remove_site("station 02")
+    X_ours, y_ours, names = make_sites(n_sites=5, rows_per_site=120, random_state=0)
+    wrong = np.where(names == "station 04", -y_ours, y_ours)
+    with pytest.warns(DekrrWarning, match="it is left out"):
+        sifted = DeKRRRegressor(**{**PARTS, "exclude": "harmful"}, random_state=0).fit(X_ours, wrong, sites=names)
+    before = sifted.predict(X[:9], sites=["station 01"] * 9)
+    assert set(sifted.remove_site("station 04").models_) == set(sifted.sites_) == set(SITES) - {"station 04"}
+    np.testing.assert_array_equal(sifted.predict(X[:9], sites=["station 01"] * 9), before)
+    assert list(sifted.remove_site("station 01").models_) == sifted.sites_
 
 
 def test_a_site_joins():

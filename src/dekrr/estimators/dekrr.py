@@ -344,6 +344,7 @@ def go_on(
     sigma: float,
     settings: DeKRRSettings,
     connect: Connect | None,
+    prediction: str | None = None,
 ) -> Run:
     """Bring all sites of a graph up to date.
 
@@ -355,6 +356,8 @@ def go_on(
         Those that are new.
     choosing : Choosing
         For sites that join.
+    prediction : {"neighborhood", "own"}, optional
+        See `dekrr.protocols.online.go_on`.
     """
     labels = list(rows)
     refuse_other_sites(connect, standing.n_rows, labels)
@@ -365,7 +368,7 @@ def go_on(
         size = before.feature_map.n_features if before else choosing.sizes(labels)[label]
         outputs = next(iter(standing.outcomes.values())).coefficients.shape[1:]
         nothing = ArrayRows(np.empty((0, site.rows.n_columns)), np.empty((0, *outputs)))
-        return update_dekrr(site, before, new.get(label, nothing), choosing.chooser(size, sigma), settings)
+        return update_dekrr(site, before, new.get(label, nothing), choosing.chooser(size, sigma), settings, prediction)
 
     return network.run(sites, procedure, connect)
 
@@ -739,23 +742,40 @@ class DeKRRRegressor(NetworkRegressor):
     def remove_site(self, site: Hashable) -> Self:
         """Let a site leave a fitted network: the result of training without it, with the same features.
 
+        All that is fitted is fitted anew to the others' rows: shared part, levels, agreed and local parts. What was
+        chosen with the site stays: features, column scales, scaling, ridge, tuned numbers and intervals. So do models
+        that were saved or sent before. Whoever has seen the sums over all sites before and after knows the site's sums.
+
         Parameters
         ----------
         site : hashable
-            Its label; the others' graph must stay connected.
+            Its label; the others' graph must stay connected. Where models have more than the agreed part, the fit must
+            have had ``store_rows=True``.
         """
         check_is_fitted(self)
         if site not in self.models_:
             raise DataError(f"{site!r} is not a site; the sites are {listed(self.sites_)}")
-        if len(self.sites_) == 1:
+        if site in self._apart:  # it is in no sums
+            for known in (self._apart, self.left_out_, self.models_, self.site_effects_, self.n_rows_):
+                del known[site]
+            self.sites_.remove(site)
+            return self
+        if len(self.sites_) - len(self._apart) == 1:
             raise DataError(f"{site!r} is the only site, and cannot leave")
         standing = self._require_standing()
-        if any(outcome.shared is not None for outcome in standing.outcomes.values()):
+        has_parts = any(outcome.sigma is not None for outcome in standing.outcomes.values())
+        if has_parts and standing.rows is None:
             raise SettingsError(
-                f"the shared part has sums over the rows of {site!r}, which cannot be taken out: fit the others again, "
-                "or fit with shared=None to let sites leave later"
+                f"without {site!r} the others sum their rows again, which were not kept: fit with store_rows=True to "
+                "let sites leave later, or fit the others alone"
             )
-        self._go_on(standing, standing.graph_without(site), {})
+        if has_parts and self.run_settings().masks:
+            raise SettingsError(
+                f"masks hide the sums of every site, and new sums without {site!r} would tell its own: fit the others "
+                "anew, with features of their own"
+            )
+        self._go_on(standing, standing.graph_without(site), {}, self.prediction if has_parts else None)
+        self.contributions_.pop(site, None)
         return self
 
     def _require_standing(self) -> Standing:
@@ -774,12 +794,14 @@ class DeKRRRegressor(NetworkRegressor):
     def _dealt_to_all(self, n_rows: int) -> list[Hashable]:
         return [self.sites_[row % len(self.sites_)] for row in range(n_rows)]
 
-    def _go_on(self, standing: Standing, graph: Any, new: Mapping[Hashable, Rows]) -> None:
+    def _go_on(
+        self, standing: Standing, graph: Any, new: Mapping[Hashable, Rows], prediction: str | None = None
+    ) -> None:
         rows, choosing = standing.all_rows(graph, new), self._choosing()
         settings = self.run_settings(
             alpha=self.alpha_, consensus=self.consensus_, own_weight=self.own_weight_, weighted=are_weighted(rows)
         )
-        run = go_on(standing, graph, rows, new, choosing, self.sigma_, settings, self.network)
+        run = go_on(standing, graph, rows, new, choosing, self.sigma_, settings, self.network, prediction)
         with unchanged_by_failure(self):
             n_rows = run.n_rows | {label: self.n_rows_[label] for label in self._apart}
             self.sites_, self.graph_, self.n_rows_, self.validation_ = list(n_rows), graph, n_rows, None

@@ -424,10 +424,15 @@ def scaling_of(settings: GuardSettings, rows: Rows) -> AnyScaling:
 
 
 def update_dekrr(
-    site: Site, before: Outcome | None, new: Rows, chooser: Chooser, settings: DeKRRSettings
+    site: Site,
+    before: Outcome | None,
+    new: Rows,
+    chooser: Chooser,
+    settings: DeKRRSettings,
+    prediction: str | None = None,
 ) -> Procedure[Outcome]:
     """Return what a site of a trained network does to go on; `before` is None for a site that joins."""
-    return go_on(site, before, new, chooser, settings)
+    return go_on(site, before, new, chooser, settings, prediction)
 
 
 def tuning_of(grids: Mapping[str, Sequence[float]], *, folds: int, prediction: str) -> Tuning | None:

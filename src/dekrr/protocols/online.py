@@ -5,6 +5,16 @@ A site that joins chooses features from its own rows and exchanges full sums wit
 not touched but for N, J and the number of neighbours. A site that leaves takes its edges with it. The solver starts
 from the coefficients that were there. The result is that of training on all rows with the same features. Whether a new
 row is in sums is decided by the site's first rule; see `dekrr.privacy.admission`.
+
+**A site leaves the shared part exactly.** Its coefficients a minimise the sum over sites i of |y_i - Z_i a - u_i|^2 +
+lambda u_i^2, plus N r |a|^2 with the ridge r. Given a, the level u_i follows from site i alone, and a'A_i a - 2 a'b_i
+is left, with the reduced sums A_i and b_i of site i (`dekrr.parts.local.LevelSums`). So the minimiser is
+a = (sum_i A_i + N r I)^-1 sum_i b_i. Without A_k, b_k and the rows of site k in N it is the minimiser of the sum over
+the other sites: what these get without k, if Z, r and lambda are the same. The site that leaves takes no part: the
+others sum their own rows again, which is the same as to subtract A_k and b_k, and loses no digits. The agreed part then
+fits what the new shared part leaves: its products of features stay, and its moments are summed again. What a site adds
+at home is found last, as in training. Features, scales, r, lambda and tuned numbers were found with site k, and stay.
+Whoever knows the totals before and after knows the sums of site k. Masks promise otherwise: with them no site leaves.
 """
 
 from collections.abc import Iterator
@@ -23,8 +33,10 @@ from ..tables.rows import Rows
 from .choosing import check_degrees, choose_alone, offer_of, read_offers
 from .dekrr import agreement_of, plan, rounds, start_of
 from .exchange import ExactSums, sum_up
+from .home import fit_home
 from .roll_call import RollCall
 from .run import Offers, Outcome, Run, SetUp, Start, weigh_rows
+from .shared_part import solve_shared
 from .site import Procedure, Site
 
 
@@ -48,7 +60,12 @@ class _Update:
 
 
 def go_on(
-    site: Site, before: Outcome | None, new: Rows, chooser: Chooser, settings: DeKRRSettings
+    site: Site,
+    before: Outcome | None,
+    new: Rows,
+    chooser: Chooser,
+    settings: DeKRRSettings,
+    prediction: str | None = None,
 ) -> Procedure[Outcome]:
     """Bring one site's model up to date together with its neighbours.
 
@@ -62,8 +79,11 @@ def go_on(
         The site's new rows; there may be none.
     chooser : Chooser
         For a site that joins, and to check the features of new neighbours.
+    prediction : {"neighborhood", "own"}, optional
+        How the site predicts. Where it is given, all parts are solved for again from all rows, and none are new.
     """
-    run = plan(chooser, settings)
+    run, again = plan(chooser, settings), prediction is not None
+    everything = site.in_order() if again else site
     run.refuse(site, also=_reasons(run, before))
     admission = before.admission if before is not None else None
     site = replace(site, admission=admission or site.admission).withholding(settings.max_leverage)
@@ -79,24 +99,33 @@ def go_on(
     scaling = yield from _pass_on_scaling(site, update, run)
     start = start_of(site, scaling, roll, agreement_of(site, roll, run))
     update = replace(update, new=new.scaled(scaling))
-    if before is not None and before.shared is not None:  # it stays as it is, and the agreed part fits what it leaves
-        start = replace(start, rows=before.shared.residuals(start.rows))
-        update = replace(update, new=before.shared.residuals(update.new))
+    shared = before.shared if before is not None else None
+    if shared is not None:  # the agreed part fits what it leaves
+        if again:
+            shared = yield from solve_shared(start, run, shared.feature_map, shared.ridge, shared.ratio, settled=True)
+        start = replace(start, rows=shared.residuals(start.rows))
+        update = replace(update, new=shared.residuals(update.new))
     if before is None:
         run = run.with_n_features(chooser.most_features(int(chooser.n_features), site.n_rows))
         own_map = choose_alone(site, start.rows, run.chooser)
     else:
         own_map = before.feature_map
         run = run.with_n_features(own_map.n_features)
+        if again and before.ready is not None:
+            own, _ = sum_up(start.site, start.rows, own_map, {}, settings)
+            update = replace(update, before=replace(before, ready=replace(before.ready, own=own)))
     offers = yield from _exchange_maps(site, own_map, update, run)
     ready = yield from _exchange_sums(start, own_map, offers, update, run)
     coefficients = before.coefficients if before is not None else np.zeros_like(ready.own.moment)
     outcome = yield from rounds(start, ready, run, coefficients)
     if before is not None:
         outcome.calibration, outcome.classes = before.calibration, before.classes
-        outcome.shared, outcome.home = before.shared, before.home
+        outcome.shared, outcome.home = shared, before.home
         outcome.column_scales, outcome.sigma = before.column_scales, before.sigma
-    return outcome
+    if prediction is not None:
+        probed = not settings.rows_per_feature and not settings.masks
+        yield from fit_home(everything, start, outcome, settings, prediction, probed=probed)
+    return outcome.at_the_end()
 
 
 def _reasons(run: Run, before: Outcome | None) -> Iterator[str]:

@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -596,3 +596,10 @@ class Outcome:
     def unit(self, y: Array) -> Array:
         """Return the units of scaled responses of the shape of `y`, in those of responses."""
         return np.asarray(self.scaling.undo(np.ones_like(y)) - self.scaling.undo(np.zeros_like(y)))
+
+    def at_the_end(self) -> Self:
+        """Return the outcome without what it had for as long as training lasts."""
+        self.hessian = self.out_of_fold = None
+        if self.shared is not None:
+            self.shared = replace(self.shared, gram=None)
+        return self

@@ -317,20 +317,23 @@ def _read_only(*arrays: Array | None) -> None:
             array.setflags(write=False)
 
 
-def solve_shared(start: Start, run: Run, feature_map: FeatureMap, ridge: float | None, ratio: float) -> Procedure[Part]:
+def solve_shared(
+    start: Start, run: Run, feature_map: FeatureMap, ridge: float | None, ratio: float, *, settled: bool = False
+) -> Procedure[Part]:
     """Return the ridge regression of all sites' rows, its ridge by generalised cross-validation, but at least `ridge`.
 
     Generalised cross-validation needs the sums alone. It takes too small a ridge where few rows far from all others
-    have large responses.
+    have large responses. Where it is `settled`, the ridge is what is given.
     """
 
     at_root: list[Array] = []
 
     def cautious(sums: OwnSums, n_counted: float, n_rows: int, n_levels: float) -> list[Ridge]:
         at_root.append(sums.gram)
-        best = min(_path(sums, n_counted, n_rows, n_levels), key=lambda fit: fit.error)
-        if ridge is None or ridge <= best.ridge:
-            return [best]
+        if not settled or ridge is None:
+            best = min(_path(sums, n_counted, n_rows, n_levels), key=lambda fit: fit.error)
+            if ridge is None or ridge <= best.ridge:
+                return [best]
         return path_of(sums, n_counted, [ridge], n_rows, n_levels)
 
     (found,), levels = yield from _ridges_over_tree(start, run, feature_map, start.rows, cautious, 1, ratio)

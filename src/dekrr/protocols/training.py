@@ -177,7 +177,7 @@ def train(
         check_second(site, chooser, settings)
     outcome = yield from train_parts(site, chooser, settings, tuning, prediction=prediction, keep_sums=keep_sums)
     if second is None:
-        return _at_the_end(outcome)
+        return outcome.at_the_end()
     fixed, found = _found(outcome, chooser, settings)
     if not second.fits_shared:
         fixed = msgspec.structs.replace(fixed, shared=None)  # `calibrate` takes it off the responses
@@ -203,7 +203,7 @@ def train(
         masked=settings.masks,
         lone_neighbor=settings.lone_neighbor,
     )
-    return _at_the_end(outcome)
+    return outcome.at_the_end()
 
 
 def check_second(site: Site, chooser: Chooser, settings: DeKRRSettings) -> None:
@@ -219,14 +219,6 @@ def check_second(site: Site, chooser: Chooser, settings: DeKRRSettings) -> None:
     reason = refusal_of_second(site, n_own, n_other, settings)
     if reason:
         raise DataError(f"site {site.name!r} {reason}; or join the site to another, or do without intervals")
-
-
-def _at_the_end(outcome: Outcome) -> Outcome:
-    """Return an outcome without what it had for as long as training lasts."""
-    outcome.hessian = outcome.out_of_fold = None
-    if outcome.shared is not None:
-        outcome.shared = replace(outcome.shared, gram=None)
-    return outcome
 
 
 def _found(outcome: Outcome, chooser: Chooser, settings: DeKRRSettings) -> tuple[DeKRRSettings, Chooser]:
