@@ -446,9 +446,11 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         graph_of = None if graph is None else lambda rows: graph(rows, seed_of(self.random_state))
         self.columns_: Columns
         self._traffic_of_columns: Traffic
-        self.columns_, self._traffic_of_columns = tables.agree(
-            facts, self._min_rows, graph_of, getattr(self, "network", None)
-        )
+        verbose, callbacks = (getattr(self, name, None) for name in ("verbose", "callbacks"))
+        with watching(verbose or 0, callbacks, before="columns") as watch:
+            self.columns_, self._traffic_of_columns = tables.agree(
+                facts, self._min_rows, graph_of, getattr(self, "network", None), watch
+            )
         self._others = tables.judged(facts, self.columns_)
 
     @property

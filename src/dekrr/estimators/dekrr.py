@@ -883,7 +883,10 @@ def sift(
     names, told = regressor.get_feature_names_out(), set()
     procedure: Any = lambda label, site: look(site, settings)  # noqa: E731
     while True:
-        run = network.run(network.sites_of(sifted.rows, sifted.graph, seed=seed), procedure, regressor.network)
+        with network.watching(regressor.verbose, regressor.callbacks, before="looking at rows") as watch:
+            run = network.run(
+                network.sites_of(sifted.rows, sifted.graph, seed=seed), procedure, regressor.network, watch
+            )
         sifted.traffic = sifted.traffic.plus(run.traffic)
         labels = {name: label for label, name in run.names.items()}
         looks: Mapping[Hashable, Any] = run.outcomes

@@ -75,10 +75,10 @@ class FitEvent:
     Parameters
     ----------
     stage : str
-        "roll call", "columns", "scales", "column scales", "shared part", "choosing features", "sums over rows",
-        "rounds", "held-out rows", or "done".
+        "columns", "looking at rows", "roll call", "scales", "column scales", "shared part", "choosing features",
+        "sums over rows", "rounds", "held-out rows", or "done".
     exchange : int
-        Exchanges of messages so far.
+        Exchanges of messages so far; agreeing on raw columns, and each look at rows, have counts of their own.
     part, parts : int
         Tuning trains once per bandwidth and fold, and then once for good: how many of these trainings have begun, and
         how many there are.
@@ -133,13 +133,15 @@ class Watch:
     ----------
     parts : int
         How many trainings the fit has.
+    stage : str
+        The first.
     """
 
-    def __init__(self, callbacks: Iterable[Callback], parts: int = 1) -> None:
+    def __init__(self, callbacks: Iterable[Callback], parts: int = 1, stage: str = "roll call") -> None:
         self.parts = parts
         self._callbacks = list(callbacks)
         self._start = time.monotonic()
-        self._stage = "roll call"
+        self._stage = stage
         self._exchange = self._part = self._round = 0
         self._residual = float("nan")
 
@@ -230,12 +232,12 @@ def callbacks_of(verbose: int, callbacks: Any) -> list[Callback]:
 
 
 @contextmanager
-def watching(verbose: int, callbacks: Any, parts: int) -> Iterator[Watch | None]:
-    """Give what watches a fit; None where nobody wants to know."""
+def watching(verbose: int, callbacks: Any, parts: int = 1, *, before: str = "") -> Iterator[Watch | None]:
+    """Give what watches a fit, or a stage `before` its trainings; None where nobody wants to know."""
     told = callbacks_of(verbose, callbacks)
-    watch = Watch(told, parts) if told else None
+    watch = Watch(told, parts, before or "roll call") if told else None
     yield watch
-    if watch is not None:
+    if watch is not None and not before:
         watch.tell_end()
 
 

@@ -48,7 +48,7 @@ from ..tables.sources import (
 )
 from ..topology import build
 from ..types import Array, Block
-from .network import Graph, Here, run, sites_of
+from .network import Graph, Here, Watch, run, sites_of
 
 
 def weights_of(sample_weight: Any, n_rows: int) -> Array | None:
@@ -441,6 +441,7 @@ def agree(
     min_rows: int,
     graph_of: Callable[[Mapping[Hashable, Any]], Graph] | None,
     connect: Connect | None,
+    watch: Watch | None = None,
 ) -> tuple[Columns, Traffic]:
     """Return what columns become, as the sites agree on it over edges, and the traffic of that.
 
@@ -450,6 +451,8 @@ def agree(
         Makes the graph of the sites; by default "auto".
     connect : Connect, optional
         Makes the network; by default all sites are in this process.
+    watch : Watch, optional
+        Follows the first site.
     """
     refuse_small_sites({label: own.n_rows for label, own in facts.items()}, min_rows)
     rows = {label: ForgottenRows(own.n_rows, len(own.columns)) for label, own in facts.items()}
@@ -458,6 +461,7 @@ def agree(
         sites_of(rows, graph),
         lambda label, site: agree_on_columns(site, facts[label], min_rows),  # type: ignore[arg-type, return-value]
         connect,
+        watch,
     )
     agreed: Any = next(iter(done.outcomes.values()))
     return agreed, done.traffic

@@ -131,9 +131,9 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     """Return what is known of the rows of all sites, and of this site's, before any of them are in a model."""
     run = plan(Auto(1), settings)  # what it says of masks and guards is asked for here alone
     site = site.withholding(run.max_leverage).in_order()
-    site.enter("looking at rows")
     roll = RollCall(site)
     roster = yield from roll.roster()
+    site.enter("looking at rows")
     if roster.n_sites < FEWEST_SITES:
         return Looked()
     agreement = agreement_of(site, roll, run)
