@@ -7,12 +7,15 @@ from itertools import product
 import networkx as nx
 import numpy as np
 import pytest
+from sklearn.linear_model import LinearRegression
 
 from dekrr.errors import LossError, SettingsError
-from dekrr.lab.testing.faulty import Crash, Faults, FaultyNetwork
+from dekrr.lab.testing.faulty import Crash, Faults, FaultyNetwork, Outage
 from dekrr.mesh.files import read_network
 from dekrr.mesh.policy import Policy, refusals
 from dekrr.mesh.studies.study import parse_study
+from dekrr.metrics import rse
+from dekrr.model import Header, load, model_of
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy.masks import Identity
 from dekrr.protocols import training
@@ -27,35 +30,46 @@ from soak import Problem
 
 OPEN = {"scale": "minmax", "min_rows": 1, "rows_per_feature": 0, "max_leverage": 1, "max_rounds": 12, "tol": 0.0}
 ALONE = dict.fromkeys(("shared", "site_effect", "local", "column_scales"))
+PARTS = {"shared": 6, "local": None, "site_effect": None}
+WITH_LOCAL = PARTS | {"local": LinearRegression()}
 LOST = "s2"
 
 
 class Run(Problem):
-    """Five sites that all know each other, and how they train; all masked words that they make are noted."""
+    """Five sites that all know each other, or those of a graph, and how they train."""
 
-    def __init__(self, settings, selector=None):
+    def __init__(self, settings, selector=None, graph=None):
         super().__init__(0)
-        self.names = [f"s{i}" for i in range(5)]
-        self.graph = nx.relabel_nodes(nx.complete_graph(5), dict(enumerate(self.names)))
+        graph = graph or nx.complete_graph(5)
+        self.names = [f"s{i}" for i in range(len(graph))]
+        self.graph = nx.relabel_nodes(graph, dict(enumerate(self.names)))
         self.settings, self.selector, self.kept = settings, selector or Plain(4), {}
         rng = np.random.default_rng(1)
         self.rows = {name: (rng.uniform(size=(40, 2)), rng.uniform(-1, 1, size=40)) for name in self.names}
 
+    def make_site(self, name):
+        return Site(name, tuple(self.graph[name]), ArrayRows(*self.rows[name]), tell=lambda *text: None).in_order()
+
     def make(self, name, neighbors, offer, identity=None, kept=None):
-        site = Site(name, tuple(neighbors), ArrayRows(*self.rows[name]), tell=lambda *text: None)
+        site = replace(self.make_site(name), neighbors=tuple(neighbors))
         site = replace(site, identity=identity or Identity(), kept=kept or Kept())
         return guarded(site, lambda: training.train(site, self.selector, self.settings), self.settings)
 
-    def lose(self, at):
-        """Lose a site at a moment; return how the others ended."""
-        faults = Faults(delay=0.3, crashes=(Crash(LOST, at=float(at), back=None),))
+    def lose(self, at, lost=LOST):
+        """Lose a site at a moment, or a link, which one of its ends may claim; return how the others ended."""
+        faults = Faults(delay=0.3, crashes=(Crash(lost, at=float(at), back=None),))
+        if isinstance(lost, tuple):
+            faults = Faults(delay=0.3, outages=(Outage(lost, float(at), 1e6),))
         network = FaultyNetwork(self.graph, self.open_session, faults, 0)
         network.run()
         assert not network.hung
-        return {name: ending for name, ending in network.endings.items() if name != LOST}
+        return {name: ending for name, ending in network.endings.items() if name != lost}
 
     def undisturbed(self):
-        return LocalNetwork(self.graph).run({name: self.make(name, self.graph[name], None) for name in self.names})
+        """Return what sites end with where none is lost, and what each could have ended with on the way."""
+        kept = {name: Kept() for name in self.names}
+        sites = {name: self.make(name, self.graph[name], None, kept=kept[name]) for name in self.names}
+        return LocalNetwork(self.graph).run(sites), {name: one.reached for name, one in kept.items()}
 
 
 @pytest.fixture
@@ -99,29 +113,98 @@ def single_sums(made):
     return found
 
 
-def kinds_of(run, made, expected, times):
-    """Lose a site at every moment, and return how often the others went on without it, ended, or kept the model."""
-    kinds = dict.fromkeys(("anew", "ended", "kept", "over"), 0)
+def kinds_of(run, made, times, lost=LOST):
+    """Lose a site at every moment, and return how often the others began anew, ended, or kept what was summed."""
+    expected, on_the_way = run.undisturbed()
+    kinds = dict.fromkeys(("anew", "ended", "at home", "shared part", "kept", "over"), 0)
     for at in times:
         made.clear()
         run.kept.clear()
-        endings = run.lose(at)
+        endings = run.lose(at, lost)
         errors = [ending.error for ending in endings.values() if ending.error is not None]
-        assert len(endings) == 4
+        n_left = len(run.names) - (lost in run.names)
+        assert len(endings) == n_left
         assert all(isinstance(error, LossError) for error in errors), errors
-        assert len(errors) in (0, 4), "some have a model, others do not"
+        assert len(errors) in (0, n_left), "some have a model, others do not"
         assert not single_sums(made), at
+        sent = {(site, epoch) for vectors in made.values() for epoch, site in vectors}
+        assert len(sent) == len({site for site, _ in sent}), "words of a site in two epochs"
         if errors:
             kinds["ended"] += 1
-            assert LOST in str(errors[0])
+            assert "after a loss" in str(errors[0])
             continue
-        kind = "kept" if run.kept["s0"].has_sent else "over" if not endings["s0"].gone else "anew"
+        outcomes = {name: ending.outcome for name, ending in endings.items()}
+        some = outcomes["s0"]
+        kind = "over" if not endings["s0"].lost else "anew"
+        if run.kept["s0"].has_sent:
+            kind = "kept" if some.neighbor_maps else "at home" if some.shared is None else "shared part"
         kinds[kind] += 1
-        for name, ending in endings.items():
-            assert (LOST in ending.outcome.roster.rows) == (kind != "anew")
+        for name, outcome in outcomes.items():
+            assert lost not in run.names or (lost in outcome.roster.rows) == (kind not in ("anew", "at home"))
             if kind == "kept":
-                check_kept(ending.outcome, expected[name])
+                check_kept(outcome, expected[name])
+            elif kind == "at home":
+                assert outcome.home is not None
+                assert outcome.shared is None
+            elif kind == "shared part":
+                (step,) = [i for i, one in enumerate(on_the_way["s0"]) if one and is_shared(one, some)]
+                assert is_shared(on_the_way[name][step], outcome)
+                check_pooled(run, outcome)
     return kinds
+
+
+def is_shared(one, other):
+    """Whether two outcomes have one shared part, and no agreed one."""
+    theirs, ours = one.shared.coefficients, other.shared.coefficients
+    alike = not one.neighbor_maps and theirs.shape == ours.shape
+    return alike and np.allclose(theirs, ours, rtol=0, atol=1e-9)
+
+
+def test_what_a_loss_leaves_is_a_model_like_others(tmp_path):
+    """It can be saved, told of and passed on, before any model was summed as well."""
+    run = Run(DeKRRSettings(**OPEN | PARTS | {"local": "auto", "scale": "quantiles"}))
+    kept = {name: Kept() for name in run.names}
+    outcomes = LocalNetwork(run.graph).run(
+        {name: run.make(name, run.graph[name], None, kept=kept[name]) for name in run.names}
+    )
+    X, y = run.rows["s0"]
+    header = Header(site="s0", method="DeKRRRegressor", kernel="gaussian", sigma=0.5, n_columns=2)
+    nothing, *more = kept["s0"].reached
+    assert nothing is None
+    assert len(more) >= 3, "a model of column scales, the shared part, the rounds"
+    for i, reached in enumerate((nothing, *more)):
+        (outcome,) = ended(kept["s0"].at_home(reached, outcomes["s0"].roster))
+        model = model_of(outcome, header, "neighborhood")
+        model.save(tmp_path / f"{i}.safetensors")
+        again = load(tmp_path / f"{i}.safetensors")
+        np.testing.assert_allclose(again.predict(X), model.predict(X))
+        assert rse(y, again.predict(X)) < 1
+        assert np.isfinite(again.without_local().predict(X)).all()
+
+
+def ended(procedure):
+    """Return what a procedure returns that needs no exchange."""
+    with pytest.raises(StopIteration) as caught:
+        next(procedure)
+    return caught.value.args
+
+
+def check_pooled(run, outcome):
+    """The shared part is the ridge regression of the pooled rows of all sites, or of those that were not held out."""
+    assert outcome.home is not None
+    found = []
+    for fold in (None, 0, 1):
+        rows = {name: run.make_site(name) for name in run.names}
+        kept = {name: slice(None) if fold is None else site.fold_of(5) != fold for name, site in rows.items()}
+        Z, y = (np.concatenate(each) for each in zip(*(_scaled(rows[n], outcome, kept[n]) for n in rows), strict=True))
+        gram = Z.T @ Z + outcome.roster.n_rows * outcome.shared.ridge * np.eye(Z.shape[1])
+        found.append(np.abs(np.linalg.solve(gram, Z.T @ y) - outcome.shared.coefficients).max())
+    assert min(found) < 1e-6
+
+
+def _scaled(site, outcome, places):
+    rows = site.rows.scaled(outcome.scaling).arrays()
+    return outcome.shared.feature_map(rows.X[places]), rows.y[places]
 
 
 def check_kept(outcome, expected):
@@ -136,13 +219,31 @@ def check_kept(outcome, expected):
 
 
 @pytest.mark.parametrize(
-    ("settings", "last"), [(ALONE, 16.0), ({"shared": 6, "local": None}, 46.0)], ids=["agreed part", "all parts"]
+    ("settings", "last", "seen"),
+    [
+        (ALONE, 16.0, {"anew", "ended", "kept", "over"}),
+        (PARTS, 46.0, {"anew", "ended", "shared part", "kept", "over"}),
+        (WITH_LOCAL | {"scale": "quantiles"}, 60.0, {"anew", "at home", "shared part", "kept", "over"}),
+    ],
+    ids=["agreed part", "shared part", "all parts"],
 )
-def test_a_loss_at_any_moment_leaves_one_set_of_sums(settings, last, words):
+def test_a_loss_at_any_moment_leaves_one_set_of_sums(settings, last, seen, words):
     run = Run(DeKRRSettings(**OPEN | settings, lone_neighbor="refuse"), Energy(4) if settings == ALONE else None)
-    expected = run.undisturbed()
-    kinds = kinds_of(run, words, expected, np.linspace(1.0, last, 18))  # the run takes about as long
-    assert min(kinds.values()) >= 1, kinds
+    kinds = kinds_of(run, words, np.linspace(1.0, last, 18))  # the run takes about as long
+    assert {kind for kind, count in kinds.items() if count} == seen, kinds
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_site_or_link_may_be_lost_in_any_graph(seed, words):
+    """A link is enough, and a neighbour's word for it: both sites are there, and their words may be anybody's."""
+    rng = np.random.default_rng(seed)
+    n_sites = int(rng.integers(3, 7))
+    edges = [pair for pair in nx.complete_graph(n_sites).edges if rng.uniform() < 0.4]
+    graph = nx.compose(nx.cycle_graph(n_sites), nx.Graph(edges))
+    run = Run(DeKRRSettings(**OPEN | WITH_LOCAL, lone_neighbor="refuse"), graph=graph)
+    lost = tuple(str(name) for name in rng.choice(list(run.graph.edges)))
+    kinds = kinds_of(run, words, rng.uniform(1.0, 50.0, size=4), lost if seed % 2 else str(rng.choice(run.names[1:])))
+    assert not kinds["ended"]
 
 
 def test_with_a_warning_sites_go_on_and_the_sums_of_the_lost_one_can_be_had(words):

@@ -323,6 +323,10 @@ def test_the_figures_of_a_gate_are_held_out_ones_where_a_record_has_them(consort
     config = study.site_file("x", "a", {}, str(consortium.home("a") / "rows.parquet"))
     found = figures(config, consortium.home("a"), versions, 2)
     assert found == Figures("held-out RSE", 0.3, 0.2, 0.25, 50)
+    record = versions.place(2) / "run.jsonl"
+    record.write_text('{"event":"finished", "rounds": 0, "rounds ended by": "a loss: b, before the agreed part"}\n')
+    why = why_held_back(Policy(), figures(config, consortium.home("a"), versions, 2))
+    assert why.startswith("its run was cut short by a loss: b")
 
 
 def test_a_run_with_intervals_is_judged_by_held_out_rows_and_by_what_the_site_has_alone(consortium):

@@ -6,10 +6,16 @@ masked words about its rows, it sends none in a later epoch of the run. No two s
 have words of it: whatever others saw, and however many of them pool it, it is from one epoch, which
 `dekrr.privacy.masks` is about.
 
-A run whose sums were all formed before the loss needs no others, and ends with the model of all that were summed: the
-shared part is there, the agreed part stays as the rounds left it, and what the site adds at home needs its own rows. A
-run that lost a site while sums were still to come ends without a model. Before the first masked words, the others
-begin anew.
+So the others end with the model of all that were summed, as far as all of them have come: the agreed part as the rounds
+left it; before that, the shared part; before that, the best of the models that column scales were learnt from, which is
+a shared part of fewer features. What a site adds at home needs its own rows alone, and is there even if no model was
+summed. A sum whose result some have not got counts for nobody, and no words are asked for again. Where there is no
+local part, and no model yet, the run ends without one. Before the first masked words, the others begin anew.
+
+Shares of self masks (Bonawitz et al., CCS 2017) would let a site drop out of one sum, but not of a run. The sums of a
+run are about the same rows, and tell the same in part: two models of column scales over the same folds both have the
+sums of the raw columns. If one was summed with a site and the next one without it, their difference would be its own
+sum, whatever masks they had.
 """
 
 from collections.abc import Callable
@@ -19,7 +25,7 @@ from pathlib import Path
 
 from ..disk import create
 from ..errors import LossError
-from .masking import largest_exponents
+from .masking import MOST_FLOODED, largest_exponents
 from .roll_call import RollCall
 from .run import Outcome
 from .site import Kept, Procedure, Site
@@ -61,20 +67,20 @@ def guarded(site: Site, train: Callable[[], Procedure[Outcome]], settings: objec
     if kept.epoch and getattr(settings, "masks", False):
         roster = yield from RollCall(site).roster()
         refuses = getattr(settings, "lone_neighbor", "warn") == "refuse"
-        own = [int(refuses and kept.has_sent), int(kept.outcome is None)]
-        any_refuses, any_unready = yield from largest_exponents(site, roster, own)
-        if any_refuses and any_unready:
+        own = [int(refuses and kept.has_sent), MOST_FLOODED - len(kept.reached)]
+        any_refuses, missing = yield from largest_exponents(site, roster, own)
+        if any_refuses and missing == MOST_FLOODED:
             raise LossError(
                 f"site {site.name!r} ends the run after a loss ({kept.epoch}) in the middle of masked sums over rows: "
-                "sums without a site, less those with it, would be its own. Start a run when all are there, or without "
-                'the lost site; or let sites go on after losses with lone_neighbor="warn"'
+                "there is no model yet, and sums without a site, less those with it, would be its own. Start a run "
+                'when all are there, or without the lost site; or go on after losses with lone_neighbor="warn"'
             )
         if any_refuses:
-            reached: Outcome = kept.outcome
-            if kept.at_home is not None and reached.home is None:
-                yield from kept.at_home(reached)
-            if reached.rounds and not reached.settled:
-                reached.ended_by = f"a loss: {kept.epoch}"
+            reached: Outcome = kept.reached[MOST_FLOODED - missing - 1]  # as far as all have come
+            if kept.at_home is not None:
+                reached = yield from kept.at_home(reached, roster)
+            if not reached.settled:
+                reached.ended_by = f"a loss: {kept.epoch}{_lacking(reached)}"
             reached.roster = replace(reached.roster, diameter=roster.diameter)
             return reached
         if kept.has_sent:
@@ -82,6 +88,15 @@ def guarded(site: Site, train: Callable[[], Procedure[Outcome]], settings: objec
                 f"site {site.name!r} sends masked sums again, without {kept.epoch}: less the first ones, they are the "
                 'sums of the lost site alone. End such runs with lone_neighbor="refuse"'
             )
-    kept.outcome = kept.at_home = None
-    kept.outcome = outcome = yield from train()
+    kept.reached, kept.at_home = [], None
+    outcome = yield from train()
+    if not any(one is outcome for one in kept.reached):
+        kept.reached.append(outcome)
     return outcome
+
+
+def _lacking(outcome: Outcome) -> str:
+    """Return, in words, what a model lacks because of a loss."""
+    if outcome.neighbor_maps:
+        return ""
+    return ", before the agreed part" if outcome.shared is not None else ", before any model was summed"

@@ -329,7 +329,8 @@ def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = No
         last_length = length
         outcome.objective_shares.append(row.objective_share(state.coefficients, residual))
         outcome.settled, outcome.relative_residual = progress.settled, progress.relative
-        start.site.kept.outcome = outcome  # no sums are to come: a loss leaves it as it is
+        if not k:
+            start.site.kept.reached.append(outcome)  # no sums are to come: a loss leaves it as it is
         if run.keep_path:
             outcome.path.append(state.coefficients)
         if progress.settled or k == most:  # line 14

@@ -43,8 +43,9 @@ from ..parts.local import N_CANDIDATES, Candidates, Home, LocalPart, error_produ
 from ..settings import DeKRRSettings
 from ..tables.rows import ArrayRows
 from ..types import Array, Block
+from .masking import Masking
 from .roll_call import Roster
-from .run import Outcome, Part, Start
+from .run import Outcome, Part
 from .site import Procedure, Site
 from .spanning_tree import tree_result, tree_sum
 
@@ -222,7 +223,7 @@ class OutOfFold:
 
 def fit_home(
     site: Site,
-    start: Start,
+    masking: Masking | None,
     outcome: Outcome,
     settings: DeKRRSettings,
     prediction: str,
@@ -261,7 +262,7 @@ def fit_home(
         found = Candidates.fitted(block.X, y, block.weight, others, fold_of, settings.local, seed)
         predictions = found.predictions()
         alone |= {"trees": predictions[2], "ridge": predictions[3]}
-        weights = yield from _weights(site, start, roster, predictions, y, block.weight, rows, outcome)
+        weights = yield from _weights(site, masking, roster, predictions, y, block.weight, rows, outcome)
         home = np.tensordot(weights, predictions, 1)
         local, local_without = found.part(weights), partial(found.part, weights)
     outcome.home = Home(own_weight, level, local)
@@ -374,7 +375,7 @@ def _own_weight(own: Array, neighbors: Array, y: Array, weight: Array | None, pr
 
 def _weights(
     site: Site,
-    start: Start,
+    masking: Masking | None,
     roster: Roster,
     predictions: Array,
     y: Array,
@@ -385,7 +386,7 @@ def _weights(
     """Return the weights of the site's candidates: by its own rows, and by all sites' where these are few."""
     products = error_products(predictions, y, weight)
     told = np.ones(len(y), dtype=bool) if outcome.admission is None else outcome.admission(rows.X)
-    masks = (yield from start.masking.agreed()) if start.masking is not None else None
+    masks = (yield from masking.agreed()) if masking is not None else None
     largest, most = 1.0, np.inf
     if masks is not None:
         most = (_MOST_SPANS + 1) * 2.0**masks.responses

@@ -554,6 +554,26 @@ class Outcome:
     hessian: Array | None = None
     out_of_fold: Any = None
 
+    @classmethod
+    def without_agreed(
+        cls, roster: Roster, scaling: AnyScaling, rows: Rows, shared: Part | None = None, admission: Any = None
+    ) -> Self:
+        """Return what a run ends with that has no agreed part: one of a single feature, which is 0 everywhere."""
+        nothing = FeatureMap(np.zeros((rows.n_columns, 1)), np.zeros(1), np.zeros(1))
+        coefficients = np.zeros((1, *rows.sample.y.shape[1:]))
+        return cls(
+            roster,
+            scaling,
+            nothing,
+            coefficients,
+            settled=False,
+            relative_residual=float("nan"),
+            objective_shares=[float("nan")],
+            shared=shared,
+            admission=admission,
+            hessian=np.eye(1),
+        )
+
     def agreed_members(
         self, prediction: str, own_weight: float | None = None
     ) -> Iterator[tuple[FeatureMap, Array, float]]:

@@ -59,7 +59,7 @@ from ..tables.rows import ArrayRows, Rows
 from ..types import Array
 from .masking import unit_of, unit_of_gram
 from .roll_call import Roster
-from .run import Part, Run, Start
+from .run import Outcome, Part, Run, Start
 from .site import Procedure
 from .spanning_tree import BranchSums, SparseSums, tree_result, tree_sum
 
@@ -238,8 +238,15 @@ def fit_shared(
         maps += [(yield from elect(start, sigma, kind, linear=linear))]
     feature_map = _joined(tuple(maps), sigma if linear else None, not linear and run.settings.site_effect is not None)
     if fold is not None:
-        return (yield from solve_held_out(start, run, feature_map, fold, ratio))
-    return (yield from solve_shared(start, run, feature_map, ridge, ratio))
+        part = yield from solve_held_out(start, run, feature_map, fold, ratio)
+    else:
+        part = yield from solve_shared(start, run, feature_map, ridge, ratio)
+    if run.exchange.is_masked:
+        reached, roster = start.site.kept.reached, (yield from start.roll.roster())
+        best = min((one.shared.errors.min() for one in reached if one is not None), default=np.inf)
+        if fold is None or part.errors.min() < best:
+            reached.append(Outcome.without_agreed(roster, start.scaling, start.rows, part, start.site.admission))
+    return part
 
 
 def elect(start: Start, sigma: float, kind: Candidates, *, linear: bool) -> Procedure[FeatureMap]:
@@ -371,7 +378,7 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, r
     by_ridge = (of_held - gains.max(axis=1)) / n_held if n_held > 0 else np.array([fit.error for fit in path])
     best = int(np.argmin(by_ridge))
     chosen = largest_ratio(ratios, errors[best], sizes[best] / np.sqrt(roster.n_sites))
-    return Part(feature_map, path[best].coefficients, path[best].ridge, errors=by_ridge, ratio=chosen)
+    return Part(feature_map, *path[best], errors=by_ridge, ratio=chosen, of_site=levels)
 
 
 def largest_ratio(ratios: Sequence[float], errors: Array, noise: Array) -> float:

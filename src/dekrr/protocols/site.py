@@ -67,17 +67,18 @@ class Kept:
         What is lost in the present epoch, in words; empty in the first one.
     summed_in : str or None
         The epoch in which the site has sent its first masked words about rows.
-    outcome : Outcome or None
-        What training would end with if it ended now; None while sums are still to come.
+    reached : list of (Outcome or None)
+        What training could end with, of the sums formed so far, the last one last: all sites have the same, as far as
+        they have come. None stands for what the site adds at home alone.
     at_home : callable or None
-        Puts into the outcome what the site adds for its own rows, without any other site.
+        Returns an outcome, or one of no sums, with what the site adds for its own rows, without any other site.
     """
 
     def __init__(self) -> None:
         self.epoch = ""
         self.summed_in: str | None = None
-        self.outcome: Any = None
-        self.at_home: Callable[[Any], Procedure[None]] | None = None
+        self.reached: list[Any] = []
+        self.at_home: Callable[[Any, Any], Procedure[Any]] | None = None
 
     @property
     def has_sent(self) -> bool:

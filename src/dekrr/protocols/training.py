@@ -22,13 +22,17 @@ import msgspec
 
 from ..errors import DataError
 from ..parts.local import NO_LEVEL
+from ..scaling import UNSCALED, AnyScaling
 from ..selection import Auto, Chooser, Mixed
 from ..settings import DeKRRSettings
 from . import dekrr
 from .calibration import PARTS, Keep, calibrate, refusal_of_second
 from .home import fit_home, fit_private_home
+from .masking import Masking
+from .roll_call import Roster
 from .run import Outcome, Part, Run, Tuning
 from .shared_part import (
+    Learnt,
     agree_on_scales,
     agree_on_spreads,
     bandwidth_of,
@@ -80,17 +84,37 @@ def train_parts(
             fit_private_home(site, outcome, settings, prediction)
         return outcome
     site = site.in_order()
+    scaling: AnyScaling = UNSCALED
+    learnt, sigma = Learnt(), chooser.sigma
+    shared: Part | None = None
+
+    def complete(outcome: Outcome, masking: Masking | None = None, *, together: bool = False) -> Procedure[None]:
+        outcome.shared, outcome.column_scales, outcome.sigma = outcome.shared or shared, learnt.scales, sigma
+        if at_home:
+            # No sums beyond those that the guards count; and none at all after a loss.
+            probed = together and not settings.rows_per_feature and not settings.masks
+            yield from fit_home(site, masking, outcome, settings, prediction, probed=probed, together=together)
+
+    def after_loss(reached: Outcome | None, roster: Roster) -> Procedure[Outcome]:
+        outcome = reached or Outcome.without_agreed(roster, scaling, site.rows)
+        if outcome.home is None:
+            yield from complete(outcome)
+        return outcome
+
+    site.kept.at_home = after_loss
+    if settings.local is not None:
+        site.kept.reached.append(None)
     start = yield from dekrr.begin(site, run)
+    scaling = start.scaling
     roster = yield from start.roll.roster()
     start.site.require_rows(settings.min_rows)
     start.site.enter("column scales")
     spreads = yield from agree_on_spreads(start)
-    sigma = chooser.sigma or bandwidth_of(spreads)
+    sigma = sigma or bandwidth_of(spreads)
     n_shared = shared_size(settings.shared or "auto", roster, start.rows.n_columns, settings.rows_per_feature)
     n_scaling = max(1, min(n_shared // _SHARE_OF_SCALES, _MOST_FOR_SCALES))
     learnt = yield from agree_on_scales(start, run, settings.column_scales, n_scaling, sigma, spreads)
     sets = candidate_scales(learnt.scales, spreads)
-    shared: Part | None = None
     agreed = start
     if settings.shared is not None:
         start.site.enter("shared part")
@@ -98,18 +122,8 @@ def train_parts(
         shared = yield from fit_shared(start, run, sigma, kinds, ridge=learnt.ridge, ratio=learnt.ratio)
         agreed = replace(start, rows=shared.residuals(start.rows))
     start.site.enter("choosing features")
-
-    def complete(outcome: Outcome, *, together: bool = False) -> Procedure[None]:
-        outcome.shared, outcome.column_scales, outcome.sigma = shared, learnt.scales, sigma
-        if at_home:
-            # No sums beyond those that the guards count; and none at all after a loss.
-            probed = together and not settings.rows_per_feature and not settings.masks
-            there = start if together else replace(start, masking=None)
-            yield from fit_home(site, there, outcome, settings, prediction, probed=probed, together=together)
-
-    site.kept.at_home = complete
     outcome = yield from dekrr.agree(agreed, _run_of_agreed(run, sigma, sets))
-    yield from complete(outcome, together=True)
+    yield from complete(outcome, start.masking, together=True)
     return outcome
 
 

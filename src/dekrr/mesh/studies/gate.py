@@ -44,6 +44,8 @@ class Figures(NamedTuple):
         The rows that they were measured on.
     slack : float
         How much larger the first may be beside what a policy tolerates.
+    cut_short : str
+        What ended the run before all parts of the model were there; empty if nothing did.
     """
 
     what: str
@@ -52,6 +54,7 @@ class Figures(NamedTuple):
     alone: float | None
     n_rows: int
     slack: float = 0.0
+    cut_short: str = ""
 
 
 def figures(config: SiteFile, folder: Path, versions: Versions, number: int) -> Figures | None:
@@ -72,6 +75,8 @@ def figures(config: SiteFile, folder: Path, versions: Versions, number: int) -> 
     current = versions.current
     new = _recorded(versions.place(number))
     used = {} if current is None else _recorded(versions.place(current))
+    if new.get("rounds") == 0 and "rounds ended by" in new and current is not None:
+        return Figures("", math.nan, None, None, 0, cut_short=new["rounds ended by"])
     for what in _MEASURES:
         if what in new:
             recorded = [new[f"{what} alone"]] if f"{what} alone" in new else []
@@ -98,6 +103,8 @@ def why_held_back(policy: Policy, found: Figures | None) -> str:
         return "a person decides (accept in the policy); dekrr study use takes it"
     if policy.accept == "any" or found is None:
         return ""
+    if found.cut_short:
+        return f"its run was cut short by {found.cut_short}; dekrr study use takes it anyway"
     worse = 1 + policy.tolerance + 2 / math.sqrt(max(found.n_rows, 1))  # what chance does to few rows
     for other, what in ((found.used, "that of the model in use"), (found.alone, "that of this site alone")):
         if other is not None and not found.new <= worse * other + found.slack:  # nan is worse, too
