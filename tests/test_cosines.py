@@ -17,6 +17,7 @@ PATHS = ["numpy", "compiled"]
 def path(request, monkeypatch):
     if request.param == "compiled":
         pytest.importorskip("numba")
+    monkeypatch.setattr(features, "exact_loops", lambda: None)
     monkeypatch.setattr(features, "_WORTH_COMPILING", 0 if request.param == "compiled" else np.inf)
     return request.param
 
@@ -49,6 +50,17 @@ def test_more_than_one_block(path, dtype, accuracy):
     phases, amplitudes = rng.uniform(size=400), rng.uniform(size=400)
     expected = amplitudes * np.cos(2 * np.pi * (X @ frequencies + phases))
     np.testing.assert_allclose(waves(X, frequencies, phases, amplitudes, dtype), expected, rtol=0, atol=accuracy)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_compiled_loops_of_few_rows_round_as_numpy_does(dtype, monkeypatch):
+    pytest.importorskip("numba")
+    rng = np.random.default_rng(0)
+    parts = 5 * rng.normal(size=(30, 3)), rng.normal(size=(3, 50)), rng.uniform(size=50), rng.uniform(size=50)
+    assert features.compiled() is features.exact_loops()
+    found = waves(*parts, dtype)
+    monkeypatch.setattr(features, "exact_loops", lambda: None)
+    np.testing.assert_array_equal(found, waves(*parts, dtype))
 
 
 def test_both_paths_agree(monkeypatch):

@@ -83,6 +83,18 @@ def test_greedy_is_brute_force(seed, ridge, width):
     assert taken.tolist() == expected
 
 
+@pytest.mark.parametrize("outputs", [(), (1,), (3,)])
+def test_compiled_loops_take_the_same_candidates_with_the_same_bits(outputs, monkeypatch):
+    if compiled() is None:
+        pytest.skip("numba is not installed")
+    rng = np.random.default_rng(0)
+    sums = sums_of(rng.normal(size=(40, 120)), rng.normal(size=(40, *outputs)))
+    found = greedy_path(sums, 50, ridge=1e-3)
+    monkeypatch.setattr("dekrr.selection.greedy.exact_loops", lambda: None)
+    for one, other in zip(found, greedy_path(sums, 50, ridge=1e-3), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_greedy_does_not_take_copies():
     X, y = problem()
     features = np.cos(X @ np.random.default_rng(0).normal(size=(3, 6)))

@@ -38,6 +38,20 @@ def overwrite(turns: Any, phases: Any, amplitudes: Any, quarter: Any, terms: Any
             turns[i, k] = amplitudes[k] * u * even
 
 
+@_compile
+def overwrite_as_numpy(turns: Any, phases: Any, amplitudes: Any, quarter: Any, terms: Any) -> None:
+    """Do what `overwrite` does, rounded as `dekrr.features._polynomial` rounds."""
+    for i in range(turns.shape[0]):
+        for k in range(turns.shape[1]):
+            t = turns[i, k] + phases[k]
+            u = quarter - abs(t - np.rint(t))
+            v = u * u
+            even = terms[0]
+            for term in terms[1:]:
+                even = even * v + term
+            turns[i, k] = u * (even * amplitudes[k])
+
+
 @_compile_fast
 def evaluate(X: Any, parts: Any, quarter: Any, terms: Any, size: Any, out: Any) -> None:
     """Write the features of all rows to `out`, `size` rows at a time."""
@@ -89,6 +103,52 @@ def weigh(weights: Any, features: Any) -> Any:
         for k in range(n_features):
             total[k] += weights[i] * features[i, k]
     return total
+
+
+@_compile
+def project_out(
+    row: Any, of_taken: Any, place: Any, ridge: Any, floor: Any, correlation: Any, remaining: Any, is_open: Any
+) -> Any:
+    """Take a candidate on the greedy path (`dekrr.selection.greedy.greedy_path`); return the next one and its gain.
+
+    Products and sums are rounded one by one, in the order in which numpy rounds them.
+
+    Parameters
+    ----------
+    row : ndarray of shape (n_features,)
+        The candidate's column of Z'Z; becomes its row of the factor.
+    of_taken : ndarray of shape (n_features,)
+        What earlier rows of the factor have of the column.
+    place : int
+        The candidate's; -1 takes none.
+    correlation : ndarray of shape (n_outputs, n_features)
+    remaining : ndarray of shape (n_features,)
+    is_open : ndarray of bool, shape (n_features,)
+    """
+    n_outputs, n_features = correlation.shape
+    if place >= 0:
+        is_open[place] = False
+        pivot = np.sqrt(max(remaining[place], floor))
+        shares = correlation[:, place] / pivot
+        for i in range(n_features):
+            left = row[i] - of_taken[i]
+            if i == place:
+                left += ridge
+            left /= pivot
+            row[i] = left
+            for k in range(n_outputs):
+                correlation[k, i] -= left * shares[k]
+            remaining[i] -= left * left
+    best, most = 0, -np.inf
+    for i in range(n_features):
+        if is_open[i]:
+            gain = correlation[0, i] * correlation[0, i]
+            for k in range(1, n_outputs):
+                gain += correlation[k, i] * correlation[k, i]
+            gain /= max(remaining[i], floor)
+            if not gain <= most:
+                best, most = i, gain
+    return best, most
 
 
 @_compile_fast

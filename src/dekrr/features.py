@@ -74,6 +74,11 @@ def loops_for(n_elements: int) -> Any:
     return compiled() if n_elements >= _WORTH_COMPILING else None
 
 
+def exact_loops() -> Any:
+    """Return the module of compiled loops if it is there already, for loops that round as numpy does; or None."""
+    return compiled() if compiled.cache_info().currsize else None
+
+
 def wave_blocks(
     X: np.ndarray,
     frequencies: np.ndarray,
@@ -147,6 +152,10 @@ def _polynomial(
     u: np.ndarray, phases: np.ndarray, amplitudes: np.ndarray, quarter: Any, terms: tuple[Any, ...]
 ) -> None:
     """Overwrite `u`, angles in turns, by amplitudes * cos(2 pi (u + phases))."""
+    loops = exact_loops()
+    if loops is not None:
+        loops.overwrite_as_numpy(u, phases, amplitudes, quarter, terms)
+        return
     u += phases
     u -= np.rint(u)
     np.abs(u, out=u)

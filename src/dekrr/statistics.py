@@ -398,15 +398,17 @@ def path_of(
     values, vectors = np.linalg.eigh(sums.gram / n_rows)
     values = np.maximum(values, 0.0)
     projected = (vectors.T @ sums.moment / n_rows).reshape(len(values), -1)
-    found = []
-    for ridge in ridges:
-        solved = projected / (values + ridge)[:, None]
-        residual = sums.response_energy / n_rows - 2 * np.vdot(solved, projected)
-        residual += np.vdot(solved, values[:, None] * solved)
-        free = 1 - (np.sum(values / (values + ridge)) + n_others) / (n_unweighted or n_rows)
-        error = max(float(residual), 0.0) / max(free, 1e-3) ** 2
-        found.append(Ridge((vectors @ solved).reshape(sums.moment.shape), float(ridge), error))
-    return found
+    shifted = values + np.array(ridges, dtype=float)[:, None]
+    solved = projected / shifted[:, :, None]
+    in_rows = solved.reshape(len(solved), 1, -1)
+    residual = sums.response_energy / n_rows - 2 * (in_rows @ projected.reshape(-1, 1))
+    residual = (residual + in_rows @ (values[:, None] * solved).reshape(len(solved), -1, 1)).ravel()
+    free = 1 - (np.sum(values / shifted, axis=1) + n_others) / (n_unweighted or n_rows)
+    errors = [
+        max(one, 0.0) / max(other, 1e-3) ** 2 for one, other in zip(residual.tolist(), free.tolist(), strict=True)
+    ]
+    coefficients = (vectors @ solved).reshape(len(solved), *sums.moment.shape)
+    return [Ridge(*one) for one in zip(coefficients, map(float, ridges), errors, strict=True)]
 
 
 class FoldErrors(NamedTuple):

@@ -85,12 +85,18 @@ class LevelSums:
 
     def level(self, coefficients: Array, ratio: float) -> Array:
         """Return u, shape () or (n_outputs,)."""
-        return np.asarray(self.levels(coefficients, [ratio])[0])
+        return np.asarray(self.levels(coefficients[None], [ratio])[0, 0])
 
-    def levels(self, coefficients: Array, ratios: Sequence[float]) -> Array:
-        """Return u for each ratio, shape (n_ratios,) or (n_ratios, n_outputs)."""
-        left = np.asarray(self.responses - self.features @ coefficients)
-        return np.asarray(left / self._divisor(np.array(ratios)).reshape(-1, *[1] * left.ndim))
+    def levels(self, models: Array, ratios: Sequence[float]) -> Array:
+        """Return u of each model for each ratio, shape (n_models, n_ratios) or (n_models, n_ratios, n_outputs).
+
+        Parameters
+        ----------
+        models : ndarray of shape (n_models, n_features) or (n_models, n_features, n_outputs)
+        """
+        found = self.features[None] @ models.reshape(*models.shape[:2], -1)
+        left = self.responses - found.reshape(len(models), 1, *models.shape[2:])
+        return np.asarray(left / self._divisor(np.array(ratios)).reshape(-1, *[1] * (left.ndim - 2)))
 
     def reduced(self, sums: OwnSums, ratio: float) -> OwnSums:
         """Return the site's sums without its level.

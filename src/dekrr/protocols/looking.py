@@ -18,6 +18,7 @@ measured at a site is what it says.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -189,9 +190,10 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     most = np.inf if masks is None else 4.0 * 2.0**masks.responses
     fitted, responses, weights = [], [], []
     for k, (_, held) in enumerate(parts):
-        models = [np.zeros(shape), _solved(total[k], shape), *without[:, k].reshape(-1, *shape)]
+        of_all = np.frombuffer(_solved_once(total[k].tobytes(), shape)).reshape(shape)
+        models = np.array([np.zeros(shape), of_all, *without[:, k].reshape(-1, *shape)])
         features = feature_map(held.X)
-        by_models = np.array([features @ model + levels[k].level(model, ratio) for model in models])
+        by_models = np.array([features @ model for model in models]) + levels[k].levels(models, [ratio])
         fitted.append(by_models.reshape(len(models), held.n_rows, site.rows.n_outputs))
         responses.append(held.y.reshape(held.n_rows, site.rows.n_outputs))
         weights.append(np.ones(held.n_rows) if held.weight is None else held.weight)
@@ -249,6 +251,12 @@ def _solved(packed: Array, shape: tuple[int, ...]) -> Array:
     sums = OwnSums(unpack_symmetric(gram, shape[0]), moment.reshape(shape), float(energy))
     fits = path_of(sums, max(float(count), 1.0), RIDGES)
     return min(fits, key=lambda fit: fit.error).coefficients
+
+
+@lru_cache(maxsize=2 * FOLDS)
+def _solved_once(packed: bytes, shape: tuple[int, ...]) -> bytes:
+    """Return what is solved of the sums over all sites: once for all sites of a process."""
+    return _solved(np.frombuffer(packed), shape).tobytes()
 
 
 def _told(errors: Array, place: int) -> Array:

@@ -8,6 +8,7 @@ large network, nobody knows all names, and sites are counted over a spanning tre
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -298,8 +299,14 @@ def roll_call(site: Site) -> Procedure[Roster]:
             if site.name == root:
                 height = exchanges - 1
     in_order = {name: rows[name] for name in sorted(rows)}
-    whole = joined(tally_of(name, n_rows) for name, n_rows in in_order.items())
+    whole = _counted(tuple(in_order.items()))
     return Roster(in_order, msgspec.structs.replace(whole, height=height), farthest, root, depth=depth, parent=parent)
+
+
+@lru_cache(maxsize=4)
+def _counted(rows: tuple[tuple[str, int], ...]) -> Tally:
+    """Return the tally of sites and their numbers of rows: once for all sites of a process."""
+    return joined(tally_of(name, n_rows) for name, n_rows in rows)
 
 
 def are_named(n_sites: int) -> bool:

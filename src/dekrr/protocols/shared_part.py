@@ -78,6 +78,7 @@ FOLDS = 5  # one of which is held out
 _FEWEST_TO_HOLD_OUT = 5
 _MOST_SPANS = 4.0  # of responses, that predictions are cut to where errors are masked
 _NEXT_TO = 0.01  # of the least held-out error
+_PREDICTIONS_AT_ONCE = 1 << 10  # by each ratio: they stay in the cache
 
 
 def agree_on_spreads(start: Start) -> Procedure[Array]:
@@ -531,12 +532,16 @@ def errors_of(
     weights = np.ones(held.n_rows) if held.weight is None else held.weight
     weights = weights.reshape(-1, *[1] * (held.y.ndim - 1))
     errors = np.empty((len(path), len(ratios)))
-    of_path = np.tensordot(np.array([fit.coefficients for fit in path]), features, ((1,), (1,)))
-    for i, (fit, predicted) in enumerate(zip(path, np.moveaxis(of_path, -1, 1), strict=True)):
+    models = np.array([fit.coefficients for fit in path])
+    of_path = np.moveaxis(np.tensordot(models, features, ((1,), (1,))), -1, 1)[:, None]
+    at_once = max(1, _PREDICTIONS_AT_ONCE // max(held.n_rows, 1))
+    for start in range(0, len(path), at_once):
+        some = slice(start, start + at_once)
+        predicted = of_path[some]
         if levels is not None:
-            predicted = predicted + levels.levels(fit.coefficients, ratios)[:, None]
-        residuals = np.clip(predicted, -most, most) - held.y
-        errors[i] = np.sum((residuals**2 * weights).reshape(1 if levels is None else len(ratios), -1), axis=1)
+            predicted = predicted + levels.levels(models[some], ratios)[:, :, None]
+        squares = (np.clip(predicted, -most, most) - held.y) ** 2 * weights
+        errors[some] = np.sum(squares.reshape(*squares.shape[:2], -1), axis=2)
     return errors
 
 
@@ -675,8 +680,12 @@ def candidate_scales(scales: Array | None, spreads: Array) -> Scales:
     >>> len(candidate_scales(np.array([1.0, 0.01]), np.ones(2)))
     2
     """
-    if scales is None:
-        return ()
+    return () if scales is None else _candidate_scales(scales.tobytes(), spreads.tobytes())
+
+
+@lru_cache(maxsize=8)
+def _candidate_scales(of_scales: bytes, of_spreads: bytes) -> Scales:
+    scales, spreads = np.frombuffer(of_scales), np.frombuffer(of_spreads)
     weights = spreads**2 if spreads.any() else np.ones_like(spreads)
     powers = _POWERS[1:] if np.mean(scales <= _LEAST) >= _MOST_WITHOUT else _POWERS
     sets = [scales**power for power in powers]

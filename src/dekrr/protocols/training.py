@@ -17,6 +17,7 @@ of this, it is `dekrr.train`, exactly.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import msgspec
 
@@ -146,10 +147,24 @@ def _run_of_agreed(run: Run, sigma: float, sets: tuple[tuple[float, ...], ...]) 
     chooser, tuning = run.chooser, run.tuning
     if chooser.sigma is None and tuning is not None and len(tuning.sigmas) == 1:
         tuning = msgspec.structs.replace(tuning, sigmas=(sigma,))
-    if chooser == Auto(chooser.n_features, sigma=chooser.sigma, mapping=chooser.mapping):  # of the default kernel
-        chooser = Mixed(chooser.n_features, sigma=chooser.sigma, mapping=chooser.mapping)
-    chooser = chooser.replace(sigma=chooser.sigma or sigma, column_scales=sets)
+    if type(chooser) is Auto and chooser == _auto(chooser.n_features, chooser.sigma, chooser.mapping):
+        chooser = _mixed(chooser.n_features, chooser.sigma or sigma, chooser.mapping, sets)
+    else:
+        chooser = chooser.replace(sigma=chooser.sigma or sigma, column_scales=sets)
     return replace(run, chooser=chooser, tuning=tuning)
+
+
+# Of the default kernel, and the same for many sites of a process.
+
+
+@lru_cache(maxsize=64)
+def _auto(n_features: int, sigma: float | None, mapping: str) -> Auto:
+    return Auto(n_features, sigma=sigma, mapping=mapping)
+
+
+@lru_cache(maxsize=64)
+def _mixed(n_features: int, sigma: float, mapping: str, sets: tuple[tuple[float, ...], ...]) -> Mixed:
+    return Mixed(n_features, sigma=sigma, mapping=mapping, column_scales=sets)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ International Journal of Control 50(5), 1989.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..features import FeatureMap, loops_for
+from ..features import FeatureMap, exact_loops, loops_for
 from ..kernels import Gaussian, Kernel, Laplacian
 from ..rules import FLAG, POSITIVE, Rule, number, whole_number
 from ..statistics import weigh
@@ -331,6 +331,9 @@ def greedy_path(sums: CandidateSums, n_taken: int, *, ridge: float, width: int =
     """
     correlation = np.atleast_2d(sums.moment.T)  # one row per output
     n_features = correlation.shape[1]
+    loops = exact_loops() if width == 1 else None
+    if loops is not None:
+        return _compiled_path(loops, sums, correlation, n_taken, ridge)
     n_candidates = n_features // width
     remaining = sums.diagonal() + ridge
     floor = ridge / 2
@@ -358,6 +361,22 @@ def greedy_path(sums: CandidateSums, n_taken: int, *, ridge: float, width: int =
         taken.append(best)
         gains.append(float(gain[best]))
     return np.array(taken), np.array(gains)
+
+
+def _compiled_path(
+    loops: Any, sums: CandidateSums, correlation: Array, n_taken: int, ridge: float
+) -> tuple[np.ndarray, Array]:
+    """Return what `greedy_path` does for single features, to the last bit."""
+    correlation, remaining, floor = correlation.copy(), sums.diagonal() + ridge, ridge / 2
+    factor, is_open = np.empty((n_taken, len(remaining))), np.ones(len(remaining), dtype=bool)
+    taken, gains = np.empty(n_taken, dtype=int), np.empty(n_taken)
+    best, gain = loops.project_out(remaining, remaining, -1, ridge, floor, correlation, remaining, is_open)
+    for size in range(n_taken):
+        taken[size], gains[size] = best, gain
+        factor[size] = sums.column(best)
+        of_taken = factor[:size, best] @ factor[:size]
+        best, gain = loops.project_out(factor[size], of_taken, best, ridge, floor, correlation, remaining, is_open)
+    return taken, gains
 
 
 def _gain(correlation: Array, remaining: Array, pair_product: Array, width: int, floor: float) -> Array:
