@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dekrr.errors import DataError
-from dekrr.privacy.ledger import Ask, Cells, Folder, Ledger, _distinct
+from dekrr.mesh.ledger import Ask, Cells, Folder, Ledger, _distinct
 
 SECRET = b"secret" * 5
 RNG = np.random.default_rng(0)

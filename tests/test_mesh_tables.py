@@ -11,10 +11,10 @@ from dekrr.cli.app import app
 from dekrr.errors import DataError, SettingsError
 from dekrr.estimators.network import seed_of
 from dekrr.mesh.files import read_site
+from dekrr.mesh.ledger import ALL
 from dekrr.mesh.node import MODEL
 from dekrr.mesh.site_rows import SiteRows
 from dekrr.networks.local import LocalNetwork
-from dekrr.privacy.ledger import ALL
 from dekrr.protocols.site import Site
 from meshes import Mesh, wait_until
 

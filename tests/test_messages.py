@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from dekrr import messages, statistics
 from dekrr.errors import MessageError
-from dekrr.protocols.reading import MessageReader
+from dekrr.mesh.reading import MessageReader
 
 numbers = arrays(np.float64, array_shapes(max_dims=2, max_side=6), elements=st.floats(-1e9, 1e9))
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dekrr.errors import AbsenceError, AgreementError, DataError, DisconnectedError, GoneError, MessageError
 from dekrr.lab.testing.faulty import Crash, Faults, FaultyNetwork, Outage
 from dekrr.mesh import session as sessions
+from dekrr.mesh.reading import MessageReader
 from dekrr.mesh.session import Plan, Session, peers, phases
 from dekrr.mesh.session import journal as journals
 from dekrr.mesh.session.events import Refused, Refusing
@@ -43,7 +44,6 @@ from dekrr.messages import (
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy.admission import Ledger
 from dekrr.protocols import dekrr
-from dekrr.protocols.reading import MessageReader
 from dekrr.protocols.run import Tuning
 from dekrr.protocols.site import Site
 from dekrr.selection import Greedy, Plain

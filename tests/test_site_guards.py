@@ -12,6 +12,7 @@ import pytest
 import dekrr.errors
 from consortium import ALONE, Consortium, Standing, wait_until
 from dekrr.errors import DataError, DekrrError, MessageError, NotNumbersError, SettingsError
+from dekrr.mesh.ledger import Entry
 from dekrr.mesh.node import Node
 from dekrr.mesh.policy import Policy, PolicyError, SourcePolicy, read_policy, refusals, refusals_of_run
 from dekrr.mesh.site_rows import SiteRows
@@ -20,7 +21,6 @@ from dekrr.mesh.studies.items import Proposal
 from dekrr.mesh.studies.outward import WORDS, outward
 from dekrr.mesh.studies.study import digest_of, parse_study
 from dekrr.mesh.study_run import StudyRun
-from dekrr.privacy.ledger import Entry
 
 SECRET = "Clark 1952-11-30"
 NUMBER = 86753.0625

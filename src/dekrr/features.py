@@ -8,6 +8,7 @@ with the phases 0 and -pi/2.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -60,10 +61,9 @@ def block_rows(frequencies: np.ndarray) -> int:
 def compiled() -> Any:
     """Return the module of compiled loops, or None where numba is not installed."""
     try:
-        from . import _compiled
+        return import_module("dekrr._compiled")
     except ImportError:
         return None
-    return _compiled
 
 
 def loops_for(n_elements: int) -> Any:

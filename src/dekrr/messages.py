@@ -428,3 +428,13 @@ def expect_shape(sender: str, message: Message, field: str, due: tuple[int, ...]
     if len(shape) != len(due) or any(wanted not in (-1, size) for wanted, size in zip(due, shape, strict=True)):
         name = type(message).__name__
         raise MessageError(f"site {sender!r} sent {name}.{field} of shape {shape}, expected {due}", sender)
+
+
+def residual_of(message: Message) -> float | None:
+    """Return the relative residual that a round's message tells (NaN if none yet); None for other messages."""
+    if isinstance(message, MaskedRound):
+        message = message.coefficients
+    if not isinstance(message, Coefficients | Unchanged):
+        return None
+    residual, scale = message.progress[-2:] or (0.0, 0.0)
+    return residual / scale if scale else float("nan")

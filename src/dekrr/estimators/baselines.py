@@ -1,6 +1,7 @@
 """What DeKRR is compared with: shared features, no exchange, and all rows in one place."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import networkx as nx
@@ -11,6 +12,7 @@ from ..errors import SettingsError
 from ..kernel_model import KernelModel
 from ..kernels import make_kernel, name_of
 from ..labels import listed, names_of
+from ..protocols.baselines import allreduce, alone, dkla
 from ..settings import (
     GRIDS_ALONE,
     AllReduceSettings,
@@ -25,7 +27,7 @@ from ..settings import (
 )
 from ..tables.rows import ChainedRows, Rows
 from .base import FeatureRegressor, NetworkRegressor, SiteRegressor, estimator, setting, settings_of
-from .network import Choosing, are_weighted, scaling_of, train_allreduce, train_alone, train_dkla, tuning_of
+from .network import Choosing, Training, are_weighted, scaling_of, tuning_of
 
 _FOLDS = 5  # of the rows of a site that chooses its settings alone
 
@@ -62,7 +64,8 @@ class DKLARegressor(NetworkRegressor):
         return settings_of(self, DKLASettings, selecting_site=_name_among(self.selecting_site, sites), **changes)
 
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
-        choosing, training = Choosing.of(self), train_dkla(self.run_settings(list(rows), weighted=are_weighted(rows)))
+        choosing, settings = Choosing.of(self), self.run_settings(list(rows), weighted=are_weighted(rows))
+        training = partial(dkla.train, settings=settings)
         run = self._train(rows, self._graph(rows, seed), seed, training, choosing, self.network)
         self._keep(run, choosing.kernel_name(), choosing.sigmas()[0], tol=self.tol)
 
@@ -109,7 +112,7 @@ class AllReduceRegressor(NetworkRegressor):
         selecting = _name_among(self.selecting_site, list(rows))
         choosing = Choosing.of(self)
         settings = settings_of(self, AllReduceSettings, selecting_site=selecting, weighted=are_weighted(rows))
-        training = train_allreduce(settings)
+        training = partial(allreduce.train, settings=settings)
         run = self._train(rows, self._graph(rows, seed), seed, training, choosing, self.network)
         self._keep(run, choosing.kernel_name(), choosing.sigmas()[0])
 
@@ -140,12 +143,13 @@ class LocalRegressor(FeatureRegressor):
         sigma, alpha = grids["sigma"][0], grids["alpha"][0]
         tuning = tuning_of({**grids, "consensus": (1.0,)}, folds=_FOLDS, prediction="own")
         weighted = are_weighted(rows)
-        training = train_alone(
-            settings_of(self, AllReduceSettings, alpha=alpha, weighted=weighted),
-            settings_of(self, DeKRRSettings, alpha=alpha, weighted=weighted),
-            tuning,
-        )
-        trainings = 1 if tuning is None else 1 + len(tuning.sigmas) * tuning.folds
+        settings = settings_of(self, AllReduceSettings, alpha=alpha, weighted=weighted)
+        training: Training = partial(allreduce.train, settings=settings)
+        trainings = 1
+        if tuning is not None:
+            of_folds = settings_of(self, DeKRRSettings, alpha=alpha, weighted=weighted)
+            training = partial(alone.train, settings=settings, of_folds=of_folds, tuning=tuning)
+            trainings += len(tuning.sigmas) * tuning.folds
         run = self._train(rows, _without_edges(rows), seed, training, choosing, trainings=trainings)
         self._keep(run, choosing.kernel_name(), sigma)
         tuned = {label: outcome.tuned for label, outcome in run.outcomes.items()}
@@ -166,7 +170,7 @@ class CentralizedRFF(FeatureRegressor):
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
         first, choosing = next(iter(rows)), Choosing.of(self)
         pooled: dict[Hashable, Rows] = {first: ChainedRows(list(rows.values()))}
-        training = train_allreduce(settings_of(self, AllReduceSettings, weighted=are_weighted(rows)))
+        training = partial(allreduce.train, settings=settings_of(self, AllReduceSettings, weighted=are_weighted(rows)))
         run = self._train(pooled, _without_edges(pooled), seed, training, choosing)
         self._keep(run, choosing.kernel_name(), choosing.sigmas()[0])
         self.models_ = dict.fromkeys(rows, self.models_[first])

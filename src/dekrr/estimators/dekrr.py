@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Integral
 from typing import Any, NamedTuple, Self
 
@@ -17,6 +18,7 @@ from ..errors import DataError, SettingsError, TopologyError, warn
 from ..labels import NAME, listed, names_with, remedy
 from ..networks.base import Connect, Traffic
 from ..privacy.admission import learn, lone_rows
+from ..protocols import online
 from ..protocols.calibration import keep_intervals, refusal_of_second
 from ..protocols.choosing import choose_alone
 from ..protocols.looking import FEWEST_SITES, Contribution, Finding, Looked, look
@@ -24,7 +26,7 @@ from ..protocols.roll_call import are_named
 from ..protocols.run import Outcome
 from ..protocols.shared_part import bandwidth_of
 from ..protocols.site import Limits, Site
-from ..protocols.training import SecondTraining
+from ..protocols.training import SecondTraining, train
 from ..selection import Chooser
 from ..settings import (
     ALONE,
@@ -63,9 +65,7 @@ from .network import (
     refuse_other_sites,
     scaling_of,
     sites_of,
-    train_parts,
     tuning_of,
-    update_dekrr,
 )
 
 
@@ -368,7 +368,7 @@ def go_on(
         size = before.feature_map.n_features if before else choosing.sizes(labels)[label]
         outputs = next(iter(standing.outcomes.values())).coefficients.shape[1:]
         nothing = ArrayRows(np.empty((0, site.rows.n_columns)), np.empty((0, *outputs)))
-        return update_dekrr(site, before, new.get(label, nothing), choosing.chooser(size, sigma), settings, prediction)
+        return online.go_on(site, before, new.get(label, nothing), choosing.chooser(size, sigma), settings, prediction)
 
     return network.run(sites, procedure, connect)
 
@@ -613,10 +613,11 @@ class DeKRRRegressor(NetworkRegressor):
         if self._finds_intervals(tuned=bool(tuned)):
             second = SecondTraining(self._keep_of_second, fits_shared=self.intervals is True)
             trainings += 1
-        training = train_parts(
-            settings,
-            tuning,
-            second,
+        training: Training = partial(
+            train,
+            settings=settings,
+            tuning=tuning,
+            second=second,
             prediction=self.prediction,
             keep_sums=self.store_sums,
         )

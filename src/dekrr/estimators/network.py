@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from numbers import Integral
 from typing import Any, TextIO
 
@@ -33,22 +32,18 @@ from ..messages import (
     Roll,
     Shortlist,
     Unchanged,
+    residual_of,
 )
 from ..model import SiteModel, from_bytes
 from ..networks.base import Connect, Network, PartialNetwork, Traffic
 from ..networks.local import LocalNetwork
-from ..protocols import dekrr
-from ..protocols.baselines import allreduce, alone, dkla
-from ..protocols.online import go_on
 from ..protocols.preparation import preparation_of
-from ..protocols.reading import MessageReader
 from ..protocols.roll_call import RollCall
 from ..protocols.run import Outcome, Tuning
 from ..protocols.site import Inbox, Outbox, Procedure, Result, Site
-from ..protocols.training import SecondTraining, train
 from ..scaling import AnyScaling
 from ..selection import CHOOSERS, Chooser
-from ..settings import AllReduceSettings, DeKRRSettings, DKLASettings, FeatureSettings, GuardSettings, grid_of, is_auto
+from ..settings import FeatureSettings, GuardSettings, grid_of, is_auto
 from ..tables.rows import Rows, Weighed
 from ..types import Array, Block
 
@@ -65,7 +60,6 @@ _STAGES: dict[type[Message], str] = {
 }
 _SECONDS_BETWEEN_LINES = 0.1
 _SECONDS_BETWEEN_LOGS = 10.0
-_READER = MessageReader()
 
 
 @dataclass(frozen=True)
@@ -173,7 +167,7 @@ class Watch:
         stage = "choosing features" if isinstance(message, Offer) else _STAGES.get(type(message))  # type: ignore[arg-type]
         if isinstance(message, Coefficients | MaskedRound | Unchanged):
             self._round += 1
-            residual = _READER.residual(message)
+            residual = residual_of(message)
             self._residual = float("nan") if residual is None else residual
         self._stage = stage or self._stage
         self._tell()
@@ -378,63 +372,10 @@ Training = Callable[[Site, Chooser], Procedure[Outcome]]
 """What a site does, given how it chooses its features."""
 
 
-def train_dekrr(settings: DeKRRSettings, tuning: Tuning | None = None, *, keep_path: bool = False) -> Training:
-    """Return the training of DeKRR; `keep_path` keeps the coefficients of every round in the outcome."""
-    return partial(dekrr.train, settings=settings, tuning=tuning, keep_path=keep_path)
-
-
-def train_parts(
-    settings: DeKRRSettings,
-    tuning: Tuning | None,
-    second: SecondTraining | None = None,
-    *,
-    prediction: str,
-    keep_sums: bool,
-) -> Training:
-    """Return the training of DeKRR with all parts that the settings ask for, and a second one where there is to be."""
-    return partial(
-        train,
-        settings=settings,
-        tuning=tuning,
-        second=second,
-        prediction=prediction,
-        keep_sums=keep_sums,
-    )
-
-
-def train_dkla(settings: DKLASettings, *, keep_path: bool = False) -> Training:
-    """Return the training of DKLA or COKE; `keep_path` keeps the coefficients of every round in the outcome."""
-    return partial(dkla.train, settings=settings, keep_path=keep_path)
-
-
-def train_allreduce(settings: AllReduceSettings) -> Training:
-    """Return the training of AllReduce."""
-    return partial(allreduce.train, settings=settings)
-
-
-def train_alone(settings: AllReduceSettings, of_folds: DeKRRSettings, tuning: Tuning | None) -> Training:
-    """Return the training of a site without neighbours, which tunes by its own folds first where it is to."""
-    if tuning is None:
-        return train_allreduce(settings)
-    return partial(alone.train, settings=settings, of_folds=of_folds, tuning=tuning)
-
-
 def scaling_of(settings: GuardSettings, rows: Rows) -> AnyScaling:
     """Return the scaling that rows in one place have."""
     site = Site("all", (), rows)
     return LocalNetwork({"all": ()}).run({"all": preparation_of(settings).agree(site, RollCall(site))})["all"]
-
-
-def update_dekrr(
-    site: Site,
-    before: Outcome | None,
-    new: Rows,
-    chooser: Chooser,
-    settings: DeKRRSettings,
-    prediction: str | None = None,
-) -> Procedure[Outcome]:
-    """Return what a site of a trained network does to go on; `before` is None for a site that joins."""
-    return go_on(site, before, new, chooser, settings, prediction)
 
 
 def tuning_of(grids: Mapping[str, Sequence[float]], *, folds: int, prediction: str) -> Tuning | None:

@@ -25,7 +25,6 @@ from ..privacy.admission import Ledger
 from ..privacy.masks import Identity, Signer, Unsigned, derived_secret
 from ..privacy.mechanism import Vault
 from ..protocols.after_loss import KeptOnDisk, guarded
-from ..protocols.reading import MessageReader
 from ..protocols.run import Outcome
 from ..protocols.site import Procedure, Site
 from ..tables.columns import Columns
@@ -36,6 +35,7 @@ from .identity import CertificateSigner
 from .identity import Identity as CertifiedIdentity
 from .network import Keys, Link, MeshNetwork
 from .procedure import Warm, procedure_of
+from .reading import MessageReader
 from .saving import save_model
 from .sealing import DataSeal
 from .session import Phase, Plan, Session

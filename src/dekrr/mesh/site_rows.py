@@ -23,9 +23,9 @@ from ..disk import replacing
 from ..errors import DataError, NotNumbersError
 from ..folds import HashOf, RowHash
 from ..privacy import admission
-from ..privacy.ledger import Ask, Cells, Folder, Ledger, row_hashes
 from ..privacy.masks import derived_secret
 from ..privacy.mechanism import delta_of
+from ..privacy.odometer import row_hashes
 from ..protocols.calibration import PARTS
 from ..protocols.preparation import agree_on_columns, columns_alone
 from ..protocols.shared_part import FOLDS, most_shared
@@ -35,6 +35,7 @@ from ..tables.columns import Columns, Facts, arrays_of, read_raw
 from ..tables.rows import ArrayRows, Rows
 from ..tables.sources import Batch, Source, StreamedRows, inputs_of, labels_of, open_source, require_weights
 from ..types import Array, Block
+from .ledger import Ask, Cells, Folder, Ledger
 from .procedure import refuse_beforehand
 from .tables import SiteFile
 

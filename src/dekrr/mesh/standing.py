@@ -18,12 +18,12 @@ import msgspec
 
 from ..errors import DataError, DekrrError
 from ..model import SiteModel, load
-from ..privacy.ledger import Folder, Ledger
 from . import policy as policies
 from .audit_trail import TRAIL, AuditTrail
 from .carrier import Carrier
 from .clock import Clock
 from .keys import changed_at, warn_of_end
+from .ledger import Folder, Ledger
 from .metrics import tell_systemd
 from .new_rows import RowCounts
 from .node import MODEL, Node

@@ -31,9 +31,9 @@ from ..tables.rows import ArrayRows, sampled
 from ..types import Array, Block
 from .choosing import asks_neighbors, choose, exchange_maps, limit_shortlist, rows_around
 from .exchange import ExactSums
-from .masking import MaskedRounds, Masks, OpenRounds, products_of, unit_of
+from .masking import MaskedRounds, Masks, products_of, unit_of
 from .roll_call import Roster
-from .run import Run, SetUp, Start, Tuned, Tuning
+from .run import OpenRounds, Run, SetUp, Start, Tuned, Tuning
 from .site import Procedure, Site
 from .spanning_tree import tree_sum
 
@@ -207,13 +207,6 @@ def _solve(
 
 
 _HOPELESS = 1e4  # squared errors of a row, in units of the largest response; under masks larger ones are cut
-
-
-def tuned(start: Start, run: Run) -> Procedure[Run]:
-    """Return the run with the numbers of the least held-out error; as it is where nothing is tuned."""
-    if run.tuning is None:
-        return run
-    return run.with_tuned((yield from tune(start, run, run.tuning)))
 
 
 def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:

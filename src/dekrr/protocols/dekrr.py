@@ -30,12 +30,12 @@ from ..settings import check as check_settings
 from ..solvers import SiteSystem, make_solver
 from ..types import Array
 from .choosing import ALLOCATIONS, choose, exchange_maps, read_offers, sized
-from .cross_validation import tuned
+from .cross_validation import tune
 from .exchange import exchange_of
-from .masking import MOST_FLOODED, Agreement, MaskedRounds, Masking, OpenRounds, fewest_of, products_of, unit_of
+from .masking import MOST_FLOODED, Agreement, MaskedRounds, Masking, fewest_of, products_of, unit_of
 from .preparation import preparation_of
 from .roll_call import RollCall
-from .run import Outcome, Run, SetUp, Start, Tuning, equal_outputs, weigh_rows
+from .run import OpenRounds, Outcome, Run, SetUp, Start, Tuning, equal_outputs, weigh_rows
 from .site import Procedure, Site
 
 
@@ -74,7 +74,8 @@ def agree(start: Start, run: Run) -> Procedure[Outcome]:
     """Choose features, exchange sums, and solve together with the neighbours: what follows the start of a run."""
     # fmt: off
     run = yield from sized(start, run)                             # how many features, D_j
-    run = yield from tuned(start, run)                             # nothing to do where all settings are numbers
+    if run.tuning is not None:
+        run = run.with_tuned((yield from tune(start, run, run.tuning)))
     own = yield from choose(start, run)                            # line 3
     offers = yield from exchange_maps(start.site, own, run)        # lines 4, 5
     start.site.enter("sums over rows")

@@ -313,29 +313,6 @@ def unit_of_gram(feature_map: FeatureMap) -> Array:
     return pack_symmetric(np.outer(unit, unit))
 
 
-class OpenRounds:
-    """The rounds where C_jp is in the block row: coefficients are all that sites send.
-
-    Attributes
-    ----------
-    behind : float
-        By how much to multiply what the block row knows of the neighbours' errors, to know of all.
-    """
-
-    behind = 1.0
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-
-    def outbox(self, message: Coefficients | Unchanged, known: Array) -> Outbox:
-        """Return the messages of a round."""
-        return self._site.to_all(message)
-
-    def read(self, inbox: Mapping[str, AnyMessage]) -> tuple[Mapping[str, AnyMessage], Array | float]:
-        """Return the neighbours' coefficients, and what is to be added to the residual."""
-        return inbox, 0.0
-
-
 class MaskedRounds:
     """The rounds under masks: p sends j its theta_p and, masked, C_jp theta_p / |N_p|, over its own rows.
 

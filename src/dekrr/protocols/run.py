@@ -19,7 +19,7 @@ over all sites first: otherwise one with a few large values would hardly count.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -31,7 +31,7 @@ from ..classes import ClassCalibration
 from ..errors import MessageError, SettingsError
 from ..features import FeatureMap
 from ..intervals import Calibration
-from ..messages import Total, expect
+from ..messages import AnyMessage, Coefficients, Total, Unchanged, expect
 from ..parts.local import NO_LEVEL, Home, LevelSums
 from ..privacy.admission import AnyAdmission
 from ..privacy.mechanism import Spent
@@ -46,7 +46,7 @@ from ..types import Array, Block
 from .masking import Masking, Masks
 from .preparation import Preparation
 from .roll_call import RollCall, Roster
-from .site import Procedure, Site
+from .site import Outbox, Procedure, Site
 from .spanning_tree import tree_sum
 
 OWN_WEIGHTS = (1 / 3, 1 / 2, 2 / 3, 1.0)
@@ -623,3 +623,25 @@ class Outcome:
         if self.shared is not None:
             self.shared = replace(self.shared, gram=None)
         return self
+
+class OpenRounds:
+    """The rounds where C_jp is in the block row: coefficients are all that sites send.
+
+    Attributes
+    ----------
+    behind : float
+        By how much to multiply what the block row knows of the neighbours' errors, to know of all.
+    """
+
+    behind = 1.0
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def outbox(self, message: Coefficients | Unchanged, known: Array) -> Outbox:
+        """Return the messages of a round."""
+        return self._site.to_all(message)
+
+    def read(self, inbox: Mapping[str, AnyMessage]) -> tuple[Mapping[str, AnyMessage], Array | float]:
+        """Return the neighbours' coefficients, and what is to be added to the residual."""
+        return inbox, 0.0

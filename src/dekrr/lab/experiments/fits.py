@@ -29,13 +29,15 @@ from ...data.catalogue import PAPER
 from ...data.splits import Split
 from ...estimators import AllReduceRegressor, COKERegressor, DeKRRRegressor, DKLARegressor
 from ...estimators.base import parameters_of
-from ...estimators.network import run, seed_of, sites_of, train_dekrr, train_dkla
+from ...estimators.network import run, seed_of, sites_of
 from ...features import FeatureMap
 from ...kernels import Gaussian
 from ...metrics import rse
 from ...model import Member
 from ...networks.base import Delivery
 from ...networks.local import LocalNetwork
+from ...protocols import dekrr
+from ...protocols.baselines import dkla
 from ...protocols.run import Outcome, neighborhood_weights
 from ...scaling import Scaling
 from ...selection import CHOOSERS, Chooser, Plain
@@ -537,10 +539,10 @@ def _run(task: FitTask, problem: FitProblem, regressor: DeKRRRegressor | DKLAReg
     sites = sites_of(rows, dict(enumerate(ring_neighbors(problem.split))), seed=seed_of(regressor.random_state))
     selectors: dict[Hashable, Chooser] = dict(enumerate(selectors_of(task, problem)))
     if isinstance(regressor, DeKRRRegressor):
-        training = train_dekrr(regressor.run_settings(tol=0.0), keep_path=True)
+        training = partial(dekrr.train, settings=regressor.run_settings(tol=0.0), keep_path=True)
     else:
         settings = msgspec.structs.replace(regressor.run_settings(list(sites)), tol=0.0)
-        training = train_dkla(settings, keep_path=True)
+        training = partial(dkla.train, settings=settings, keep_path=True)
     connect = partial(LocalNetwork, observers=[meter])
     done = run(sites, lambda j, site: training(site, selectors[j]), connect)
     return meter, list(done.outcomes.values())

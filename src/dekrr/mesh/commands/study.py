@@ -64,7 +64,7 @@ def propose(
 @study_app.command()
 def show(name: Named, site: SiteOption = SITE) -> None:
     """Print a study, in its words and in ours; who has decided what; which rules it breaks; how its runs ended."""
-    from ...privacy.ledger import Folder, Ledger
+    from ..ledger import Folder, Ledger
     from ..policy import refusals
     from ..site_rows import LEDGER
     from ..standing import KEPT, STUDIES

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from ...privacy.ledger import Entry
+from ..ledger import Entry
 from ..policy import Policy, source_rules
 from .study import StudyFile
 

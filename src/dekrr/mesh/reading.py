@@ -9,18 +9,16 @@ from ..messages import (
     Bounds,
     Census,
     Chosen,
-    Coefficients,
     Features,
-    MaskedRound,
     Message,
     Offer,
     RawColumns,
     Roll,
     Shortlist,
-    Unchanged,
+    residual_of,
 )
-from . import roll_call
-from .run import Outcome
+from ..protocols import roll_call
+from ..protocols.run import Outcome
 
 _EXACT = frozenset({Roll, Census, RawColumns, Bounds, Shortlist, Chosen, Features})
 _LONGEST_CENSUS = 6  # exchanges a site
@@ -52,12 +50,7 @@ class MessageReader:
 
     def residual(self, message: Message) -> float | None:
         """Return the relative residual that a round's message tells (NaN if none yet); None for other messages."""
-        if isinstance(message, MaskedRound):
-            message = message.coefficients
-        if not isinstance(message, Coefficients | Unchanged):
-            return None
-        residual, scale = message.progress[-2:] or (0.0, 0.0)
-        return residual / scale if scale else float("nan")
+        return residual_of(message)
 
     def absent(self, outcome: Outcome, sites: frozenset[str]) -> str:
         """Return in words which of `sites` the roll call of an outcome did not find; nothing if it found all."""

@@ -42,6 +42,7 @@ from safetensors.numpy import load, save
 
 from ..disk import lock, replacing
 from ..errors import DataError
+from ..privacy.odometer import mixed
 from ..types import Array
 
 ALL = ""  # the view of all cells
@@ -502,31 +503,11 @@ def _name_of(rows: np.ndarray) -> str:
     return hashlib.sha256(rows.tobytes()).hexdigest()[:32]
 
 
-def row_hashes(values: np.ndarray, secret: bytes) -> np.ndarray:
-    """Return a keyed 64-bit hash of each row of numbers, shape (n_rows,); -0.0 and 0.0 are the same number.
-
-    It is multilinear over the 64-bit words, with odd keys from the secret, and then mixed. Two different rows share it
-    with a chance of about 2^-32 (Lemire and Kaser, Strongly universal string hashing is fast, 2014).
-    """
-    words = np.ascontiguousarray(values + 0.0, dtype=np.float64).view(np.uint64)
-    stream = hashlib.shake_256(secret).digest(8 * (words.shape[1] + 1))
-    keys = np.frombuffer(stream, dtype="<u8").astype(np.uint64) | np.uint64(1)
-    mixed = keys[-1] + (_mixed(words) * keys[:-1]).sum(axis=1, dtype=np.uint64)
-    return _mixed(mixed)
-
-
-def _mixed(words: np.ndarray) -> np.ndarray:
-    """Return words with their bits spread (the finaliser of SplitMix64; Steele, Lea and Flood, OOPSLA 2014)."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
-    return np.asarray(words ^ (words >> np.uint64(31)))
-
-
 def _distinct(rows: np.ndarray) -> np.ndarray:
     """Return hashes of rows in which the second, third ... of equal rows has a hash of its own, in the same order."""
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     place = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
     found = np.empty_like(rows)
-    found[order] = np.where(place == 0, ordered, _mixed(_mixed(ordered) + place.astype(np.uint64)))
+    found[order] = np.where(place == 0, ordered, mixed(mixed(ordered) + place.astype(np.uint64)))
     return found
