@@ -148,7 +148,7 @@ The message names the difference and the sites. Nothing that depends on rows was
 
 _KINDS = {  # in the order in which a newcomer needs them
     "Estimators": lambda v, home: home.startswith("dekrr.estimators") and v.__name__.startswith("DeKRR"),
-    "Comparison": lambda v, home: home == "dekrr.comparing",
+    "Comparison": lambda v, home: home == "dekrr.lab.comparing",
     "Models": lambda v, home: home.startswith("dekrr.model"),
     "Baselines": lambda v, home: home.startswith("dekrr.estimators"),
     "Features, kernels and solvers": lambda v, home: home.startswith(
@@ -158,7 +158,7 @@ _KINDS = {  # in the order in which a newcomer needs them
     "Errors": lambda v, home: home.startswith("dekrr.errors"),
 }
 PUBLIC_MODULES = (
-    "dekrr.comparing",
+    "dekrr.lab.comparing",
     "dekrr.data",
     "dekrr.errors",
     "dekrr.features",

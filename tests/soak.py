@@ -19,13 +19,13 @@ import networkx as nx
 import numpy as np
 
 from dekrr.lab.testing.faulty import FaultyNetwork, draw_faults
+from dekrr.mesh.after_loss import guarded
 from dekrr.mesh.reading import MessageReader
 from dekrr.mesh.session import Plan, Session
 from dekrr.messages import encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy.masks import Identity, derived_secret
 from dekrr.protocols import dekrr
-from dekrr.protocols.after_loss import guarded
 from dekrr.protocols.baselines import allreduce, dkla
 from dekrr.protocols.site import Kept, Site
 from dekrr.selection import Energy, Greedy, Plain

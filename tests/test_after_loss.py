@@ -11,6 +11,7 @@ from sklearn.linear_model import LinearRegression
 
 from dekrr.errors import LossError, SettingsError
 from dekrr.lab.testing.faulty import Crash, Faults, FaultyNetwork, Outage
+from dekrr.mesh.after_loss import KeptOnDisk, guarded
 from dekrr.mesh.files import read_network
 from dekrr.mesh.policy import Policy, refusals
 from dekrr.mesh.studies.study import parse_study
@@ -19,7 +20,6 @@ from dekrr.model import Header, load, model_of
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy.masks import Identity
 from dekrr.protocols import training
-from dekrr.protocols.after_loss import KeptOnDisk, guarded
 from dekrr.protocols.masking import Masks
 from dekrr.protocols.site import Kept, Site
 from dekrr.selection import Energy, Plain

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 import dekrr
 from dekrr import DeKRRRegressor, LocalRegressor, rse
 from dekrr.cli.app import app
-from dekrr.comparing import _dealt, _hashes
 from dekrr.data import make_sites
 from dekrr.errors import DataError, DekrrWarning, SettingsError
-from dekrr.yardsticks import _PENALTIES, Task, _ridge, best, losses_of
+from dekrr.lab.comparing import _dealt, _hashes
+from dekrr.lab.yardsticks import _PENALTIES, Task, _ridge, best, losses_of
 
 SMALL = {"n_features": 20, "random_state": 0}
 

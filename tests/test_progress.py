@@ -1,4 +1,4 @@
-from dekrr.cli import progress
+from dekrr.lab.commands import progress
 
 
 def test_a_line_a_minute_where_there_is_no_terminal(capsys, monkeypatch):

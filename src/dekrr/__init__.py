@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import model_selection as model_selection
     from . import plot as plot
-    from .comparing import compare as compare
     from .errors import DataError as DataError
     from .errors import DekrrError as DekrrError
     from .errors import MessageError as MessageError
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from .estimators import LocalRegressor as LocalRegressor
     from .features import FeatureMap as FeatureMap
     from .kernels import Kernel as Kernel
+    from .lab.comparing import compare as compare
     from .metrics import rse as rse
     from .model import SiteModel as SiteModel
     from .model import load as load
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from .solvers import Solver as Solver
 
 _HOMES = {
-    "comparing": ["compare"],
     "errors": ["DataError", "DekrrError", "MessageError", "ModelFileError", "SettingsError", "TopologyError"],
     "estimators": [
         "AllReduceRegressor",
@@ -55,6 +54,7 @@ _HOMES = {
     ],
     "features": ["FeatureMap"],
     "kernels": ["Kernel"],
+    "lab.comparing": ["compare"],
     "metrics": ["rse"],
     "model": ["SiteModel", "load"],
     "selection": ["Chooser"],

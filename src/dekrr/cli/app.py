@@ -22,10 +22,10 @@ COMMANDS = {
         "Time fits against the paper's algorithm in plain numpy, scikit-learn, and the least time the processor needs.",
     ),
     "compare": (
-        ".compare:compare",
+        "dekrr.lab.commands.compare:compare",
         "Compare what each site would do alone with what sites do together, and with all rows in one place.",
     ),
-    "demo": (".demo:demo", "Compare every method on ten sites, and draw the network."),
+    "demo": ("dekrr.lab.commands.demo:demo", "Compare every method on ten sites, and draw the network."),
     "fit": (".models:fit", "Train a model for every site in a table, and write the models to a folder."),
     "predict": (
         ".predicting:predict",

@@ -1,5 +1,5 @@
 """One model on many machines of one owner: MPI and Dask.
 
-- `mpi`: the network whose sites are driven by the ranks of an MPI program; `ranks`, `placement`, `parcels`: its parts.
+- `mpi`: the network whose sites are driven by the ranks of an MPI program; `rank_messages`, `handover`: how messages pass between and within ranks.
 - `spread`: the rows of a site in the partitions of a Dask DataFrame.
 """

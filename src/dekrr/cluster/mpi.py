@@ -22,12 +22,12 @@ import numpy as np
 
 from .. import errors
 from ..errors import DekrrError, MessageError, NetworkError, TopologyError, one_line
-from ..handover import hand_over
 from ..messages import AnyMessage, decode, encode
 from ..networks.base import Neighbors, Traffic
 from ..networks.local import Step, free_cores, sharing_out
 from ..protocols.site import Outbox, Procedure, Result
 from ..tables import sources
+from .handover import hand_over
 from .rank_messages import MPI, Label, Notice, ParcelEntry, Parcels, Ranks, opened, sealed
 
 

@@ -2,6 +2,7 @@
 
 - `attacks`: what curious neighbours learn.
 - `experiments`: the paper's tables and figures, and pages about results.
+- `comparing`: each site alone beside all together; `yardsticks`: the methods that it compares with.
 - `testing`: a network with faults, from a seed.
-- `commands`: `dekrr attack`, `bench`, `report` and `reproduce`.
+- `commands`: `dekrr attack`, `bench`, `compare`, `demo`, `report` and `reproduce`.
 """

@@ -24,11 +24,11 @@ from ..model import Header, SiteClassifier, SiteModel, model_of, uncalibrated
 from ..privacy.admission import Ledger
 from ..privacy.masks import Identity, Signer, Unsigned, derived_secret
 from ..privacy.mechanism import Vault
-from ..protocols.after_loss import KeptOnDisk, guarded
 from ..protocols.run import Outcome
 from ..protocols.site import Procedure, Site
 from ..tables.columns import Columns
 from . import keys
+from .after_loss import KeptOnDisk, guarded
 from .carrier import Carrier, Ways
 from .events import Ended, Exposed, Noisy, Started, Stopped, finished
 from .identity import CertificateSigner

@@ -9,10 +9,9 @@ Who carries the messages is the business of `dekrr.networks`.
 - `site`: a site, and the types of a procedure.
 - `roll_call`: who is there; `masking`: sums that one site can read; `spanning_tree`: sums over all sites;
   `preparation`: what columns become, and the units of rows.
-- `run`: chooser, settings and policies in one object, and what a site has after each stage; `outcome`: what it returns.
+- `run`: chooser, settings and policies in one object, and what a site has after each stage and at the end.
 - `choosing`: how many features, which, and how they are told; `exchange`: sums, sums with noise, or the paper's rows;
-  `rounds`: the iteration, and how its coefficients travel; `cross_validation`: settings chosen from grids.
+  `cross_validation`: settings chosen from grids.
 - `shared_part`, `dekrr`, `home`: the parts of a model; `calibration`: a second training; `training`: all of it.
-- `looking`: before summing; `online`: after it; `baselines`: other methods; `after_loss`: without a site that is lost;
-  `reading`: what a mesh must know of messages.
+- `looking`: before summing; `online`: after it; `baselines`: other methods.
 """

@@ -59,7 +59,7 @@ def _unwatched(stage: str) -> None:
 
 
 class Kept:
-    """What a site keeps of a run when another site is lost; see `dekrr.protocols.after_loss`.
+    """What a site keeps of a run when another site is lost; see `dekrr.mesh.after_loss`.
 
     Attributes
     ----------

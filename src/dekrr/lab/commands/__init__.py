@@ -1,1 +1,1 @@
-"""The commands `attack`, `bench`, `report` and `reproduce`."""
+"""The commands `attack`, `bench`, `compare`, `demo`, `report` and `reproduce`."""

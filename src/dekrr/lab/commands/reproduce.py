@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ...cli.progress import progress_of
 from ...cli.ranks import NetworkOption, network_of
 from ...data.loading import require
 from ..experiments.fits import PROTOCOLS, SPLITS
 from ..experiments.paper_tables import Table, tables_of
 from ..experiments.plans import EXPERIMENTS, Options, plan, run_name
 from ..experiments.running import Results, end, execute, task_of, work
+from .progress import progress_of
 
 _STYLES = {"best": "bold", "off": "yellow", "": ""}
 reproduce = typer.Typer(help="Reproduce the paper's tables and figures.", no_args_is_help=True)

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from .errors import DataError, DekrrWarning, PoorFitWarning, SettingsError
-from .estimators import DeKRRClassifier, DeKRRRegressor
-from .estimators.model_set import as_frame, mean_excess
-from .estimators.tables import named
-from .folds import RowHash
-from .labels import factorise, listed, places_of
-from .metrics import excess
-from .tables.columns import array_of, column_names, is_frame
-from .tables.sources import is_source, open_source
-from .types import Array, Block
+from ..errors import DataError, DekrrWarning, PoorFitWarning, SettingsError
+from ..estimators import DeKRRClassifier, DeKRRRegressor
+from ..estimators.model_set import as_frame, mean_excess
+from ..estimators.tables import named
+from ..folds import RowHash
+from ..labels import factorise, listed, places_of
+from ..metrics import excess
+from ..tables.columns import array_of, column_names, is_frame
+from ..tables.sources import is_source, open_source
+from ..types import Array, Block
 from .yardsticks import Task, best, doubted, losses_of
 
 __all__ = ["compare"]

@@ -25,10 +25,10 @@ from pathlib import Path
 
 from ..disk import create
 from ..errors import LossError
-from .masking import MOST_FLOODED, largest_exponents
-from .roll_call import RollCall
-from .run import Outcome
-from .site import Kept, Procedure, Site
+from ..protocols.masking import MOST_FLOODED, largest_exponents
+from ..protocols.roll_call import RollCall
+from ..protocols.run import Outcome
+from ..protocols.site import Kept, Procedure, Site
 
 
 class KeptOnDisk(Kept):

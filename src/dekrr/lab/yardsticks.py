@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .types import Array
+from ..types import Array
 
 _PENALTIES = 10.0 ** np.arange(-3, 4.1, 0.5)  # of ridge regression, on standardised columns
 _STRENGTHS = (0.03, 0.3, 3.0)  # C of logistic regression

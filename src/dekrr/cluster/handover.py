@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from . import messages
-from .errors import MessageError
-from .messages import SHAPE, AnyMessage, Message, code_of, decoded, finite
+from .. import messages
+from ..errors import MessageError
+from ..messages import SHAPE, AnyMessage, Message, code_of, decoded, finite
 
 _SMALL = 1 << 14  # bytes of an array that is copied even inside a process
 

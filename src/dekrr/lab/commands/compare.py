@@ -8,11 +8,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ...cli.models import require_column
+from ...cli.outputs import print_json, table_at
+from ...errors import DataError
+from ...tables.sources import open_source
 from ..comparing import compare as compared
-from ..errors import DataError
-from ..tables.sources import open_source
-from .models import require_column
-from .outputs import print_json, table_at
 
 
 def compare(
@@ -57,7 +57,7 @@ def compare(
             random_state=seed,
         )  # fmt: skip
     if picture is not None:
-        from ..plot import comparison
+        from ...plot import comparison
 
         comparison(found).figure.savefig(picture)
     if as_json:

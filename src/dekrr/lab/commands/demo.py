@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .. import estimators
-from ..data import by_response, halves, load, make_sites
-from ..metrics import rse
-from ..scaling import Scaling
-from ..settings import ALONE
-from ..types import Array
+from ... import estimators
+from ...data import by_response, halves, load, make_sites
+from ...metrics import rse
+from ...scaling import Scaling
+from ...settings import ALONE
+from ...types import Array
 from ..yardsticks import Task, best
 
 
