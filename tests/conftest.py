@@ -12,10 +12,9 @@ import pytest
 from hypothesis import settings
 
 from dekrr.features import FeatureMap
-from dekrr.folds import RowHash
 from dekrr.privacy.admission import learn
 from dekrr.protocols.site import Site
-from dekrr.tables.rows import ArrayRows
+from dekrr.tables.rows import ArrayRows, RowHash
 
 settings.register_profile("untimed", deadline=None)  # no test asserts a time
 settings.load_profile("untimed")

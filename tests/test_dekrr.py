@@ -15,7 +15,6 @@ from sklearn.linear_model import Ridge
 from conftest import make_problem, tampered
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
-from dekrr.folds import RowHash
 from dekrr.messages import Coefficients
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
@@ -28,7 +27,7 @@ from dekrr.selection import Energy, Greedy, Plain
 from dekrr.settings import AllReduceSettings, DeKRRSettings, DifferentialPrivacy, DKLASettings
 from dekrr.solvers import Chebyshev, Jacobi, SiteSystem, inverse, make_solver
 from dekrr.statistics import Weights, accumulate, penalty
-from dekrr.tables.rows import ArrayRows
+from dekrr.tables.rows import ArrayRows, RowHash
 from dekrr.types import Block
 
 

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dekrr import DeKRRRegressor
-from dekrr.folds import CELLS, RowHash, fold_of, is_usual, signs_of
 from dekrr.lab.attacks.overhearing import Overheard
 from dekrr.messages import Sums, Total
 from dekrr.networks.local import LocalNetwork
@@ -17,7 +16,7 @@ from dekrr.protocols.site import Site
 from dekrr.selection import Greedy
 from dekrr.settings import DeKRRSettings
 from dekrr.tables import rows as rows_module
-from dekrr.tables.rows import ArrayRows
+from dekrr.tables.rows import CELLS, ArrayRows, RowHash, fold_of, is_usual, signs_of
 from dekrr.types import Block
 from meshes import Mesh
 

@@ -31,7 +31,6 @@ from dekrr import (
 )
 from dekrr.cli.app import app
 from dekrr.features import FeatureMap
-from dekrr.folds import RowHash
 from dekrr.intervals import BEYOND, N_BINS, Calibration, Scale, histogram, rows_for
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.home import left_by_shared, with_sum
@@ -39,7 +38,7 @@ from dekrr.protocols.run import Part
 from dekrr.protocols.site import Site
 from dekrr.scaling import UNSCALED
 from dekrr.settings import ALONE
-from dekrr.tables.rows import ArrayRows
+from dekrr.tables.rows import ArrayRows, RowHash
 
 COUNT = 6
 

@@ -14,7 +14,6 @@ from dekrr import DeKRRRegressor
 from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
-from dekrr.folds import rows_per_feature_outside
 from dekrr.lab.attacks.overhearing import Overheard
 from dekrr.messages import Chosen, Features, Moments, Shortlist, Sums, Tally, decode, encode
 from dekrr.networks.local import LocalNetwork
@@ -30,7 +29,7 @@ from dekrr.scaling import UNSCALED
 from dekrr.selection import CHOOSERS, Energy, Greedy, Plain
 from dekrr.settings import ALONE, GRIDS, DeKRRSettings
 from dekrr.statistics import accumulate, unpack_symmetric
-from dekrr.tables.rows import ArrayRows, ChainedRows
+from dekrr.tables.rows import ArrayRows, ChainedRows, rows_per_feature_outside
 
 RING = {"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")}
 

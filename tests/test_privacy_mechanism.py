@@ -19,10 +19,11 @@ from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.lab.attacks.audit import gaussian_epsilon
 from dekrr.lab.attacks.overhearing import Overheard
+from dekrr.mesh.vault import FileVault
 from dekrr.messages import Bounds, Coefficients, Features, RowFeatures, Sums
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import mechanism
-from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, Vault, nearest_positive, pack, unpack
+from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, nearest_positive, pack, unpack
 from dekrr.protocols import dekrr
 from dekrr.protocols.exchange import shared_features
 from dekrr.protocols.run import Tuning
@@ -234,7 +235,7 @@ def test_a_map_of_ones_own_does_not_start_either():
 
 def test_resuming_sends_the_same_sums_again(tmp_path):
     def with_vaults():
-        return [replace(site, vault=Vault(tmp_path / site.name, b"secret")) for site in sites()]
+        return [replace(site, vault=FileVault(tmp_path / site.name, b"secret")) for site in sites()]
 
     first, _ = run(with_vaults(), DifferentialPrivacy(1.0))
     again, _ = run(with_vaults(), DifferentialPrivacy(1.0))
@@ -249,7 +250,7 @@ def test_resuming_sends_the_same_sums_again(tmp_path):
 
 @pytest.mark.parametrize("change", ["budget", "rows"])
 def test_a_second_release_in_one_run_is_refused(change, tmp_path):
-    kept = [replace(site, vault=Vault(tmp_path / site.name, b"secret")) for site in sites()]
+    kept = [replace(site, vault=FileVault(tmp_path / site.name, b"secret")) for site in sites()]
     run(kept, DifferentialPrivacy(1.0))
     other = [replace(site, rows=ArrayRows(site.X, site.y / 2)) for site in kept] if change == "rows" else kept
     with pytest.raises(SettingsError, match="budget of this run is spent"):
@@ -257,7 +258,7 @@ def test_a_second_release_in_one_run_is_refused(change, tmp_path):
 
 
 def test_a_damaged_vault_is_not_replaced_by_new_noise(tmp_path):
-    kept = [replace(site, vault=Vault(tmp_path / site.name, b"secret")) for site in sites()]
+    kept = [replace(site, vault=FileVault(tmp_path / site.name, b"secret")) for site in sites()]
     (tmp_path / "b").write_bytes(b"damaged")
     with pytest.raises(DataError, match="cannot resume"):
         run(kept, DifferentialPrivacy(1.0))
@@ -269,7 +270,10 @@ def test_a_release_that_cannot_be_kept_is_not_made_and_leaves_nothing_behind(tmp
 
     monkeypatch.setattr(disk.os, "fsync", full)
     with pytest.raises(OSError, match="no space left"):
-        run([replace(site, vault=Vault(tmp_path / site.name, b"secret")) for site in sites()], DifferentialPrivacy(1.0))
+        run(
+            [replace(site, vault=FileVault(tmp_path / site.name, b"secret")) for site in sites()],
+            DifferentialPrivacy(1.0),
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -404,11 +408,11 @@ def test_delta_is_at_most_one_in_the_square_of_the_rows():
 
 def test_a_kept_release_tells_nothing_of_rows_without_the_secret(tmp_path):
     with pytest.raises(SettingsError, match="needs the site's secret"):
-        Vault(tmp_path / "release")
+        FileVault(tmp_path / "release", b"")
     sums = OwnSums(np.eye(2), np.ones(2), 0.0)
     keys = []
     for name in ("one", "two"):
-        Vault(tmp_path / name, name.encode()).once(b"rows", lambda: sums)
+        FileVault(tmp_path / name, name.encode()).once(b"rows", lambda: sums)
         with safe_open(tmp_path / name, framework="numpy") as file:
             keys.append(file.metadata()["key"])
     assert keys[0] != keys[1]

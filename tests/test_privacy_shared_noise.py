@@ -13,12 +13,13 @@ from dekrr import DeKRRRegressor, DifferentialPrivacy
 from dekrr.errors import SettingsError
 from dekrr.lab.attacks.audit import gaussian_epsilon
 from dekrr.lab.attacks.overhearing import Overheard
+from dekrr.mesh.vault import FileVault
 from dekrr.messages import Masked, Sums, Total, encode
 from dekrr.model import Header, model_of
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import mechanism
 from dekrr.privacy.masks import Identity, derived_secret
-from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, SharedNoise, Vault, pack
+from dekrr.privacy.mechanism import SENSITIVITY, GaussianSums, SharedNoise, pack
 from dekrr.protocols import dekrr, training
 from dekrr.protocols.exchange import shared_features
 from dekrr.protocols.site import Site
@@ -276,7 +277,7 @@ def test_a_site_sends_once_for_one_roster(tmp_path):
     sites = {
         name: replace(
             site,
-            vault=Vault(tmp_path / name, b"secret"),
+            vault=FileVault(tmp_path / name, b"secret"),
             identity=Identity("run", derived_secret(b"secret", name)),
         )
         for name, site in ring().items()
@@ -284,7 +285,7 @@ def test_a_site_sends_once_for_one_roster(tmp_path):
     heard = []
     for _ in range(2):  # a site that resumes sends the same words
         record = Overheard()
-        fresh = {n: replace(s, vault=Vault(tmp_path / n, b"secret")) for n, s in sites.items()}
+        fresh = {n: replace(s, vault=FileVault(tmp_path / n, b"secret")) for n, s in sites.items()}
         run(fresh, SETTINGS, [record])
         heard.append([e.message.words for e in record.heard if isinstance(e.message, Masked)])
     for first, second in zip(*heard, strict=True):

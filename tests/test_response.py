@@ -15,7 +15,7 @@ from dekrr import DeKRRRegressor
 from dekrr.cli.app import app
 from dekrr.errors import DataError, ModelFileError, SettingsError
 from dekrr.model import as_rows
-from dekrr.response import NAMES, Response
+from dekrr.scaling import NAMES, Response
 from dekrr.serving.one_row import OneRow
 from meshes import COLUMNS, Mesh
 

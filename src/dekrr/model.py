@@ -25,8 +25,7 @@ from .metrics import accuracy, rse
 from .parts.local import Home, WavesPart
 from .privacy.mechanism import Spent
 from .protocols.run import Outcome, neighborhood_weights
-from .response import AS_IT_IS, NAMES, Response
-from .scaling import UNSCALED, AnyScaling, Scaling
+from .scaling import AS_IT_IS, NAMES, UNSCALED, AnyScaling, Response, Scaling
 from .tables.columns import Column, Columns, is_frame
 from .tables.sources import AnyColumns, inputs_of, is_source, is_spread, open_source, open_spread
 from .types import Array
@@ -268,7 +267,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     classes : list of str, int, float or bool, or None
         The classes, where the model predicts class codes.
     transform : str, optional
-        How responses were changed for training; see `dekrr.response`.
+        How responses were changed for training; see `dekrr.scaling`.
     format, version
         The name and the version of the file format.
     """

@@ -1,12 +1,23 @@
-"""Scaling of columns to [0, 1] and of responses to [-1, 1], by bounds that the sites agree on; or no scaling."""
+"""The units of training: columns scaled to [0, 1], responses changed and then scaled to [-1, 1], or none of it.
 
-from collections.abc import Mapping
+Columns and responses are scaled by bounds that the sites agree on. Responses are changed by a name or by a scikit-learn
+transformer, and changed back in predictions. Sites train on the changed responses, and errors are measured on those
+that are changed back. What is undone is monotone, so that the ends of intervals and medians stay what they are; a mean
+does not. Names are functions that every site knows beforehand. A transformer that learns from rows would learn
+something else at each site.
+"""
+
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from scipy.special import expit, logit
 
-from .types import Array
+from .errors import DataError, SettingsError
+from .types import Array, Block
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,3 +172,172 @@ class Unscaled:
 
 AnyScaling = Scaling | Unscaled
 UNSCALED = Unscaled()
+
+
+if TYPE_CHECKING:
+    from .tables.rows import Rows
+
+_COMPARED = 1000  # responses that must come back
+_RIGHT = 1e-6  # of the largest
+
+
+class _Named(NamedTuple):
+    forward: Callable[[Array], Array]
+    back: Callable[[Array], Array]
+    takes: Callable[[Array], np.ndarray]
+    words: str
+    instead: str
+
+
+def _same(y: Array) -> Array:
+    return y
+
+
+def _floored(z: Array) -> Array:
+    return np.maximum(z, 0.0)
+
+
+_SIGNED = "a response that may be negative takes transform=None"
+_NAMED = {
+    "log": _Named(np.log, np.exp, lambda y: y > 0, "numbers above 0", '"log1p" and "sqrt" take 0 too'),
+    "log1p": _Named(
+        np.log1p, lambda z: np.expm1(_floored(z)), lambda y: y >= 0, "numbers that are not negative", _SIGNED
+    ),
+    "sqrt": _Named(np.sqrt, lambda z: _floored(z) ** 2, lambda y: y >= 0, "numbers that are not negative", _SIGNED),
+    "logit": _Named(
+        logit, expit, lambda y: (y > 0) & (y < 1), "shares strictly between 0 and 1", '"share" takes 0 and 1 too'
+    ),
+    "nonnegative": _Named(_same, _floored, lambda y: y >= 0, "numbers that are not negative", _SIGNED),
+    "share": _Named(
+        _same,
+        lambda z: np.clip(z, 0.0, 1.0),
+        lambda y: (y >= 0) & (y <= 1),
+        "shares from 0 to 1",
+        "divide percentages by 100",
+    ),
+}
+NAMES = tuple(_NAMED)
+
+
+@dataclass(frozen=True, eq=False)
+class Response:
+    """The way of responses to those that sites train on, and back.
+
+    Parameters
+    ----------
+    transform : str, scikit-learn transformer or None
+        One of `NAMES`, or an object with the methods transform and inverse_transform, which is used as it is.
+
+    Examples
+    --------
+    >>> Response("log1p").forward(np.array([0.0, 1.0])), Response("log1p").back(np.array([-1.0, 0.0]))
+    (array([0.        , 0.69314718]), array([0., 0.]))
+    """
+
+    transform: Any = None
+
+    @classmethod
+    def of(cls, transform: Any) -> "Response":
+        """Return the way of a setting; refuse a transformer that would learn from rows."""
+        if transform is None or isinstance(transform, str):
+            return cls(transform)
+        from copy import deepcopy
+
+        from sklearn.exceptions import NotFittedError
+        from sklearn.utils import get_tags
+        from sklearn.utils.validation import check_is_fitted
+
+        if get_tags(transform).requires_fit:
+            try:
+                check_is_fitted(transform)
+            except NotFittedError:
+                raise SettingsError(
+                    f"transform={transform!r} learns from rows, which sites do not pool, and would be another one at "
+                    f"each: give a name ({', '.join(NAMES)}), a FunctionTransformer, or a transformer that is fitted "
+                    "to public values, as in sklearn.frozen.FrozenEstimator(transformer.fit(values))"
+                ) from None
+        return cls(deepcopy(transform))
+
+    @property
+    def name(self) -> str | None:
+        """The name that a model file keeps; None where there is none."""
+        return self.transform if isinstance(self.transform, str) else None
+
+    @property
+    def is_learner(self) -> bool:
+        """Whether the way is a transformer, which has no name."""
+        return self.transform is not None and self.name is None
+
+    def forward(self, y: Array, where: Callable[[int], str] = "row {}".format) -> Array:
+        """Return the responses that sites train on; refuse those that cannot be changed.
+
+        Parameters
+        ----------
+        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
+        where : callable
+            Says in words which row a number is.
+        """
+        if self.transform is None:
+            return y
+        if self.name is not None:
+            named = _NAMED[self.name]
+            _refuse(y, named.takes(y), where, f"transform={self.name!r} takes {named.words}", named.instead)
+            return np.asarray(named.forward(y))
+        changed = self._by_transformer("transform", y)
+        _refuse(y, np.isfinite(changed), where, f"transform={self.transform!r} makes no finite number of it", "")
+        some = y[:_COMPARED]
+        if len(y) and np.max(np.abs(self.back(changed[:_COMPARED]) - some)) > _RIGHT * np.max(np.abs(some)):
+            raise SettingsError(
+                f"transform={self.transform!r} does not give responses back: inverse_transform must undo transform, as "
+                "in FunctionTransformer(numpy.log, inverse_func=numpy.exp)"
+            )
+        return changed
+
+    def back(self, z: Array) -> Array:
+        """Return responses in their own units, of the shape (n_rows, ...) of `z`; they are in the range of a name."""
+        if self.transform is None:
+            return z
+        with np.errstate(over="ignore"):  # far outside training, the exponential of a large number is infinite
+            return np.asarray(_NAMED[self.name].back(z) if self.name else self._by_transformer("inverse_transform", z))
+
+    def ends_back(self, ends: Array) -> Array:
+        """Return `back` of the ends of intervals, shape (n_rows, 2) or (n_rows, 2, n_outputs), the lower one first."""
+        if self.transform is None:
+            return ends
+        finite = np.clip(ends, -np.finfo(float).max, np.finfo(float).max)  # a transformer may refuse infinite ends
+        found = np.stack([self.back(finite[:, end] if self.is_learner else ends[:, end]) for end in (0, 1)], axis=1)
+        return np.sort(found, axis=1)
+
+    def _by_transformer(self, method: str, y: Array) -> Array:
+        flat = np.asarray(getattr(self.transform, method)(_flat(y)), dtype=float)
+        return flat.reshape(y.shape)
+
+    def changed(self, rows: "Rows", whose: str) -> "Rows":
+        """Return rows with their responses changed; `whose` they are is for errors."""
+        if self.transform is None:
+            return rows
+        return rows.mapped(partial(_changed, self, whose))
+
+
+AS_IT_IS = Response()
+
+
+def _flat(y: np.ndarray) -> np.ndarray:
+    return y.reshape(len(y), math.prod(y.shape[1:]))
+
+
+def _changed(response: Response, whose: str, block: Block) -> Block:
+    return block._replace(y=response.forward(block.y, lambda row: f"{whose}, a row"))
+
+
+def _refuse(y: Array, takes: np.ndarray, where: Callable[[int], str], what: str, instead: str) -> None:
+    wrong = ~_flat(takes)
+    if wrong.any():
+        row, output = np.argwhere(wrong)[0]
+        count = int(wrong.any(axis=1).sum())
+        more = f" ({count} rows are like that)" if count > 1 else ""
+        value = _flat(y)[row, output]
+        raise DataError(
+            f"{where(int(row))}: the response is {value:g}{more}, but {what}. Correct the row, or give another "
+            f"transform{': ' + instead if instead else ''}"
+        ).about(code="transform")

@@ -13,8 +13,8 @@ import numpy as np
 from . import rules
 from .errors import SettingsError
 from .kernels import KERNELS, is_kernel
-from .response import NAMES as RESPONSES
 from .rules import FLAG, POSITIVE, Rule, number, one_of, whole_number
+from .scaling import NAMES as RESPONSES
 from .selection import CHOOSERS, MAPPINGS, Chooser
 from .solvers import SOLVERS
 

@@ -26,7 +26,7 @@ from ..labels import factorise, listed, places_of, refuse_rows_as_sites
 from ..metrics import relative, rse
 from ..model import FarRows, Header, Outside, SiteModel, model_of, out_of_range, outside_of, response_range_of
 from ..networks.base import Connect, Traffic
-from ..response import Response
+from ..scaling import Response
 from ..settings import Entry, EstimatorSettings, FeatureSettings, GuardSettings, entries
 from ..tables.columns import Columns, is_frame
 from ..tables.rows import ArrayRows, Rows

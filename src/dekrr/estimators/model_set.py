@@ -16,7 +16,7 @@ from ..metrics import excess
 from ..model import SiteModel
 from ..protocols.calibration import Predicted, Unseen, losses_of, measures_of
 from ..protocols.run import HeldOut, Outcome
-from ..response import AS_IT_IS
+from ..scaling import AS_IT_IS
 from ..tables.rows import Rows
 from ..types import Array
 

@@ -11,8 +11,8 @@ from ..errors import DataError, SettingsError, warn
 from ..labels import factorise, listed, places_of, refuse_rows_as_sites, remedy
 from ..networks.base import Connect, Traffic
 from ..protocols.preparation import agree_on_columns
-from ..response import Response
 from ..rules import LARGEST, is_number
+from ..scaling import Response
 from ..tables.columns import (
     Columns,
     Facts,

@@ -16,10 +16,10 @@ from ..errors import DataError, DekrrWarning, PoorFitWarning, SettingsError
 from ..estimators import DeKRRClassifier, DeKRRRegressor
 from ..estimators.model_set import as_frame, mean_excess
 from ..estimators.tables import named
-from ..folds import RowHash
 from ..labels import factorise, listed, places_of
 from ..metrics import excess
 from ..tables.columns import array_of, column_names, is_frame
+from ..tables.rows import RowHash
 from ..tables.sources import is_source, open_source
 from ..types import Array, Block
 from .yardsticks import Task, best, doubted, losses_of

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from ..protocols.calibration import Predicted, errors_at_site, measures_of
 from ..protocols.run import Outcome
-from ..response import AS_IT_IS, Response
+from ..scaling import AS_IT_IS, Response
 from .session.events import Event
 from .status import Status
 

@@ -23,7 +23,6 @@ from ..messages import Offer
 from ..model import Header, SiteClassifier, SiteModel, model_of, uncalibrated
 from ..privacy.admission import Ledger
 from ..privacy.masks import Identity, Signer, Unsigned, derived_secret
-from ..privacy.mechanism import Vault
 from ..protocols.run import Outcome
 from ..protocols.site import Procedure, Site
 from ..tables.columns import Columns
@@ -45,6 +44,7 @@ from .session.journal import FileJournal, Opening
 from .site_rows import SiteRows, classes_of
 from .status import STATE, Status, status_of, telling_state
 from .tables import SiteFile, protocol_of
+from .vault import FileVault
 
 CHECKPOINT, MODEL, SECRET = "checkpoint", "model.safetensors", "secret"
 _LOOK_EVERY = 2.0  # seconds
@@ -135,7 +135,7 @@ class Node:
         if fresh:
             self._nonce.unlink(missing_ok=True)
             self._kept.forget()
-        self._vault = Vault(folder / f"{config.run}.release", secret)
+        self._vault = FileVault(folder / f"{config.run}.release", secret)
         self._own.judge(repeats=there and force)
         terms = config.terms(protocol_of(version("dekrr"))) | ({} if warm is None else {"start": "the last model"})
         digest = _digest(terms, tuple(sorted(config.neighbors)), self._own.rows.digest)

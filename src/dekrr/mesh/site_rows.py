@@ -21,7 +21,6 @@ from ..classes import codes
 from ..cluster.spread import SpreadRows, SpreadSource, spread_files
 from ..disk import replacing
 from ..errors import DataError, NotNumbersError
-from ..folds import HashOf, RowHash
 from ..privacy import admission
 from ..privacy.masks import derived_secret
 from ..privacy.mechanism import delta_of
@@ -32,7 +31,7 @@ from ..protocols.shared_part import FOLDS, most_shared
 from ..protocols.site import Procedure, Site
 from ..settings import DeKRRSettings
 from ..tables.columns import Columns, Facts, arrays_of, read_raw
-from ..tables.rows import ArrayRows, Rows
+from ..tables.rows import ArrayRows, HashOf, RowHash, Rows
 from ..tables.sources import Batch, Source, StreamedRows, inputs_of, labels_of, open_source, require_weights
 from ..types import Array, Block
 from .ledger import Ask, Cells, Folder, Ledger

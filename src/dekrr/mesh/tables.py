@@ -10,7 +10,7 @@ from ..protocols import training
 from ..protocols.baselines import allreduce, dkla
 from ..protocols.run import Outcome, Tuning
 from ..protocols.site import Procedure
-from ..response import Response
+from ..scaling import Response
 from ..selection import CHOOSERS, Chooser
 from ..settings import (
     GRIDS,

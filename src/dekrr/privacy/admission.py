@@ -30,6 +30,7 @@ A neighbour proves that its features come from the agreed pool by its seed and t
 """
 
 import hashlib
+import hmac
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ from ..features import FeatureMap
 from ..messages import Chosen
 from ..scaling import Scaling
 from ..selection import Chooser, Plain
-from ..statistics import weighted_features
+from ..statistics import OwnSums, weighted_features
 from ..tables.rows import ArrayRows, Rows
 from ..types import Array
 
@@ -337,6 +338,42 @@ class Ledger:
                     f"max_maps={most}",
                     neighbor,
                 )
+
+
+class Vault:
+    """Keeps the one release of a private run.
+
+    Parameters
+    ----------
+    secret : bytes, optional
+        A key of the site's own, by which it is told whether something else is to be released.
+    """
+
+    def __init__(self, secret: bytes = b"") -> None:
+        self._secret = secret
+        self._kept: tuple[str, OwnSums] | None = None
+
+    def once(self, key: bytes, draw: Callable[[], OwnSums]) -> OwnSums:
+        """Return the release for `key`: the one that is kept, or what `draw` gives now.
+
+        Raises
+        ------
+        SettingsError
+            When something else was released in this run, so that the budget is spent.
+        """
+        name = hmac.digest(self._secret, key, "sha256").hex()
+        if self._kept is None:
+            self._keep(name, draw())
+        assert self._kept is not None
+        if self._kept[0] != name:
+            raise SettingsError(
+                "the privacy budget of this run is spent: sums of other rows, features or another budget were released "
+                "in it already; start a new run"
+            )
+        return self._kept[1]
+
+    def _keep(self, key: str, sums: OwnSums) -> None:
+        self._kept = key, sums
 
 
 def fingerprint(feature_map: FeatureMap) -> bytes:

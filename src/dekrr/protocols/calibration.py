@@ -20,13 +20,12 @@ from ..classes import N_BINS as BINS_OF_CLASSES
 from ..classes import NEWTON_STEPS, ClassCalibration, Platt, scores
 from ..classes import histogram as histogram_of_classes
 from ..classes import scores as scores_of_classes
-from ..folds import is_usual
 from ..intervals import N_BINS, Calibration, Scale, histogram
 from ..metrics import rse
 from ..parts.local import Home
-from ..response import AS_IT_IS
+from ..scaling import AS_IT_IS
 from ..settings import DeKRRSettings
-from ..tables.rows import ArrayRows
+from ..tables.rows import ArrayRows, is_usual
 from ..types import Array
 from .masking import Agreement, Masks
 from .roll_call import RollCall

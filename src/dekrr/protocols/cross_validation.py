@@ -19,7 +19,6 @@ import numpy as np
 
 from ..errors import DataError, MessageError, SettingsError
 from ..features import FeatureMap
-from ..folds import CELLS, is_usual, rows_per_feature_outside
 from ..messages import Coefficients, expect
 from ..privacy.admission import discreet_shortlist
 from ..selection import Pool
@@ -27,7 +26,7 @@ from ..selection.choosers import weights_for
 from ..settings import DeKRRSettings
 from ..solvers import Chebyshev, ChebyshevState, inverse
 from ..statistics import BlockRow, assemble, weighted_responses
-from ..tables.rows import ArrayRows, sampled
+from ..tables.rows import CELLS, ArrayRows, is_usual, rows_per_feature_outside, sampled
 from ..types import Array, Block
 from .choosing import asks_neighbors, choose, exchange_maps, limit_shortlist, rows_around
 from .exchange import ExactSums

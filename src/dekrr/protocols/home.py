@@ -38,10 +38,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
-from ..folds import signs_of
 from ..parts.local import N_CANDIDATES, Candidates, Home, LocalPart, error_products, weights_of
 from ..settings import DeKRRSettings
-from ..tables.rows import ArrayRows
+from ..tables.rows import ArrayRows, signs_of
 from ..types import Array, Block
 from .masking import Masking
 from .roll_call import Roster

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..folds import LARGEST
 from ..parts.local import NO_LEVEL, LevelSums
 from ..privacy.admission import check_leverages, check_rows_of_shared
 from ..scaling import Scaling
@@ -31,7 +30,7 @@ from ..selection import Auto
 from ..selection.greedy import with_columns
 from ..settings import DeKRRSettings
 from ..statistics import OwnSums, accumulate, pack_symmetric, path_of, unpack_symmetric
-from ..tables.rows import ArrayRows
+from ..tables.rows import LARGEST, ArrayRows
 from ..types import Array
 from .dekrr import agreement_of, plan, start_of
 from .masking import Masks, unit_of, unit_of_gram

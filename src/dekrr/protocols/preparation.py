@@ -36,8 +36,7 @@ from msgspec.structs import replace
 from ..errors import DataError, MessageError, SettingsError, one_line
 from ..messages import Bounds, RawColumns, ToldColumn, expect
 from ..privacy.masks import exponent_of
-from ..response import AS_IT_IS, Response
-from ..scaling import UNSCALED, AnyScaling, Scaling
+from ..scaling import AS_IT_IS, UNSCALED, AnyScaling, Response, Scaling
 from ..settings import GuardSettings
 from ..tables.columns import (
     MOST_CATEGORIES,

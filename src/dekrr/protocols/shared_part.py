@@ -38,7 +38,6 @@ import numpy as np
 
 from ..errors import MessageError, SettingsError
 from ..features import FeatureMap
-from ..folds import is_usual
 from ..parts.local import NO_LEVEL, RATIOS, LevelSums, with_constant
 from ..privacy.admission import check_leverages, check_rows_of_shared, longest_shortlist, site_rng
 from ..scaling import Unscaled
@@ -55,7 +54,7 @@ from ..statistics import (
     weighted_features,
     weighted_responses,
 )
-from ..tables.rows import ArrayRows, Rows
+from ..tables.rows import ArrayRows, Rows, is_usual
 from ..types import Array
 from .masking import unit_of, unit_of_gram
 from .roll_call import Roster

@@ -8,12 +8,10 @@ import numpy as np
 
 from ..errors import DataError, warn
 from ..features import FeatureMap
-from ..folds import HashOf, RowHash, fold_of
 from ..messages import AnyMessage, Message
-from ..privacy.admission import AnyAdmission, Ledger, learn, site_rng
+from ..privacy.admission import AnyAdmission, Ledger, Vault, learn, site_rng
 from ..privacy.masks import Identity
-from ..privacy.mechanism import Vault
-from ..tables.rows import Rows
+from ..tables.rows import HashOf, RowHash, Rows, fold_of
 from ..types import Array
 
 Outbox = Mapping[str, Message]
@@ -165,7 +163,7 @@ class Site:
         return replace(self, rows=self.rows.in_order(self.hash_of))
 
     def fold_of(self, n_folds: int) -> np.ndarray:
-        """Return the fold of each row of the site's sample; see `dekrr.folds`."""
+        """Return the fold of each row of the site's sample; see `dekrr.tables.rows`."""
         sample = self.rows.sample
         return fold_of(self.hash_of(sample.arrays()) if sample.hashes is None else sample.hashes, n_folds)
 

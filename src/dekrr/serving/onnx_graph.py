@@ -21,8 +21,7 @@ from ..errors import ModelFileError
 from ..model import Member, SiteClassifier, SiteModel
 from ..parts.local import Home, TreesPart, WavesPart
 from ..parts.trees import TreeEnsemble
-from ..response import Response
-from ..scaling import AnyScaling
+from ..scaling import AnyScaling, Response
 from ..tables.columns import Column, Columns
 from .bodies import columns_of
 
