@@ -13,7 +13,7 @@ from conftest import tampered
 from dekrr.errors import MessageError
 from dekrr.messages import Branch, Census, Roll, Tally, Total
 from dekrr.networks.local import LocalNetwork
-from dekrr.protocols.dekrr import Progress
+from dekrr.protocols.dekrr import StoppingRule
 from dekrr.protocols.preparation import agree_on_scaling
 from dekrr.protocols.roll_call import roll_call
 from dekrr.protocols.site import Site
@@ -116,7 +116,7 @@ def test_all_sites_stop_together_on_the_largest_residual(network, seed):
     diameter = nx.diameter(graph)
     rng = np.random.default_rng(seed)
     residuals = {name: np.abs(rng.normal(size=60)) * np.exp(-0.2 * np.arange(60)) for name in graph}
-    progress = {name: Progress(diameter, tol=0.01) for name in graph}
+    progress = {name: StoppingRule(diameter, tol=0.01) for name in graph}
     for k in range(60):
         shares = {name: progress[name].share for name in graph}
         for name in graph:
@@ -136,7 +136,7 @@ def test_all_sites_stop_together_on_the_largest_residual(network, seed):
 
 
 def test_a_share_of_another_length_is_refused():
-    progress = Progress(2, tol=0.1)
+    progress = StoppingRule(2, tol=0.1)
     progress.after_exchange((1.0, 1.0), {"b": ()})
     with pytest.raises(MessageError, match="site 'b' sent 4 numbers about progress, expected 2") as caught:
         progress.after_exchange((1.0, 1.0), {"b": (0.0, 1.0, 0.0, 1.0)})
@@ -144,7 +144,7 @@ def test_a_share_of_another_length_is_refused():
 
 
 def test_progress_with_tol_zero_never_settles():
-    progress = Progress(0, tol=0.0)
+    progress = StoppingRule(0, tol=0.0)
     progress.after_exchange((0.0, 1.0), {})
     assert not progress.settled
 

@@ -169,7 +169,7 @@ def test_what_parts_predict_without_a_row_is_that_of_refits(weighted):
     _, theta, hessian, own = refit(np.ones(n_rows, dtype=bool))
     root = np.column_stack([Z, np.ones(n_rows)])
     sums = shared_part.LevelSums((Z.T * w).sum(axis=1), w @ response, count, w.mean())
-    part = shared_part.Part(shared_map, theta[:-1], ridge=ridge, ratio=ratio, of_site=sums)
+    part = shared_part.SharedPart(shared_map, theta[:-1], ridge=ridge, ratio=ratio, of_site=sums)
     assert part.level == pytest.approx(theta[-1])
     rows = ArrayRows(inputs, response, w if weighted else None)
     outcome = SimpleNamespace(

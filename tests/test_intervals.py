@@ -34,7 +34,7 @@ from dekrr.features import FeatureMap
 from dekrr.intervals import BEYOND, N_BINS, Calibration, Scale, histogram, rows_for
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.home import left_by_shared, with_sum
-from dekrr.protocols.run import Part
+from dekrr.protocols.run import SharedPart
 from dekrr.protocols.site import Site
 from dekrr.scaling import UNSCALED
 from dekrr.settings import ALONE
@@ -390,7 +390,7 @@ def test_what_the_shared_part_leaves_without_a_row_is_that_of_a_refit(weighted):
         return np.linalg.solve(gram, (Z[kept].T * w[kept]) @ rows.y[kept])
 
     everything = np.arange(60)
-    shared = Part(feature_map, solved(everything), ridge=1e-3)
+    shared = SharedPart(feature_map, solved(everything), ridge=1e-3)
     outcome = SimpleNamespace(shared=shared, scaling=UNSCALED, roster=SimpleNamespace(n_counted=count), admission=None)
     expected = [rows.y[i] - Z[i] @ solved(everything != i) for i in everything]
     site = Site("alone", (), rows)
@@ -413,7 +413,7 @@ def test_leverages_of_sites_unlike_each_other_add_up_as_those_of_the_pooled_rows
     def leverages(*, probed, key=b""):
         procedures = {}
         for name, each in zip("ab", rows, strict=True):
-            part = Part(feature_map, theta, ridge=1e-5, gram=gram if name == "a" else None)
+            part = SharedPart(feature_map, theta, ridge=1e-5, gram=gram if name == "a" else None)
             roster = SimpleNamespace(n_counted=400, height=1, depth=int(name == "b"), parent=None, n_sites=2)
             roster.parent = "a" if name == "b" else None
             outcome = SimpleNamespace(shared=part, scaling=UNSCALED, roster=roster, admission=None)

@@ -7,7 +7,7 @@ import pytest
 
 from dekrr import DeKRRClassifier, DeKRRRegressor, DifferentialPrivacy, load
 from dekrr.errors import DataError, SettingsError
-from dekrr.parts.local import Candidates
+from dekrr.parts.local import LocalFits
 from dekrr.privacy.mechanism import GaussianSums
 from dekrr.protocols.home import shrunk_mean
 from dekrr.statistics import OwnSums
@@ -57,9 +57,9 @@ def test_noise_cannot_spoil_what_a_site_has_alone(monkeypatch, size):
         return OwnSums(np.eye(len(sums.moment)), size * rng.normal(size=sums.moment.shape), 0.0)
 
     found = []
-    fitted = Candidates.fitted
+    fitted = LocalFits.fitted
     monkeypatch.setattr(GaussianSums, "perturb", nonsense)
-    monkeypatch.setattr(Candidates, "fitted", lambda *given: found.append(fitted(*given)) or found[-1])
+    monkeypatch.setattr(LocalFits, "fitted", lambda *given: found.append(fitted(*given)) or found[-1])
     X, y, sites = steps(0)
     model = DeKRRRegressor(**NUMBERS, bounds=BOUNDS, privacy=1.0).fit(X, y, sites=sites)
     new, y_new, new_sites = steps(1)

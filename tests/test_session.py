@@ -42,7 +42,7 @@ from dekrr.messages import (
     encode,
 )
 from dekrr.networks.local import LocalNetwork
-from dekrr.privacy.admission import Ledger
+from dekrr.privacy.admission import AskedMaps
 from dekrr.protocols import dekrr
 from dekrr.protocols.run import Tuning
 from dekrr.protocols.site import Site
@@ -798,7 +798,7 @@ def test_sites_lost_while_tuning_leave_a_run_that_ends_well():
     rng = np.random.default_rng(0)
     rows = {name: ArrayRows(rng.uniform(size=(60, 2)), rng.uniform(size=60)) for name in names}
     grid = Tuning(sigmas=(0.5, 1.0), alphas=(1e-3,), consensuses=(1.0,), folds=3)
-    ledgers = {name: Ledger() for name in names}
+    ledgers = {name: AskedMaps() for name in names}
 
     def open_session(name, journal, observe):
         def make(present, offer):

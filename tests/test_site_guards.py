@@ -12,7 +12,7 @@ import pytest
 import dekrr.errors
 from consortium import ALONE, Consortium, Standing, wait_until
 from dekrr.errors import DataError, DekrrError, MessageError, NotNumbersError, SettingsError
-from dekrr.mesh.ledger import Entry
+from dekrr.mesh.ledger import PastRun
 from dekrr.mesh.node import Node
 from dekrr.mesh.policy import Policy, PolicyError, SourcePolicy, read_policy, refusals, refusals_of_run
 from dekrr.mesh.site_rows import SiteRows
@@ -421,7 +421,7 @@ def test_a_person_is_told_in_words_what_is_unlike_earlier_studies():
     ):
         assert words in first
     about = study.site_file("x", "a", {}, "rows").terms("")
-    entry = Entry(run="x", time=0.0, rows={}, n_rows=80, fewest=15, about=about)
+    entry = PastRun(run="x", time=0.0, rows={}, n_rows=80, fewest=15, about=about)
     assert "what an earlier study" in " ".join(in_words(study, policy, "a", [entry], 0.0))
     other = study_of("n_features = 10\nseed = 3\n" + ALONE, 'target = "y"\ncolumns = ["u"]\nweight = "v"')
     told = " ".join(in_words(other, policy, "a", [entry], 0.0))

@@ -383,10 +383,16 @@ def test_a_site_without_a_store_brings_its_files(consortium, clock):
     place = home / "studies" / f"air-{digest[:8]}" / "versions" / "3"
     place.mkdir(parents=True)
     (place / "state.json").write_text('{"number": 3, "state": "done", "reason": "", "time": 5.0}')
+    (place.parent / "4").mkdir()
+    (place.parent / "4" / "state.json").write_bytes(b"damaged")
+    (place / "model.safetensors").touch()
+    (place.parent.parent / "current").symlink_to("versions/3")
     book = Book(home, identity(consortium, "a"), clock=clock)
     assert book.studies[digest].state == "approved"
-    assert [(one.number, one.state) for one in consortium.versions("a").states] == [(3, "done")]
-    assert consortium.versions("a").unreported == []
+    versions = consortium.versions("a")
+    assert [(one.number, one.state) for one in versions.states] == [(3, "done")]
+    assert versions.current == 3
+    assert versions.unreported == []
 
 
 def test_a_run_that_is_taken_up_late_does_not_replace_a_newer_model(consortium, monkeypatch):

@@ -11,7 +11,7 @@ from sklearn.base import clone
 
 from dekrr import CentralizedKRR, DataError, DeKRRRegressor, LocalRegressor, plot
 from dekrr.data import make_sites
-from dekrr.estimators.network import FitEvent, Line, callbacks_of
+from dekrr.estimators.network import FitEvent, TerminalLine, callbacks_of
 
 X, y, SITES = make_sites(n_sites=4, random_state=0)
 SMALL = {"n_features": 8, "alpha": 1e-4, "consensus": 1.0, "random_state": 0}
@@ -71,7 +71,7 @@ def test_a_terminal_gets_one_line(monkeypatch):
     DeKRRRegressor(**SMALL, sigma=0.3, verbose=1).fit(X, y, sites=SITES)
     assert terminal.getvalue().count("\n") == 1
     assert "fit: done after" in terminal.getvalue().rsplit("\r", 1)[1]
-    assert isinstance(callbacks_of(1, None)[0], Line)
+    assert isinstance(callbacks_of(1, None)[0], TerminalLine)
 
 
 def test_elsewhere_the_log_gets_stages(caplog):

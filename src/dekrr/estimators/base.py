@@ -47,7 +47,19 @@ from .model_set import (
     tell_of_many_columns,
     tell_of_too_few,
 )
-from .network import Choosing, Here, Run, Training, gathered, here_of, only_here, run, seed_of, sites_of, watching
+from .network import (
+    Choosing,
+    Here,
+    NetworkRun,
+    Training,
+    gathered,
+    here_of,
+    only_here,
+    run,
+    seed_of,
+    sites_of,
+    watching,
+)
 from .tables import tell_of_leaks
 
 _OF_TABLE: Any = object()
@@ -806,7 +818,7 @@ class FeatureRegressor(SiteRegressor):
         choosing: Choosing,
         connect: Connect | None = None,
         trainings: int = 1,
-    ) -> Run:
+    ) -> NetworkRun:
         """Return what came of the training of all sites on a graph; `trainings` counts those of tuning, too."""
         self.graph_ = graph
         choosers = choosing.choosers(list(rows))
@@ -814,7 +826,7 @@ class FeatureRegressor(SiteRegressor):
         with watching(self.verbose, self.callbacks, trainings) as watch:
             return run(sites, lambda label, site: training(site, choosers[label]), connect, watch)
 
-    def _keep(self, run: Run, kernel: str, sigma: float, *, prediction: str = "own", tol: float = 0.0) -> None:
+    def _keep(self, run: NetworkRun, kernel: str, sigma: float, *, prediction: str = "own", tol: float = 0.0) -> None:
         """Set what came of a run; warn where it did not settle to a `tol` above 0."""
         models = {}
         for label, outcome in run.outcomes.items():

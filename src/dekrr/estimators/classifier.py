@@ -23,7 +23,7 @@ from . import base, tables
 from .base import estimator, setting, unchanged_by_failure
 from .dekrr import DeKRRRegressor
 from .model_set import FitSummary, matrix_of_errors, summary_of
-from .network import Run
+from .network import NetworkRun
 from .tables import tell_of_leaks
 
 _NOT_OF_CLASSES = ("intervals",)
@@ -40,7 +40,7 @@ class _OfCodes(DeKRRRegressor):
     _has_codes = True
     _keep_of_second = staticmethod(keep_classes)
 
-    def _keep_run(self, run: Run, *others: Any, **more: Any) -> None:
+    def _keep_run(self, run: NetworkRun, *others: Any, **more: Any) -> None:
         super()._keep_run(run, *others, **more)
         self.class_calibrations_ = {
             label: outcome.classes for label, outcome in run.outcomes.items() if outcome.classes is not None

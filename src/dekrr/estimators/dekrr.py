@@ -58,8 +58,8 @@ from .model_set import HeldOutErrors, validate
 from .network import (
     Choosing,
     Here,
+    NetworkRun,
     RowsElsewhere,
-    Run,
     Training,
     are_weighted,
     refuse_other_sites,
@@ -345,7 +345,7 @@ def go_on(
     settings: DeKRRSettings,
     connect: Connect | None,
     prediction: str | None = None,
-) -> Run:
+) -> NetworkRun:
     """Bring all sites of a graph up to date.
 
     Parameters
@@ -652,7 +652,7 @@ class DeKRRRegressor(NetworkRegressor):
             )
         return bool(self.intervals)
 
-    def _keep_tuned(self, run: Run, first: Mapping[str, float]) -> None:
+    def _keep_tuned(self, run: NetworkRun, first: Mapping[str, float]) -> None:
         """Set the values that were used: those that all sites chose, or else the `first` of each grid."""
         outcome = next(iter(run.outcomes.values()))
         tuned = outcome.tuned
@@ -665,7 +665,7 @@ class DeKRRRegressor(NetworkRegressor):
             columns = np.array(tuned.grid).T
             self.tuning_ = dict(zip([*GRIDS, "own_weight"], columns, strict=True)) | {"error": tuned.errors}
 
-    def _keep_run(self, run: Run, choosing: Choosing, seed: int, *, with_rows: bool) -> None:
+    def _keep_run(self, run: NetworkRun, choosing: Choosing, seed: int, *, with_rows: bool) -> None:
         """Set the models, and what it takes to go on from them, which after a private run nobody may."""
         self._keep(run, choosing.kernel_name(), self.sigma_, prediction=self.prediction, tol=self.tol)
         if with_rows:

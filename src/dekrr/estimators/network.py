@@ -186,7 +186,7 @@ class Watch:
             callback(event)
 
 
-class Line:
+class TerminalLine:
     """Writes where a fit is to one line of a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -202,7 +202,7 @@ class Line:
         self._stream.flush()
 
 
-class Log:
+class FitLog:
     """Writes where a fit is to the log "dekrr": new stages, and every ten seconds."""
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ def callbacks_of(verbose: int, callbacks: Any) -> list[Callback]:
     """Return who is to be told of a fit: the callbacks, and with `verbose` a terminal or, without one, the log."""
     found = list(callbacks or ())
     if verbose:
-        found.append(Line(sys.stderr) if sys.stderr is not None and sys.stderr.isatty() else Log())
+        found.append(TerminalLine(sys.stderr) if sys.stderr is not None and sys.stderr.isatty() else FitLog())
     return found
 
 
@@ -395,7 +395,7 @@ Graph = Mapping[Hashable, Iterable[Hashable]]
 
 
 @dataclass(frozen=True)
-class Run:
+class NetworkRun:
     """What came of a run, by the labels of its sites.
 
     Parameters
@@ -479,7 +479,7 @@ def run(
     procedure: Callable[[Hashable, Site], Procedure[Outcome]],
     connect: Connect | None = None,
     watch: Watch | None = None,
-) -> Run:
+) -> NetworkRun:
     """Have a network run a procedure for each site.
 
     Parameters
@@ -501,7 +501,7 @@ def run(
         else:
             procedures[site.name] = procedure(label, site)
     outcomes = network.run(procedures)
-    return Run(
+    return NetworkRun(
         sites=dict(sites),
         outcomes={label: outcomes[site.name] for label, site in here.items()},
         traffic=tell(network, sites).relabelled({site.name: label for label, site in sites.items()}),

@@ -471,7 +471,7 @@ ColumnNames = Sequence[str] | int
 """The names of the columns, or how many there are where they have none."""
 
 
-class Part(NamedTuple):
+class LabelledRows(NamedTuple):
     """A batch of rows to predict.
 
     Parameters
@@ -642,7 +642,7 @@ def changed(rows: Mapping[Hashable, Rows], response: Response) -> dict[Hashable,
     return {label: response.changed(own, f"site {label!r}") for label, own in rows.items()}
 
 
-def parts_of(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, sites: Any) -> Iterator[Part]:
+def parts_of(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, sites: Any) -> Iterator[LabelledRows]:
     """Yield rows, responses where `y` names them, and site labels, of each batch of a source or of several.
 
     Parameters
@@ -660,7 +660,7 @@ def parts_of(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, sites: 
         yield from _parts_of_one(X, columns, y, sites)
 
 
-def _parts_of_one(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, sites: Any) -> Iterator[Part]:
+def _parts_of_one(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, sites: Any) -> Iterator[LabelledRows]:
     source, seen = open_source(X, once=True), 0
     if sites is not None and not isinstance(sites, str | np.ndarray):
         sites = list(sites)
@@ -676,7 +676,7 @@ def _parts_of_one(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, si
         elif sites is not None:
             labels = sites[seen : seen + len(rows)]
         seen += len(rows)
-        yield Part(rows, responses, labels)
+        yield LabelledRows(rows, responses, labels)
     if sites is not None and not isinstance(sites, str) and len(sites) != seen:
         raise DataError(f"{len(sites)} site labels for {seen} rows; give one label per row")
 

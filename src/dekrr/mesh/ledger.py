@@ -100,7 +100,7 @@ class Folder:
             yield
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class PastRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run in a ledger.
 
     Parameters
@@ -252,13 +252,13 @@ class Ledger:
         self._shelf = shelf
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[PastRun]:
         """All runs that were noted, in their order."""
         data = self._shelf.get(_RUNS)
         if data is None:
             return []
         try:
-            return msgspec.json.decode(data, type=list[Entry])
+            return msgspec.json.decode(data, type=list[PastRun])
         except msgspec.MsgspecError as error:
             raise DataError(f"the ledger of rows that were in sums cannot be read: {error}; restore it") from None
 
@@ -366,7 +366,7 @@ class Ledger:
         if any(entry.run == ask.run for entry in self.entries) and not self._is_noted(ask, cells, inside):
             raise DataError(f"run {ask.run!r} used other rows; give a run with these rows another id")
 
-    def _knows(self, runs: Sequence[Entry], cells: Cells, inside: np.ndarray) -> bool:
+    def _knows(self, runs: Sequence[PastRun], cells: Cells, inside: np.ndarray) -> bool:
         """Return whether most rows of a run were in earlier ones, with all their cells."""
         kept = {entry.rows[ALL] for entry in runs if ALL in entry.rows}
         before = np.concatenate([np.empty(0, dtype=np.uint64), *(self._read(name)["rows"] for name in kept)])
@@ -390,7 +390,7 @@ class Ledger:
             names = _names(view, cells)
             if names is not None:
                 rows[view] = self._put(self._part(cells.hashes(names), inside, weights, ratio))
-        entry = Entry(
+        entry = PastRun(
             run=ask.run,
             time=time.time(),
             rows=rows,
@@ -433,7 +433,7 @@ class Ledger:
                 f"the ledger of rows that were in sums lacks its part {name}: {error}; restore it"
             ) from None
 
-    def _compare(self, here: dict[str, np.ndarray], kept: Mapping[str, Entry], fewest: int, ask: Ask) -> None:
+    def _compare(self, here: dict[str, np.ndarray], kept: Mapping[str, PastRun], fewest: int, ask: Ask) -> None:
         parts = [here, *(self._read(name) for name in kept)]
         known = np.unique(np.concatenate([part["rows"] for part in parts]))
         base, labels = np.zeros(len(known)), np.zeros((len(parts), len(known)))
@@ -489,7 +489,7 @@ def _view(names: Iterable[str]) -> str:
     return msgspec.json.encode(sorted(names)).decode()
 
 
-def _views(entries: Sequence[Entry]) -> list[str]:
+def _views(entries: Sequence[PastRun]) -> list[str]:
     return list(dict.fromkeys(view for entry in entries for view in entry.rows))
 
 

@@ -21,7 +21,7 @@ from ..disk import replacing, synchronise
 from ..errors import DataError, DekrrError, NetworkError, NoiseWarning, SettingsError
 from ..messages import Offer
 from ..model import Header, SiteClassifier, SiteModel, model_of, uncalibrated
-from ..privacy.admission import Ledger
+from ..privacy.admission import AskedMaps
 from ..privacy.masks import Identity, Signer, Unsigned, derived_secret
 from ..protocols.run import Outcome
 from ..protocols.site import Procedure, Site
@@ -129,7 +129,7 @@ class Node:
             raise DataError(f"{folder / MODEL} is already there; --force replaces it")
         if not self.is_over:
             self._own.refuse_beforehand(Site(config.site, tuple(sorted(config.neighbors)), self._own.rows))
-        self._ledger = Ledger()
+        self._ledger = AskedMaps()
         self._kept = KeptOnDisk(folder / f"{config.run}.summed")
         self._nonce = folder / f"{config.run}.nonce"  # neighbours cannot compare the rows of two runs
         if fresh:

@@ -318,7 +318,7 @@ class Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class LocalFits:
     """The candidates for a site's prediction.
 
     Parameters
@@ -335,7 +335,7 @@ class Candidates:
     @classmethod
     def fitted(
         cls, X: Array, y: Array, weight: Array | None, others: Array, fold_of: np.ndarray, learner: Any, seed: int
-    ) -> "Candidates":
+    ) -> "LocalFits":
         """Fit the learner to what the other parts leave, and to the responses.
 
         Parameters

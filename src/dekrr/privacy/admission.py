@@ -319,7 +319,7 @@ _ONE_IN = 1e-12  # a frequency that an honest site draws less often than this is
 
 
 @dataclass(frozen=True, eq=False)
-class Ledger:
+class AskedMaps:
     """The maps that each neighbour has asked sums for in this run."""
 
     maps: dict[str, set[bytes]] = field(default_factory=dict)

@@ -41,7 +41,7 @@ _UNSOLVED = 1e100  # coefficients and squared errors of what cannot be solved; s
 _DIVERGED = 1e12  # coefficients that the next consensus does not start from
 
 
-class HeldOut:
+class Scored:
     """Rows that were held out, on which coefficients of a neighbourhood are scored.
 
     Parameters
@@ -81,7 +81,7 @@ class HeldOut:
 
 
 def score_grid(
-    site: Site, ready: Sequence[SetUp], held_out: Sequence[HeldOut], tuning: Tuning, masks: Masks | None = None
+    site: Site, ready: Sequence[SetUp], held_out: Sequence[Scored], tuning: Tuning, masks: Masks | None = None
 ) -> Procedure[list[Array]]:
     """Return this site's squared errors, one array over alphas and own weights per consensus, along a path of those."""
     share = 1 - 1 / tuning.folds
@@ -252,7 +252,7 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
             needed = rows_per_feature_outside(settings.rows_per_feature, outside.n_rows, rows.n_rows, tuning.folds)
             guarded = replace(run, settings=msgspec.structs.replace(settings, rows_per_feature=needed))
             ready.append((yield from set_up(replace(start, rows=outside), guarded, shortlists[fold])))
-        held_out = [HeldOut(rows.take(fold_of == k).arrays(), ready[k], tuning) for k in range(tuning.folds)]
+        held_out = [Scored(rows.take(fold_of == k).arrays(), ready[k], tuning) for k in range(tuning.folds)]
         errors += yield from score_grid(site, ready, held_out, tuning, masks)
     own = rows.expansion * np.concatenate(errors)
     if masks is None:

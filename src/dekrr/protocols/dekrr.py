@@ -213,7 +213,7 @@ class Listener:
 _AT_A_TIME = 2  # rounds whose largest residual travels
 
 
-class Progress:
+class StoppingRule:
     """Decides, at all sites in the same round, whether the largest residual is small enough.
 
     Every site's residual and scale (what the residual is relative to) ride on the message of the next exchange. Each
@@ -305,7 +305,7 @@ def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = No
     )
     outputs = state.coefficients.shape[1:]
     last_length = 0.0
-    progress = Progress(ready.roster.diameter, settings.tol)
+    progress = StoppingRule(ready.roster.diameter, settings.tol)
     scale = float(np.linalg.norm(row.right_side))
     sender = Sender(settings.wire, state.coefficients if from_zero else np.zeros_like(state.coefficients))
     listener = Listener({p: np.zeros((known.n_features, *outputs)) for p, known in ready.maps.items()})

@@ -38,13 +38,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
-from ..parts.local import N_CANDIDATES, Candidates, Home, LocalPart, error_products, weights_of
+from ..parts.local import N_CANDIDATES, Home, LocalFits, LocalPart, error_products, weights_of
 from ..settings import DeKRRSettings
 from ..tables.rows import ArrayRows, signs_of
 from ..types import Array, Block
 from .masking import Masking
 from .roll_call import Roster
-from .run import Outcome, Part
+from .run import Outcome, SharedPart
 from .site import Procedure, Site
 from .spanning_tree import tree_result, tree_sum
 
@@ -145,7 +145,7 @@ def _squares(matrix: Array, columns: Array) -> Array:
 
 
 def _sum_of_leverages(
-    site: Site, outcome: Outcome, shared: Part, features: Array, ridge: float, signs: Array
+    site: Site, outcome: Outcome, shared: SharedPart, features: Array, ridge: float, signs: Array
 ) -> Procedure[float]:
     """Return an estimate of the sum of the leverages of the site's rows."""
     shape = (features.shape[1], _PROBES)
@@ -258,7 +258,7 @@ def fit_home(
     local_without: Callable[[int], LocalPart | None] = _nothing
     if settings.local is not None:
         seed = int(site.rng("local part").integers(2**31))
-        found = Candidates.fitted(block.X, y, block.weight, others, fold_of, settings.local, seed)
+        found = LocalFits.fitted(block.X, y, block.weight, others, fold_of, settings.local, seed)
         predictions = found.predictions()
         alone |= {"trees": predictions[2], "ridge": predictions[3]}
         weights = yield from _weights(site, masking, roster, predictions, y, block.weight, rows, outcome)
@@ -300,7 +300,7 @@ def _private_home(site: Site, outcome: Outcome, settings: DeKRRSettings, predict
     for fold in range(FOLDS):
         others[fold_of == fold] = found[fold_of == fold] + shrunk_mean(left[fold_of != fold])
     seed = int(site.rng("local part").integers(2**31))
-    candidates = Candidates.fitted(block.X, y, None, others, fold_of, settings.local, seed)
+    candidates = LocalFits.fitted(block.X, y, None, others, fold_of, settings.local, seed)
     products = error_products(candidates.predictions(), y, None)
     weights = weights_of(products, TREES_ALONE, products / rows.n_rows)
     return Home(own_weight, shrunk_mean(left).reshape(block.y.shape[1:]), candidates.part(weights))

@@ -401,7 +401,7 @@ def neighborhood_weights(n_neighbors: int, own_weight: float = 0.5) -> list[floa
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SharedPart:
     """The part of a model that all sites share, with the level of the site.
 
     Parameters
@@ -507,7 +507,7 @@ class Outcome:
         What intervals are made of, where the run found it.
     classes : ClassCalibration or None
         How predictions of class codes become probabilities, where the responses are codes.
-    shared : Part or None
+    shared : SharedPart or None
         The part that is the same at all sites, where there is one. The coefficients above fit what it leaves.
     home : Home or None
         What the site adds for its own rows, and sends to nobody.
@@ -545,7 +545,7 @@ class Outcome:
     admission: AnyAdmission | None = None
     calibration: Calibration | None = None
     classes: ClassCalibration | None = None
-    shared: Part | None = None
+    shared: SharedPart | None = None
     home: Home | None = None
     column_scales: Array | None = None
     sigma: float | None = None
@@ -556,7 +556,7 @@ class Outcome:
 
     @classmethod
     def without_agreed(
-        cls, roster: Roster, scaling: AnyScaling, rows: Rows, shared: Part | None = None, admission: Any = None
+        cls, roster: Roster, scaling: AnyScaling, rows: Rows, shared: SharedPart | None = None, admission: Any = None
     ) -> Self:
         """Return what a run ends with that has no agreed part: one of a single feature, which is 0 everywhere."""
         nothing = FeatureMap(np.zeros((rows.n_columns, 1)), np.zeros(1), np.zeros(1))
@@ -623,6 +623,7 @@ class Outcome:
         if self.shared is not None:
             self.shared = replace(self.shared, gram=None)
         return self
+
 
 class OpenRounds:
     """The rounds where C_jp is in the block row: coefficients are all that sites send.

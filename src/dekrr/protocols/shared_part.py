@@ -58,7 +58,7 @@ from ..tables.rows import ArrayRows, Rows, is_usual
 from ..types import Array
 from .masking import unit_of, unit_of_gram
 from .roll_call import Roster
-from .run import Outcome, Part, Run, Start
+from .run import Outcome, Run, SharedPart, Start
 from .site import Procedure
 from .spanning_tree import BranchSums, SparseSums, tree_result, tree_sum
 
@@ -213,7 +213,7 @@ def fit_shared(
     ridge: float | None = None,
     fold: int | None = None,
     ratio: float = NO_LEVEL,
-) -> Procedure[Part]:
+) -> Procedure[SharedPart]:
     """Return a model that is the same at all sites, but for their levels.
 
     Where it has more features than there are columns, a constant and the raw columns come on top; where sites have
@@ -326,7 +326,7 @@ def _read_only(*arrays: Array | None) -> None:
 
 def solve_shared(
     start: Start, run: Run, feature_map: FeatureMap, ridge: float | None, ratio: float, *, settled: bool = False
-) -> Procedure[Part]:
+) -> Procedure[SharedPart]:
     """Return the ridge regression of all sites' rows, its ridge by generalised cross-validation, but at least `ridge`.
 
     Generalised cross-validation needs the sums alone. It takes too small a ridge where few rows far from all others
@@ -344,10 +344,10 @@ def solve_shared(
         return path_of(sums, n_counted, [ridge], n_rows, n_levels)
 
     (found,), levels = yield from _ridges_over_tree(start, run, feature_map, start.rows, cautious, 1, ratio)
-    return Part(feature_map, *found, gram=at_root[0] if at_root else None, ratio=ratio, of_site=levels)
+    return SharedPart(feature_map, *found, gram=at_root[0] if at_root else None, ratio=ratio, of_site=levels)
 
 
-def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, ratio: float) -> Procedure[Part]:
+def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, ratio: float) -> Procedure[SharedPart]:
     """Return the ridge regression whose ridge has the least error on a fold of the rows that is held out.
 
     Its `ratio` is for the models that follow: the one whose levels have the least error on the held-out rows.
@@ -378,7 +378,7 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, r
     by_ridge = (of_held - gains.max(axis=1)) / n_held if n_held > 0 else np.array([fit.error for fit in path])
     best = int(np.argmin(by_ridge))
     chosen = largest_ratio(ratios, errors[best], sizes[best] / np.sqrt(roster.n_sites))
-    return Part(feature_map, *path[best], errors=by_ridge, ratio=chosen, of_site=levels)
+    return SharedPart(feature_map, *path[best], errors=by_ridge, ratio=chosen, of_site=levels)
 
 
 def largest_ratio(ratios: Sequence[float], errors: Array, noise: Array) -> float:
@@ -610,7 +610,7 @@ def agree_on_scales(
 def learn_scales(start: Start, run: Run, n_features: int, sigma: float, spreads: Array) -> Procedure[Learnt]:
     """Return the scales that small models in turn find, and the ridge that was best for them."""
 
-    def fitted(purpose: str, sets: Scales, fold: int, ratio: float) -> Procedure[Part]:
+    def fitted(purpose: str, sets: Scales, fold: int, ratio: float) -> Procedure[SharedPart]:
         kind = Candidates(purpose, n_features, sets, rough=False, max_rows=_MOST_ROWS_FOR_SCALES)
         return fit_shared(start, run, sigma, [kind], fold=fold, ratio=ratio)
 
@@ -642,7 +642,7 @@ def best_ridge(errors: Sequence[Array]) -> float:
     return float(RIDGES[int(np.argmin(np.mean(relative, axis=0)))])
 
 
-def scales_of(start: Start, model: Part) -> Procedure[Array]:
+def scales_of(start: Start, model: SharedPart) -> Procedure[Array]:
     """Return the roots of the mean squared derivatives of a model over all rows, divided by the largest."""
     roster = yield from start.roll.roster()
     own = squared_gradients(start.rows.sample, model.feature_map, model.coefficients)

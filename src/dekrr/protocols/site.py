@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import DataError, warn
 from ..features import FeatureMap
 from ..messages import AnyMessage, Message
-from ..privacy.admission import AnyAdmission, Ledger, Vault, learn, site_rng
+from ..privacy.admission import AnyAdmission, AskedMaps, Vault, learn, site_rng
 from ..privacy.masks import Identity
 from ..tables.rows import HashOf, RowHash, Rows, fold_of
 from ..types import Array
@@ -102,7 +102,7 @@ class Site:
     coefficients : ndarray of shape (n_features,) or (n_features, n_outputs), optional
         Where the rounds start: those of an earlier model with these features, or an empty array for 0. All sites of a
         run have this, or none has.
-    ledger : Ledger
+    ledger : AskedMaps
         The maps that its neighbours have asked sums for.
     vault : Vault
         What the site has released under differential privacy, so that resuming releases nothing new.
@@ -129,7 +129,7 @@ class Site:
     seed: int = 0
     feature_map: FeatureMap | None = None
     coefficients: Array | None = None
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: AskedMaps = field(default_factory=AskedMaps)
     vault: Vault = field(default_factory=Vault)
     hash_of: HashOf = field(default_factory=RowHash)
     admission: AnyAdmission | None = None

@@ -31,7 +31,7 @@ from .calibration import PARTS, Keep, calibrate, refusal_of_second
 from .home import fit_home, fit_private_home
 from .masking import Masking
 from .roll_call import Roster
-from .run import Outcome, Part, Run, Tuning
+from .run import Outcome, Run, SharedPart, Tuning
 from .shared_part import (
     Learnt,
     agree_on_scales,
@@ -87,7 +87,7 @@ def train_parts(
     site = site.in_order()
     scaling: AnyScaling = UNSCALED
     learnt, sigma = Learnt(), chooser.sigma
-    shared: Part | None = None
+    shared: SharedPart | None = None
 
     def complete(outcome: Outcome, masking: Masking | None = None, *, together: bool = False) -> Procedure[None]:
         outcome.shared, outcome.column_scales, outcome.sigma = outcome.shared or shared, learnt.scales, sigma

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ...messages import RowFeatures
-from ...privacy.admission import Ledger
+from ...privacy.admission import AskedMaps
 from ...protocols.run import Tuning
 from ...protocols.site import Site
 from ...selection import Energy
@@ -95,7 +95,7 @@ def hear(
     # Alpha and consensus change only the coefficients, and what these reveal is granted anyway.
     tuning = Tuning(sigmas=GRIDS["sigma"], alphas=(1e-6,), consensuses=(1.0,)) if tuned else None
     record, outcomes = overhear(
-        [replace(site, ledger=Ledger()) for site in problem.sites],
+        [replace(site, ledger=AskedMaps()) for site in problem.sites],
         selector,
         msgspec.structs.replace(settings, max_rounds=1, tol=0.0),
         tuning,

@@ -23,7 +23,7 @@ import numpy as np
 from ...features import FeatureMap
 from ...messages import Features, Magnitudes, Masked, Moments, Shortlist
 from ...networks.local import LocalNetwork
-from ...privacy.admission import Ledger
+from ...privacy.admission import AskedMaps
 from ...privacy.masks import FixedPoint, revealed
 from ...protocols import dekrr
 from ...protocols.choosing import read_features
@@ -306,7 +306,7 @@ def _run(problem: Scene, heard_by: Sequence[str], settings: DeKRRSettings) -> tu
     network = LocalNetwork({site.name: site.neighbors for site in problem.sites}, observers=[record])
 
     def procedure(site: Site) -> Procedure[Outcome]:
-        return dekrr.train(replace(site, ledger=Ledger()), problem.selector(), settings)
+        return dekrr.train(replace(site, ledger=AskedMaps()), problem.selector(), settings)
 
     return record, network.run({site.name: procedure(site) for site in problem.sites})
 

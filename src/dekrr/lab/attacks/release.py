@@ -16,7 +16,7 @@ from ...errors import DataError
 from ...features import FeatureMap
 from ...messages import Coefficients, Features, Moments, Shortlist, Sums
 from ...networks.local import LocalNetwork
-from ...privacy.admission import Ledger
+from ...privacy.admission import AskedMaps
 from ...protocols import dekrr
 from ...protocols.choosing import read_features
 from ...protocols.cross_validation import rounds_of
@@ -373,7 +373,7 @@ def _run(
 ) -> tuple[Overheard, dict[str, Outcome]]:
     record = Overheard(only=heard_by)
     network = LocalNetwork({name: site.neighbors for name, site in sites.items()}, observers=[record])
-    fresh = {name: replace(site, ledger=Ledger()) for name, site in sites.items()}
+    fresh = {name: replace(site, ledger=AskedMaps()) for name, site in sites.items()}
     return record, network.run({name: procedure(site) for name, site in fresh.items()})
 
 

@@ -23,7 +23,7 @@ INTERRUPTED, TERMINATED = 130, 143
 _PROGRESS_EVERY = 0.5
 
 
-class Stopped(BaseException):
+class Signalled(BaseException):
     """The process received a signal to stop."""
 
 
@@ -133,15 +133,15 @@ def _take_part(
             started.run()
     except KeyboardInterrupt:
         _stop(site, INTERRUPTED)
-    except Stopped:
+    except Signalled:
         _stop(site, TERMINATED)
 
 
 def stop_on(number: signal.Signals) -> None:
-    """Raise `Stopped` in the main thread when a signal comes."""
+    """Raise `Signalled` in the main thread when a signal comes."""
 
     def stop(*_: object) -> None:
-        raise Stopped(f"asked to by {number.name}")
+        raise Signalled(f"asked to by {number.name}")
 
     signal.signal(number, stop)
 

@@ -24,7 +24,7 @@ from ..events import HELD_OUT
 from ..files import differences, read_network, read_site, site_file
 from ..tables import NetworkFile
 from .network import SITE_FILE, SITES, site_tables
-from .node import INTERRUPTED, TERMINATED, Stopped, kilobytes, stop_on, waited_for
+from .node import INTERRUPTED, TERMINATED, Signalled, kilobytes, stop_on, waited_for
 
 _WARNINGS = ("noisy", "exposed")  # events that a person should read
 _WHERE_KNOWN = (*HELD_OUT, "gone")  # columns that most networks do not need
@@ -70,7 +70,7 @@ def up(
     try:
         fleet += [_Process(name, folder / name / SITE_FILE, options) for name in names]
         refused = _watch(fleet, console)
-    except (KeyboardInterrupt, Stopped) as stop:
+    except (KeyboardInterrupt, Signalled) as stop:
         for process in fleet:
             process.terminate()
         for process in fleet:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from ..ledger import Entry
+from ..ledger import PastRun
 from ..policy import Policy, source_rules
 from .study import StudyFile
 
@@ -17,14 +17,14 @@ _GUARDS = {
 _TOLD = ("columns", "target", "weight", "sites", "raw columns", "classes", "bounds", "seed", "n_features", "privacy")
 
 
-def in_words(study: StudyFile, policy: Policy, site: str, entries: Sequence[Entry], now: float) -> list[str]:
+def in_words(study: StudyFile, policy: Policy, site: str, entries: Sequence[PastRun], now: float) -> list[str]:
     """Return what a person should know before approving a study, a line for each.
 
     Parameters
     ----------
     site : str
         This site.
-    entries : sequence of Entry
+    entries : sequence of PastRun
         The earlier runs over the same source.
     now : float
         Seconds since 1970.
@@ -69,7 +69,7 @@ def in_words(study: StudyFile, policy: Policy, site: str, entries: Sequence[Entr
     return lines
 
 
-def _differences(terms: dict[str, str], entries: Sequence[Entry]) -> list[str]:
+def _differences(terms: dict[str, str], entries: Sequence[PastRun]) -> list[str]:
     """Return what of a study is unlike all earlier runs over its source."""
     if not entries:
         return ["It is the first study over this source."]

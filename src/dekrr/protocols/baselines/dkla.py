@@ -18,7 +18,7 @@ from ...features import FeatureMap
 from ...selection import Chooser
 from ...settings import DKLASettings, Wire
 from ...types import Array
-from ..dekrr import Listener, Progress, Sender
+from ..dekrr import Listener, Sender, StoppingRule
 from ..run import Outcome
 from ..site import Procedure, Site
 from .shared import Prepared, prepare
@@ -53,7 +53,7 @@ def iterate(
 ) -> Procedure[None]:
     """Run the rounds of ADMM."""
     problem = _LocalProblem(prepared, settings, len(site.neighbors))
-    progress = Progress(prepared.roster.diameter, settings.tol)
+    progress = StoppingRule(prepared.roster.diameter, settings.tol)
     theta = gamma = outcome.coefficients
     wire = Wire(censor_start=settings.censor_start, censor_decay=settings.censor_decay)
     sender, listener = Sender(wire, theta), Listener(dict.fromkeys(site.neighbors, theta))
