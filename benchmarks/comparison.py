@@ -277,8 +277,8 @@ def costs(results):
             if None in parts:
                 cells += [""] * 4
                 continue
-            numbers = (one[key] for key in ("megabytes", "megabytes_tree", "cpu_seconds"))
-            cells += [" + ".join(f"{part:.0f}" for part in parts), *(f"{number:.1f}" for number in numbers)]
+            numbers = (one.get(key) for key in ("megabytes", "megabytes_tree", "cpu_seconds"))  # no time under load
+            cells += [" + ".join(f"{part:.0f}" for part in parts), *("" if n is None else f"{n:.1f}" for n in numbers)]
         lines.append(f"| {TITLES[name]} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

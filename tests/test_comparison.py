@@ -30,11 +30,13 @@ def test_costs_are_those_of_the_first_seed(comparison):
     made = {"data": "houses", "method": "ours", "megabytes": 3.2, "megabytes_tree": 2.41, **sizes}
     results = [made | {"seed": seed, "cpu_seconds": 4.0 + seed} for seed in (0, 1)]
     results += [{"data": "energy", "method": "hgb:pooled", "seed": 0, "cpu_seconds": 1.25}]
-    *_, houses = comparison.costs(results).splitlines()
+    results += [made | {"data": "beijing12", "seed": 0}]  # no time was taken
+    *_, houses, beijing = comparison.costs(results).splitlines()
     assert houses == "| Houses | 709 + 60 | 3.2 | 2.4 | 4.0 |"
+    assert beijing.endswith("| 709 + 60 | 3.2 | 2.4 |  |")
     head, _, ours, trees = comparison.seconds(results).splitlines()
-    assert head == "| seconds of processor time | Houses | Energy |"
-    assert (ours, trees) == ("| default | 4.0 |  |", "| HistGradientBoosting, pooled |  | 1.2 |")
+    assert head == "| seconds of processor time | Houses | Energy | Beijing, half of the rows (190,000) |"
+    assert (ours, trees) == ("| default | 4.0 |  |  |", "| HistGradientBoosting, pooled |  | 1.2 |  |")
 
 
 def test_models_of_sites_are_scored_on_own_and_on_all_rows(comparison, monkeypatch):
