@@ -34,7 +34,9 @@ def table_of(n_sites=5, n_rows=50, seed=0, level=3.0, same=True):
 
 @pytest.fixture(scope="module")
 def found():
-    return dekrr.compare(table_of(), "y", "site", folds=3, **SMALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)  # it gives no keyword that goes
+        return dekrr.compare(table_of(), "y", "site", folds=3, **SMALL)
 
 
 def test_sites_that_share_a_curve_gain_by_joining(found):

@@ -45,7 +45,7 @@ for kernel in (Matern, "gaussian", "laplacian", "cauchy"):
         alpha=1e-4,
         consensus=1.0,
         random_state=0,
-        verify_features=True,
+        options={"verify_features": True},
     ).fit(X, y, sites=stations)
     errors[getattr(kernel, "__name__", kernel)] = regressor.rse(X_new, y_new, sites=new_stations)
 

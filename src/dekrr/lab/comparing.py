@@ -216,10 +216,10 @@ def _dealt(hashes: np.ndarray, index: np.ndarray, n_folds: int) -> np.ndarray:
 
 
 def _estimator(trial: _Trial, settings: Mapping[str, Any]) -> Any:
-    usual = {"unknown_sites": "mean", "store_sums": False}
+    given = {**settings, "options": {"store_sums": False, **(settings.get("options") or {})}}
     if trial.names is not None:
-        return DeKRRClassifier(**{**usual, **settings})
-    return DeKRRRegressor(**{**usual, "intervals": False, **settings})
+        return DeKRRClassifier(**{"unknown_sites": "mean", **given})
+    return DeKRRRegressor(**{"unknown_sites": "mean", "intervals": False, **given})
 
 
 def _together(trial: _Trial, kept: np.ndarray, settings: Mapping[str, Any]) -> tuple[Any, Any]:
