@@ -14,9 +14,9 @@ import numpy as np
 
 from ..errors import DataError, one_line
 from ..model import SiteModel
-from ..rules import is_number
+from ..rules import LARGEST, is_number
+from ..tables.columns import LONGEST, arrays_of
 from ..tables.columns import Column as Encoded
-from ..tables.columns import arrays_of
 from ..tables.sources import Batch, inputs_of
 from ..types import Array
 
@@ -75,6 +75,10 @@ class RequestColumn:
         """
         types = [*_JSON_TYPES[self.kind], *(["null"] if self.may_be_missing else [])]
         schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0], "examples": [self.example]}
+        if self.may_be_missing and self.kind == "number":  # as `dekrr.tables.columns` reads them
+            schema |= {"minimum": -LARGEST, "maximum": LARGEST}
+        elif self.kind == "category":
+            schema["maxLength"] = LONGEST
         if self.lower is not None and self.upper is not None:
             schema["description"] = f"From {self.lower:.6g} to {self.upper:.6g} in training."
             if self.clipped is not None:

@@ -256,7 +256,7 @@ WORDS: dict[str, str] = {
     "dated": "numbers",
 }
 _MOST_CODES = 64  # different words that may be codes, some of digits alone
-_LONGEST = 200  # characters of a category
+LONGEST = 200  # characters of a category
 
 
 class Raw(NamedTuple):
@@ -413,7 +413,7 @@ def _words(values: np.ndarray, known: list[tuple[int, Any]], start: int) -> Raw:
     if dates is not None:
         return dates
     longest = max(map(len, different))
-    if longest > _LONGEST:
+    if longest > LONGEST:
         raise UnusableError(
             f"is free text of up to {longest} characters; turn it into categories or numbers, or drop it"
         )
