@@ -115,3 +115,13 @@ def test_the_pages_have_at_most_36_000_words():
     pages = [path for path in DOCS.rglob("*.md") if not {"api", "_build", "_report"} & set(path.parts)]
     written = [path for path in pages if not (path.parent.name == "reference" and path.name in made)]
     assert sum(len(path.read_text(encoding="utf-8").split()) for path in written) <= 36_000
+
+
+OF_LME4 = "lme4|mixed model|multilevel|hierarchical|random intercept|random slope|BLUP|partial pooling"
+OF_FLOWER = "Flower|federated averaging|FedAvg|client|aggregation server|SecAgg|non-IID|strategy|negative transfer"
+
+
+@pytest.mark.parametrize("words", [*OF_LME4.split("|"), *OF_FLOWER.split("|")])
+def test_the_words_of_other_software_find_the_page_that_compares(words):
+    page = (DOCS / "explanation" / "federated-learning-and-mixed-models.md").read_text(encoding="utf-8")
+    assert words.lower() in " ".join(page.lower().split())
