@@ -31,8 +31,8 @@ LARGEST_EXACT = 150_000  # sites of such a graph whose diameter is not bounded b
 
 def run(arguments: argparse.Namespace) -> None:
     from dekrr import DeKRRRegressor
-    from dekrr.cluster.mpi import MPINetwork
     from dekrr.networks.local import LocalNetwork
+    from dekrr.networks.mpi import MPINetwork
 
     network = MPINetwork(gather=False)
     if arguments.local and network.n_ranks > 1:

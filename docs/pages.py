@@ -169,11 +169,10 @@ PUBLIC_MODULES = (
     "dekrr.model_selection",
     "dekrr.networks.base",
     "dekrr.networks.local",
-    "dekrr.cluster.mpi",
+    "dekrr.networks.mpi",
     "dekrr.plot",
     "dekrr.settings",
     "dekrr.solvers",
-    "dekrr.lab.testing.faulty",
     "dekrr.topology",
 )
 

@@ -57,7 +57,7 @@ def arrays_of(regressor):
 
 
 def main():
-    from dekrr.cluster.mpi import MPINetwork
+    from dekrr.networks.mpi import MPINetwork
 
     folder, *names = sys.argv[1:]
     network = MPINetwork(patience=120)

@@ -18,7 +18,6 @@ import msgspec
 import networkx as nx
 import numpy as np
 
-from dekrr.lab.testing.faulty import FaultyNetwork, draw_faults
 from dekrr.mesh.after_loss import guarded
 from dekrr.mesh.reading import MessageReader
 from dekrr.mesh.session import Plan, Session
@@ -32,6 +31,7 @@ from dekrr.selection import Energy, Greedy, Plain
 from dekrr.settings import WIRE_PRECISIONS as PRECISIONS
 from dekrr.settings import AllReduceSettings, DeKRRSettings, DKLASettings, Wire
 from dekrr.tables.rows import ArrayRows
+from faulty import FaultyNetwork, draw_faults
 
 PATIENCE = 10.0
 UNGUARDED = {"scale": "minmax", "min_rows": 1, "rows_per_feature": 0, "max_leverage": 1}

@@ -10,7 +10,6 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 from dekrr.errors import LossError, SettingsError
-from dekrr.lab.testing.faulty import Crash, Faults, FaultyNetwork, Outage
 from dekrr.mesh.after_loss import KeptOnDisk, guarded
 from dekrr.mesh.files import read_network
 from dekrr.mesh.policy import Policy, refusals
@@ -25,6 +24,7 @@ from dekrr.protocols.site import Kept, Site
 from dekrr.selection import Energy, Plain
 from dekrr.settings import DeKRRSettings
 from dekrr.tables.rows import ArrayRows
+from faulty import Crash, Faults, FaultyNetwork, Outage
 from meshes import Mesh
 from soak import Problem
 

@@ -13,7 +13,6 @@ import pytest
 
 from conftest import make_problem
 from dekrr.errors import DekrrError, MessageError
-from dekrr.lab.testing.faulty import Faults, FaultyNetwork
 from dekrr.mesh.session import Plan, Session
 from dekrr.messages import Total, decode, encode
 from dekrr.networks.base import Traffic
@@ -21,6 +20,7 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.selection import Greedy, Plain
 from dekrr.settings import DeKRRSettings
+from faulty import Faults, FaultyNetwork
 from meshes import free_ports
 
 PATH = {"a": ["b"], "b": ["a", "c"], "c": ["b", "d"], "d": ["c"]}
@@ -170,7 +170,7 @@ class OnLoopback(Sessions):
 
 def over_ranks(neighbors):
     """Sites on the ranks of this program: one, or as many as mpiexec has started."""
-    return pytest.importorskip("dekrr.cluster.mpi").MPINetwork(patience=60)(neighbors)
+    return pytest.importorskip("dekrr.networks.mpi").MPINetwork(patience=60)(neighbors)
 
 
 NETWORKS = {

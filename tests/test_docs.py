@@ -42,7 +42,7 @@ def test_the_homes_of_public_names_are_public_modules():
         assert import_module(home).__all__
 
 
-FOR_EXTENDERS = ("dekrr.networks", "dekrr.cluster", "dekrr.settings", "dekrr.solvers", "dekrr.lab.testing")
+FOR_EXTENDERS = ("dekrr.networks", "dekrr.cluster", "dekrr.settings", "dekrr.solvers")
 
 
 @pytest.mark.parametrize("name", ["dekrr", *(name for name in PUBLIC_MODULES if not name.startswith(FOR_EXTENDERS))])

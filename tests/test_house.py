@@ -11,7 +11,7 @@ import dekrr
 FILES = sorted(Path(dekrr.__file__).parent.rglob("*.py"))
 # Names that two files or classes still have. Take out what is renamed; add nothing.
 FILES_OF_ONE_NAME = {
-    *("__init__", "base", "dekrr", "events", "local", "metrics", "mpi"),
+    *("__init__", "base", "dekrr", "events", "local", "metrics"),
     *("network", "node", "site", "study", "tables"),
 }
 CLASSES_OF_ONE_NAME = {"Call", "Ended", "Identity"}

@@ -103,7 +103,7 @@ def test_an_error_at_one_rank_ends_all_with_the_site_and_the_error(tmp_path, tab
 def test_a_rank_that_ends_before_the_run_is_not_waited_for_in_vain(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
-        "from dekrr.cluster.mpi import MPINetwork\n"
+        "from dekrr.networks.mpi import MPINetwork\n"
         "network = MPINetwork(patience=3)\n"
         "if network.rank != 1:\n"
         "    try:\n"
@@ -121,7 +121,7 @@ def test_a_rank_that_ends_before_the_run_is_not_waited_for_in_vain(tmp_path):
 def test_more_ranks_than_sites_and_different_graphs_are_refused(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
-        "from dekrr.cluster.mpi import MPINetwork\n"
+        "from dekrr.networks.mpi import MPINetwork\n"
         "network = MPINetwork(patience=30)\n"
         "graphs = {'a': []}, {'a': ['b'], 'b': ['a', f'c{network.rank}'], f'c{network.rank}': ['b']}\n"
         "for graph in graphs:\n"
@@ -142,7 +142,7 @@ def test_ranks_read_the_rows_of_their_own_sites_only(tmp_path):
     program.write_text(
         "import numpy as np\n"
         "from dekrr import DeKRRRegressor\n"
-        "from dekrr.cluster.mpi import MPINetwork\n"
+        "from dekrr.networks.mpi import MPINetwork\n"
         "network, read = MPINetwork(patience=60), set()\n"
         "def source(site):\n"
         "    def batches():\n"

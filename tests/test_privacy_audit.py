@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dekrr.lab.attacks.audit import _upper, audit, gaussian_epsilon
 from dekrr.lab.attacks.overhearing import Overheard
 from dekrr.messages import Coefficients, Sums
 from dekrr.networks.local import LocalNetwork
@@ -20,6 +19,7 @@ from dekrr.selection import Plain
 from dekrr.settings import DeKRRSettings, DifferentialPrivacy
 from dekrr.statistics import OwnSums, accumulate, pack_symmetric, penalty, unpack_symmetric
 from dekrr.tables.rows import ArrayRows
+from epsilon import _upper, audit, gaussian_epsilon
 
 PRIVACY = DifferentialPrivacy(1.0, 1e-3)
 SIGMA, N_FEATURES = 0.5, 2

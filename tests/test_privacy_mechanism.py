@@ -17,7 +17,6 @@ from dekrr import DeKRRRegressor, DifferentialPrivacy, disk, load
 from dekrr.data import make_sites
 from dekrr.errors import DataError, MessageError, SettingsError
 from dekrr.features import FeatureMap
-from dekrr.lab.attacks.audit import gaussian_epsilon
 from dekrr.lab.attacks.overhearing import Overheard
 from dekrr.mesh.vault import FileVault
 from dekrr.messages import Bounds, Coefficients, Features, RowFeatures, Sums
@@ -32,6 +31,7 @@ from dekrr.selection import Energy, Plain
 from dekrr.settings import DeKRRSettings
 from dekrr.statistics import OwnSums, accumulate
 from dekrr.tables.rows import ArrayRows
+from epsilon import gaussian_epsilon
 
 pytest.importorskip("opendp", reason="the extra dp is not installed")
 

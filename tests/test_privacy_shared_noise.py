@@ -11,7 +11,6 @@ from sklearn.linear_model import LinearRegression
 
 from dekrr import DeKRRRegressor, DifferentialPrivacy
 from dekrr.errors import SettingsError
-from dekrr.lab.attacks.audit import gaussian_epsilon
 from dekrr.lab.attacks.overhearing import Overheard
 from dekrr.mesh.vault import FileVault
 from dekrr.messages import Masked, Sums, Total, encode
@@ -27,6 +26,7 @@ from dekrr.selection import Plain
 from dekrr.settings import ALONE, DeKRRSettings
 from dekrr.statistics import OwnSums
 from dekrr.tables.rows import ArrayRows
+from epsilon import gaussian_epsilon
 
 pytest.importorskip("opendp", reason="the extra dp is not installed")
 

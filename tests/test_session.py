@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dekrr.errors import AbsenceError, AgreementError, DataError, DisconnectedError, GoneError, MessageError
-from dekrr.lab.testing.faulty import Crash, Faults, FaultyNetwork, Outage
 from dekrr.mesh import session as sessions
 from dekrr.mesh.reading import MessageReader
 from dekrr.mesh.session import Plan, Session, peers, phases
@@ -49,6 +48,7 @@ from dekrr.protocols.site import Site
 from dekrr.selection import Greedy, Plain
 from dekrr.settings import DeKRRSettings
 from dekrr.tables.rows import ArrayRows
+from faulty import Crash, Faults, FaultyNetwork, Outage
 from soak import PATIENCE, SETTINGS, Problem, run_seed
 
 

@@ -157,7 +157,7 @@ class Tap:
 
     def on_a_rank(self):
         """Have one rank of MPI drive all sites; test_mpi has several ranks."""
-        from dekrr.cluster.mpi import MPINetwork
+        from dekrr.networks.mpi import MPINetwork
 
         self.make = MPINetwork(n_threads=1)
         return self

@@ -15,7 +15,7 @@ an inbox, a mapping of neighbour to the message from that neighbour. A network g
 `LocalNetwork` is the reference implementation. A further network is one file with one class, which has `run` and
 `traffic`, and one line in tests/test_conformance.py, whose tests every network passes.
 
-A network may drive some of the sites in this process and the others elsewhere (`dekrr.cluster.mpi`). Such a network is
+A network may drive some of the sites in this process and the others elsewhere (`dekrr.networks.mpi`). Such a network is
 a `PartialNetwork`.
 """
 

@@ -5,4 +5,4 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(import_module("dekrr.cluster.mpi"), name)
+    return getattr(import_module("dekrr.cluster.rank_network"), name)

@@ -4,5 +4,4 @@
 - `recovery`: rows from the features of single rows, that is, from the paper's exchange.
 - `sums`: the attacks on sums. `members`: was a known row among them? `release`: what any two sums differ by.
 - `campaign`: the attacks as experiments, with figures, on the sites of `scenes`.
-- `audit`: the check of a guarantee of differential privacy.
 """

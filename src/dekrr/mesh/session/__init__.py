@@ -1,7 +1,7 @@
 """One site's side of a run over a mesh: agreement, lockstep, recovery from losses, and a common end.
 
 The only I/O of a session is the checkpoint. The mesh drives a session with a real clock and real links,
-`dekrr.lab.testing.faulty` with simulated ones.
+`tests/faulty.py` with simulated ones.
 
 - `frames`: the frames that travel. `peers`: the state of a neighbour. `speaking`: the frames to send.
 - `greeting`: agreement before the start. `epochs`, `course`: the procedure among the remaining sites.

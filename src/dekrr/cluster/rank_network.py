@@ -144,7 +144,7 @@ class MPINetwork:
     --------
     As in ``mpiexec -n 4 python -m mpi4py program.py``; a program without mpiexec has one rank:
 
-    >>> from dekrr.cluster.mpi import MPINetwork
+    >>> from dekrr.networks.mpi import MPINetwork
     >>> from dekrr import DeKRRRegressor
     >>> from dekrr.data import make_sites
     >>> X, y, sites = make_sites(n_sites=6, random_state=0)

@@ -20,8 +20,8 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import brentq
 
-from ...errors import SettingsError
-from ...types import Array
+from dekrr.errors import SettingsError
+from dekrr.types import Array
 
 Data = TypeVar("Data")
 

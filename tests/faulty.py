@@ -14,15 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DekrrError
-from ...mesh.session import Phase, Session
-from ...mesh.session.events import Event, Listener, Unconfirmed
-from ...mesh.session.frames import Data, frame_decoder
-from ...mesh.session.journal import MemoryJournal
-from ...messages import Offer
-from ...protocols.run import Outcome
-
-__all__ = ["Crash", "Ending", "Faults", "FaultyNetwork", "Outage", "draw_faults"]
+from dekrr.errors import DekrrError
+from dekrr.mesh.session import Phase, Session
+from dekrr.mesh.session.events import Event, Listener, Unconfirmed
+from dekrr.mesh.session.frames import Data, frame_decoder
+from dekrr.mesh.session.journal import MemoryJournal
+from dekrr.messages import Offer
+from dekrr.protocols.run import Outcome
 
 TICK = 0.5
 
