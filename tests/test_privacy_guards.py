@@ -19,12 +19,15 @@ from dekrr.messages import Chosen, Features, Moments, Shortlist, Sums, Tally, de
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy import admission
 from dekrr.privacy.admission import learn
-from dekrr.protocols import dekrr
+from dekrr.privacy.masks import Identity, derived_secret
+from dekrr.protocols import dekrr, training
 from dekrr.protocols.baselines.shared import share_features
+from dekrr.protocols.calibration import keep_intervals
 from dekrr.protocols.cross_validation import folds_to_hold_out
 from dekrr.protocols.roll_call import RollCall, Roster
 from dekrr.protocols.run import Offers, Start, Tuning
 from dekrr.protocols.site import Site
+from dekrr.protocols.training import SecondTraining
 from dekrr.scaling import UNSCALED
 from dekrr.selection import CHOOSERS, Energy, Greedy, Plain
 from dekrr.settings import ALONE, GRIDS, DeKRRSettings
@@ -394,6 +397,38 @@ def test_withheld_rows_are_in_no_sum(chained):
     np.testing.assert_allclose(own.gram, features.T @ features, atol=1e-9)
     np.testing.assert_allclose(own.moment, features.T @ rows.y[kept], atol=1e-9)
     np.testing.assert_allclose(unpack_symmetric(others["b"].gram, 4), own.gram, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"masks": False}, {"masks": False, "rows_per_feature": 0.0}, {"second": keep_intervals}], ids=str
+)
+def test_what_a_withheld_row_says_is_in_no_message_and_in_no_model_of_another_site(changes):
+    """Not even by way of the local part, which is fitted to it, and whose errors tell all weights of candidates."""
+    heard, models = [], []
+    second = SecondTraining(changes.pop("second"), fits_shared=False) if "second" in changes else None
+    given = {"bounds": ((0, 0, -3), (1, 1, 3)), "shared": 8, "masks": True, "rows_per_feature": 1.5} | changes
+    given = DeKRRSettings(min_rows=10, max_leverage=0.999, lone_neighbor="warn", **given)
+    for said in (1.0, -2.0):
+        everyone, rng = {}, np.random.default_rng(0)
+        for name, neighbors in RING.items():
+            X = rng.uniform(size=(240, 2))
+            y = np.sin(5 * X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=240)
+            if name == "a":
+                X[:3], y[:3] = [[40.0, -30.0], [-25.0, 60.0], [90.0, 90.0]], said
+            identity = Identity("run", derived_secret(b"secret", name))
+            everyone[name] = Site(name, neighbors, ArrayRows(X, y), identity=identity, tell=lambda *text: None)
+        record = Overheard()
+        outcomes = LocalNetwork(RING, observers=[record]).run(
+            {n: training.train(one, Plain(8, sigma=0.5), given, second=second) for n, one in everyone.items()}
+        )
+        assert not outcomes["a"].admission(everyone["a"].X[:3]).any()
+        heard.append([(entry.sender, entry.receiver, encode(entry.message)) for entry in record.heard])
+        models.append({n: outcome.home.local.tensors() for n, outcome in outcomes.items()})
+    assert heard[0] == heard[1]
+    alike = [
+        n for n in RING if all(np.array_equal(a, b) for a, b in zip(*(m[n].values() for m in models), strict=True))
+    ]
+    assert alike == ["b", "c"], "and the row is in its own site's local part"
 
 
 def test_the_rule_is_about_a_row_alone_and_the_same_rows_give_the_same_rule():

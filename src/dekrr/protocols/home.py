@@ -98,18 +98,23 @@ def left_by_shared(site: Site, outcome: Outcome, rows: ArrayRows, *, probed: boo
     n_rows, weights = outcome.roster.n_counted, rows.weights.total * rows.expansion
     ridge = max(shared.ridge, _LEAST_RIDGE) * n_rows
     # The shared part was fitted without the rows that are in no sum: it leaves the same of these in any case.
-    inside = np.ones(rows.n_rows, dtype=bool) if outcome.admission is None else outcome.admission(rows.X)
+    inside = _inside(outcome, rows)
     summed = features[inside]
     share = rows.take(inside).weights.total / max(rows.weights.total, 1e-300)
     times = rows.expansion * n_rows / max(weights * share, 1e-300)
     leverages = np.where(inside, leverages_of(features, summed, times, ridge), 0.0)
     if probed:
         assert rows.hashes is not None  # `training.train` brings rows in order
-        signs = signs_of(rows.hashes, _PROBES)  # of the rows themselves: no series of runs draws others
-        total = yield from _sum_of_leverages(site, outcome, shared, features, ridge, signs)
+        signs = signs_of(rows.hashes[inside], _PROBES)  # of the rows themselves: no series of runs draws others
+        total = yield from _sum_of_leverages(site, outcome, shared, summed, ridge, signs)
         leverages = with_sum(leverages, total, n_rows / max(weights, 1e-300))
     leverages = leverages + np.where(inside, of_level, 0.0) * np.square(roots)
     return Left(_with_responses(rows, rows.y - predicted), leverages)
+
+
+def _inside(outcome: Outcome, rows: ArrayRows) -> np.ndarray:
+    """Return which rows are in sums that leave the site."""
+    return np.ones(rows.n_rows, dtype=bool) if outcome.admission is None else outcome.admission(rows.X)
 
 
 def _with_responses(rows: ArrayRows, y: Array) -> ArrayRows:
@@ -147,7 +152,7 @@ def _squares(matrix: Array, columns: Array) -> Array:
 def _sum_of_leverages(
     site: Site, outcome: Outcome, shared: SharedPart, features: Array, ridge: float, signs: Array
 ) -> Procedure[float]:
-    """Return an estimate of the sum of the leverages of the site's rows."""
+    """Return an estimate of the sum of the leverages of the site's rows that are in sums."""
     shape = (features.shape[1], _PROBES)
 
     def solved(total: Array) -> Array:
@@ -250,18 +255,31 @@ def fit_home(
     block = rows.scaled(outcome.scaling).arrays()
     y = block.y.reshape(rows.n_rows, -1)
     own, neighbors = _unseen(outcome, rows, block, left, prediction)
-    own_weight = _own_weight(own, neighbors, y, block.weight, settings.own_weight) if prediction != "own" else 1.0
-    others = own_weight * own + (1 - own_weight) * neighbors
     level = outcome.shared.level if outcome.shared is not None else np.zeros(block.y.shape[1:])
     fold_of = site.fold_of(FOLDS)
+
+    def beneath(chosen: np.ndarray) -> tuple[float, Array]:
+        """Return the weight of the own agreed model by some of the rows, and what is predicted for them with it."""
+        of_rows = own[chosen], neighbors[chosen], y[chosen], block.take(chosen).weight
+        by = _own_weight(*of_rows, settings.own_weight) if prediction != "own" else 1.0
+        return by, by * own[chosen] + (1 - by) * neighbors[chosen]
+
+    def fitted(chosen: np.ndarray) -> LocalFits:
+        some, seed = block.take(chosen), int(site.rng("local part").integers(2**31))
+        given = some.X, y[chosen], some.weight, beneath(chosen)[1], fold_of[chosen]
+        return LocalFits.fitted(*given, settings.local, seed)
+
+    everyone, inside = np.ones(rows.n_rows, dtype=bool), _inside(outcome, rows)
+    own_weight, others = beneath(everyone)
     home, local, alone = others, None, {"mean": _means(y, block.weight, fold_of)}
     local_without: Callable[[int], LocalPart | None] = _nothing
     if settings.local is not None:
-        seed = int(site.rng("local part").integers(2**31))
-        found = LocalFits.fitted(block.X, y, block.weight, others, fold_of, settings.local, seed)
+        told = fitted(inside)  # the errors that are summed over sites are of fits that no withheld row has a part in
+        best = yield from _best_for_all(site, masking, roster, told.predictions(), y[inside], rows.take(inside))
+        found = told if inside.all() else fitted(everyone)
         predictions = found.predictions()
         alone |= {"trees": predictions[2], "ridge": predictions[3]}
-        weights = yield from _weights(site, masking, roster, predictions, y, block.weight, rows, outcome)
+        weights = weights_of(error_products(predictions, y, block.weight) / roster.mean_weight, *best)
         home = np.tensordot(weights, predictions, 1)
         local, local_without = found.part(weights), partial(found.part, weights)
     outcome.home = Home(own_weight, level, local)
@@ -372,31 +390,21 @@ def _own_weight(own: Array, neighbors: Array, y: Array, weight: Array | None, pr
     return float(np.clip((np.vdot(between, wanted) + strength * prior) / (square + strength), 0.0, 1.0))
 
 
-def _weights(
-    site: Site,
-    masking: Masking | None,
-    roster: Roster,
-    predictions: Array,
-    y: Array,
-    weight: Array | None,
-    rows: ArrayRows,
-    outcome: Outcome,
-) -> Procedure[Array]:
-    """Return the weights of the site's candidates: by its own rows, and by all sites' where these are few."""
-    products = error_products(predictions, y, weight)
-    told = np.ones(len(y), dtype=bool) if outcome.admission is None else outcome.admission(rows.X)
+def _best_for_all(
+    site: Site, masking: Masking | None, roster: Roster, predictions: Array, y: Array, rows: ArrayRows
+) -> Procedure[tuple[Array, Array]]:
+    """Return the weights of candidates that are best for all sites, and the products of errors per row."""
     masks = (yield from masking.agreed()) if masking is not None else None
     largest, most = 1.0, np.inf
     if masks is not None:
         most = (_MOST_SPANS + 1) * 2.0**masks.responses
         largest = 2.0**masks.rows * most**2 * y.shape[1]
-    inside = None if weight is None else weight[told]
-    errors = np.clip(predictions[:, told] - y[told], -most, most)
-    of_told = error_products(errors, np.zeros_like(y[told]), inside) * rows.expansion
-    count = float(told.sum() if inside is None else inside.sum()) * rows.expansion
+    errors = np.clip(predictions - y, -most, most)
+    of_told = error_products(errors, np.zeros_like(y), rows.weight) * rows.expansion
+    count = float(rows.n_rows if rows.weight is None else rows.weight.sum()) * rows.expansion
     upper = np.triu_indices(N_CANDIDATES)
     total = yield from tree_sum(site, roster, np.append(of_told[upper], count), masks, largest)
-    return weights_of(products / roster.mean_weight, *_of_all(total.tobytes()))
+    return _of_all(total.tobytes())
 
 
 @lru_cache(maxsize=2)
