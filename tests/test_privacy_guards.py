@@ -400,12 +400,13 @@ def test_withheld_rows_are_in_no_sum(chained):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"masks": False}, {"masks": False, "rows_per_feature": 0.0}, {"second": keep_intervals}], ids=str
+    "changes", [{}, {"masks": False}, {"masks": False, "rows_per_feature": 0.0}, {"intervals": True}], ids=str
 )
 def test_what_a_withheld_row_says_is_in_no_message_and_in_no_model_of_another_site(changes):
     """Not even by way of the local part, which is fitted to it, and whose errors tell all weights of candidates."""
     heard, models = [], []
-    second = SecondTraining(changes.pop("second"), fits_shared=False) if "second" in changes else None
+    second = SecondTraining(keep_intervals, fits_shared=False) if "intervals" in changes else None
+    changes = {name: value for name, value in changes.items() if name != "intervals"}
     given = {"bounds": ((0, 0, -3), (1, 1, 3)), "shared": 8, "masks": True, "rows_per_feature": 1.5} | changes
     given = DeKRRSettings(min_rows=10, max_leverage=0.999, lone_neighbor="warn", **given)
     for said in (1.0, -2.0):
