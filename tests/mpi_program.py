@@ -53,6 +53,13 @@ def arrays_of(regressor):
     arrays["traffic"] = np.array([size for _, size in edges])
     arrays["rows"] = np.array(list(regressor.n_rows_.values()))
     arrays["rounds"] = np.array([regressor.n_rounds_])
+    errors = (getattr(regressor, "validation_", None) or {}).get("RSE")
+    if errors is not None:
+        arrays["held-out rows"] = np.array([*errors.n_rows.values(), errors.n_union])
+        by_site = [list(of_sites.values()) for of_sites in (errors.own, errors.union, errors.alone)]
+        arrays["held-out errors"] = np.array(by_site)
+        arrays["mean held-out errors"] = np.array([errors.mean_own, errors.mean_union, errors.within_own])
+        arrays["excess"] = np.array(list(errors.excess.values()))
     return arrays
 
 

@@ -282,7 +282,8 @@ def code_of(value: Any) -> int:
     return code
 
 
-def _to_wire(value: Any) -> msgspec.msgpack.Ext:
+def to_wire(value: Any) -> msgspec.msgpack.Ext:
+    """Return what stands for an array in an encoded message."""
     code = code_of(value)
     data = np.ascontiguousarray(value).data
     return msgspec.msgpack.Ext(code, data if value.ndim == 1 else SHAPE.pack(*value.shape) + data)
@@ -313,7 +314,7 @@ def _read_matrix(data: bytes, dtype: np.dtype) -> np.ndarray:
     return np.frombuffer(data, dtype, offset=SHAPE.size).reshape(shape)
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
+_encoder = msgspec.msgpack.Encoder(enc_hook=to_wire)
 
 
 def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:

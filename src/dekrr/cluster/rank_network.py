@@ -135,7 +135,7 @@ class MPINetwork:
     patience : float, default=3600
         Seconds that a rank waits for others without hearing anything, before it raises.
     gather : bool, default=True
-        Whether an estimator has the models and the traffic of all sites at every rank after a fit. Otherwise it has
+        Whether an estimator has models, errors and traffic of all sites at every rank after a fit. Otherwise it has
         those of the rank's own sites, which is what fits into memory for very many sites.
     n_threads : int, optional
         The number of sites of a rank that may compute at the same time; by default the rank's share of the cores.

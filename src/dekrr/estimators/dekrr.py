@@ -630,7 +630,9 @@ class DeKRRRegressor(NetworkRegressor):
             if not self.deployment:
                 raise
             raise refusal(error) from error
-        self.validation_: dict[str, HeldOutErrors] | None = validate(run.outcomes, len(run.sites), self._response.back)
+        self.validation_: dict[str, HeldOutErrors] | None = validate(
+            run.outcomes, len(run.sites), self._response.back, run.everywhere
+        )
         if settings.privacy is not None:
             _tell_spent(rows, settings.privacy.epsilon)
         self._keep_tuned(run, {name: grid[0] for name, grid in grids.items()})

@@ -224,7 +224,7 @@ class HeldOutErrors(NamedTuple):
     n_union : int
         How many held-out rows, of all sites, the next ones rest on.
     union : dict of site to float
-        The error of each site's model on held-out rows of all sites. It is empty where sites are in other processes.
+        The error of each site's model on held-out rows of all sites. It is empty where other processes keep theirs.
     mean_union : float
         The mean of the last over sites, as in ``metric="union"``.
     alone : dict of site to float
@@ -273,7 +273,10 @@ class HeldOutErrors(NamedTuple):
 
 
 def validate(
-    outcomes: Mapping[Hashable, Outcome], n_sites: int, back: Callable[[Array], Array] = AS_IT_IS.back
+    outcomes: Mapping[Hashable, Outcome],
+    n_sites: int,
+    back: Callable[[Array], Array] = AS_IT_IS.back,
+    everywhere: Callable[[Mapping[Hashable, Any], Any], dict[Hashable, Any]] = lambda of_sites, kind: dict(of_sites),
 ) -> dict[str, HeldOutErrors] | None:
     """Return the held-out errors of a run by what is measured, and drop the held-out rows; None where there are none.
 
@@ -285,31 +288,43 @@ def validate(
         How many sites there are in all.
     back : callable
         Gives responses that were changed for training their own units.
+    everywhere : callable
+        Returns what is known of the sites of all processes, given that of the sites of this one and its type.
     """
     held = {label: outcome.held_out for label, outcome in outcomes.items() if outcome.held_out is not None}
     classes = next((outcome.classes for outcome in outcomes.values() if outcome.classes is not None), None)
     for outcome in outcomes.values():
         outcome.held_out = None
-    if not held or not any(each.rows.n_rows for each in held.values()):
+    n_rows = everywhere({label: each.rows.n_rows for label, each in held.items()}, int)
+    if not any(n_rows.values()):
         return None
-    own = {label: Predicted.own(each).changed(back) for label, each in held.items() if each.rows.n_rows}
-    known = {label: held[label] for label in own if held[label].alone}
-    alone = {label: Predicted.own(each, each.alone[each.best_alone]).changed(back) for label, each in known.items()}
-    union = {label: each.changed(back) for label, each in (_union(held) if len(held) == n_sites else {}).items()}
-    n_rows = {label: each.rows.n_rows for label, each in held.items()}
+    there = {label: each for label, each in held.items() if each.rows.n_rows}
+    known = {label: each for label, each in there.items() if each.alone}
+    own, alone = (
+        {label: each.changed(back) for label, each in everywhere(predicted, Predicted).items()}
+        for predicted in (
+            {label: Predicted.own(each) for label, each in there.items()},
+            {label: Predicted.own(each, each.alone[each.best_alone]) for label, each in known.items()},
+        )
+    )
+    union: dict[Hashable, Predicted] = {}
+    if len(n_rows) == n_sites:
+        rows = Unseen.joined(list(everywhere(_sampled(held, n_rows), Unseen).values()))
+        union = {label: rows.predicted(model).changed(back) for label, model in held.items()}
     found, losses = {}, losses_of(classes)
+    kinds = everywhere({label: each.best_alone for label, each in known.items()}, str)
     for name, measure in measures_of(classes).items():
-        by_model = {label: measure(each) for label, each in union.items()}
+        by_model = everywhere({label: measure(each) for label, each in union.items()}, float)
         found[name] = HeldOutErrors(
             n_rows,
-            {label: measure(own[label]) if label in own else float("nan") for label in held},
+            {label: measure(own[label]) if label in own else float("nan") for label in n_rows},
             measure(Predicted.joined(list(own.values()))),
             len(next(iter(union.values())).y) if union else 0,
             by_model,
             float(np.mean(list(by_model.values()))) if by_model else float("nan"),
-            {label: measure(alone[label]) if label in alone else float("nan") for label in held},
+            {label: measure(alone[label]) if label in alone else float("nan") for label in n_rows},
             measure(Predicted.joined(list(alone.values()))) if alone else float("nan"),
-            {label: held[label].best_alone for label in alone},
+            kinds,
             _within(own) if classes is None else float("nan"),
             _within(alone) if classes is None else float("nan"),
             {label: excess(losses[name](own[label]), losses[name](each), each.weight) for label, each in alone.items()},
@@ -341,14 +356,13 @@ def _within(found: Mapping[Hashable, Predicted]) -> float:
     return measures_of(None)["RSE"](Predicted.joined(parts))
 
 
-def _union(held: Mapping[Hashable, HeldOut]) -> dict[Hashable, Predicted]:
-    """Return what each site's model predicts for held-out rows of all sites, or of many: the same share of each."""
-    there = [each for each in held.values() if each.rows.n_rows]
-    share = min(1.0, _MOST_PREDICTIONS / len(held) / sum(each.rows.n_rows for each in there))
+def _sampled(held: Mapping[Hashable, HeldOut], n_rows: Mapping[Hashable, int]) -> dict[Hashable, Unseen]:
+    """Return held-out rows of each site of this process, or of many of all sites: the same share of each."""
+    there = [label for label, number in n_rows.items() if number]
+    share = min(1.0, _MOST_PREDICTIONS / len(n_rows) / sum(n_rows.values()))
     if len(there) > _MOST_SITES:
         there = [there[i] for i in np.linspace(0, len(there) - 1, _MOST_SITES).astype(int)]
-    rows = Unseen.joined([Unseen.of(each, max(1, round(share * each.rows.n_rows))) for each in there])
-    return {label: rows.predicted(model) for label, model in held.items()}
+    return {label: Unseen.of(held[label], max(1, round(share * n_rows[label]))) for label in there if label in held}
 
 
 _MANY_COLUMNS = 3000

@@ -32,7 +32,9 @@ from ..messages import (
     Roll,
     Shortlist,
     Unchanged,
+    decoder_of,
     residual_of,
+    to_wire,
 )
 from ..model import SiteModel, from_bytes
 from ..networks.base import Connect, Network, PartialNetwork, Traffic
@@ -413,6 +415,24 @@ class NetworkRun:
     def names(self) -> dict[Hashable, str]:
         """The names that the run gave its sites."""
         return {label: site.name for label, site in self.sites.items()}
+
+    def everywhere(self, of_sites: Mapping[Hashable, Any], kind: Any) -> dict[Hashable, Any]:
+        """Return what is known of the sites of all processes, where results are gathered, in the order of all sites.
+
+        Parameters
+        ----------
+        of_sites : mapping of label to object
+            What is known of the sites of this process.
+        kind : type
+            Of these objects: numbers, texts, or named tuples of arrays.
+        """
+        if not isinstance(self.network, PartialNetwork) or not self.network.gathers:
+            return dict(of_sites)
+        names, decoder = self.names, decoder_of(dict[str, kind])
+        own = {names[label]: one for label, one in of_sites.items()}
+        shared = self.network.share(msgspec.msgpack.encode(own, enc_hook=to_wire))
+        found = {name: one for data in shared for name, one in decoder.decode(data).items()}
+        return {label: found[name] for label, name in names.items() if name in found}
 
     @property
     def n_columns(self) -> int:
