@@ -1,12 +1,15 @@
 """What a fit tells of joining: alone beside own and union, sites that gain and lose, and errors between sites."""
 
+import re
 import warnings
 
+import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
 
 from dekrr import DeKRRClassifier, DeKRRRegressor, rse
+from dekrr.data import make_sites
 from dekrr.errors import PoorFitWarning
 from dekrr.estimators import model_set
 from dekrr.estimators.model_set import (
@@ -18,6 +21,7 @@ from dekrr.estimators.model_set import (
     tell_of_poor_fit,
 )
 from dekrr.metrics import excess
+from dekrr.settings import ALONE
 
 NAN = float("nan")
 
@@ -89,6 +93,35 @@ def test_of_many_sites_the_summary_shows_those_that_gain_and_lose_most(fitted, m
     assert "the 1 that gain most by joining, then the" in found.facts["sites below"]
     ratios = [errors.own[site] / errors.alone[site] for site in errors.own]
     assert ", ".join(f"{value:.2f}" for value in np.quantile(ratios, [0.25, 0.5, 0.75])) in found.facts["joining"]
+
+
+def rounds_of(graph):
+    """Return how many rounds a small fit takes on a graph, and what the summary says of them."""
+    X, y, sites = make_sites(n_sites=len(graph), rows_per_site=15, random_state=0)
+    graph = nx.relabel_nodes(graph, dict(enumerate(np.unique(sites).tolist())))
+    numbers = {
+        "n_features": 8,
+        "features": "plain",
+        "sigma": 0.3,
+        "alpha": 1e-4,
+        "consensus": 1.0,
+        **dict.fromkeys(ALONE),
+    }
+    regressor = DeKRRRegressor(topology=graph, random_state=0, **numbers).fit(X, y, sites=sites)
+    return regressor.n_rounds_, regressor.fit_summary().facts["rounds"]
+
+
+def test_the_summary_names_few_edges_that_halve_the_rounds():
+    path = nx.path_graph(60)
+    before, text = rounds_of(path)
+    edges = [tuple(map(int, pair)) for pair in re.findall(r"'station (\d+)' - 'station (\d+)'", text)]
+    assert text.startswith(f"{before} (half as many with the edges ")
+    assert text.endswith(": some sites are 59 hops apart)")
+    assert 0 < len(edges) <= np.sqrt(60)
+    path.add_edges_from(edges)
+    after, text = rounds_of(path)
+    assert after <= before / 2
+    assert text == str(after)
 
 
 def errors_with(own, alone, error):

@@ -4,7 +4,7 @@ A topology is given by name, as an edge list, or as a networkx graph whose nodes
 be connected, because information travels from site to site over edges only.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import networkx as nx
@@ -198,6 +198,40 @@ def add_edges(graph: Graph, edges: Iterable[Any]) -> None:
         if len(pair) != 2 and not (len(pair) == 3 and isinstance(pair[2], dict)):
             raise TopologyError(f"an edge is a pair of sites, not {edge!r}")
         graph.add_edge(*pair[:2])
+
+
+def ends(graph: Graph) -> tuple[Hashable, Hashable, int]:
+    """Return two sites that are far apart, and how many hops; in most graphs no others are farther.
+
+    The second is farthest from the first, which is farthest from some site: exact on trees and rings.
+    """
+
+    def farthest(site: Hashable) -> tuple[Hashable, int]:
+        hops: dict[Hashable, int] = nx.single_source_shortest_path_length(graph, site)
+        other = max(hops, key=hops.__getitem__)
+        return other, hops[other]
+
+    first, _ = farthest(next(iter(graph)))
+    return first, *farthest(first)
+
+
+def shortcuts(graph: Graph, most: int) -> Iterator[tuple[tuple[Hashable, Hashable], int]]:
+    """Yield edges to add, one after another, and the hops between the ends of the graph that has them.
+
+    Each edge joins the ends of the graph with those before.
+
+    Examples
+    --------
+    >>> import networkx as nx
+    >>> from dekrr.topology import shortcuts
+    >>> [(edge, n_hops) for edge, n_hops in shortcuts(nx.path_graph(30), 3)]
+    [((29, 0), 15), ((15, 0), 15), ((8, 23), 8)]
+    """
+    graph = nx.Graph(graph)
+    for _ in range(most):
+        edge = ends(graph)[:2]
+        graph.add_edge(*edge)
+        yield edge, ends(graph)[2]
 
 
 def _named(name: str, n_sites: int, n_neighbors: int, seed: Any) -> Graph:

@@ -18,6 +18,7 @@ from ..protocols.calibration import Predicted, Unseen, losses_of, measures_of
 from ..protocols.run import HeldOut, Outcome
 from ..scaling import AS_IT_IS
 from ..tables.rows import Rows
+from ..topology import ends, shortcuts
 from ..types import Array
 
 if TYPE_CHECKING:
@@ -605,7 +606,7 @@ def summary_of(regressor: Any) -> FitSummary:
         facts["settings"] = ", ".join(used) + (" (tuned)" if getattr(regressor, "tuning_", None) else "")
     facts |= _held_out(regressor)
     if hasattr(regressor, "n_rounds_"):
-        facts["rounds"] = str(regressor.n_rounds_)
+        facts["rounds"] = f"{regressor.n_rounds_}{_with_more_edges(regressor)}"
     if hasattr(regressor, "traffic_"):
         kinds = regressor.traffic_.bytes_by_kind.most_common(3)
         most = ", ".join(f"{kind} {size / 1e3:.0f}" for kind, size in kinds)
@@ -625,6 +626,24 @@ def summary_of(regressor: Any) -> FitSummary:
             "lose most; validation_ has all"
         )
     return FitSummary(facts, {site: _site(regressor, site) for site in sites})
+
+
+def _with_more_edges(regressor: Any) -> str:
+    """Return in words which few edges would halve the rounds, at most the root of the number of sites; else nothing.
+
+    All sites know after as many rounds as the diameter that they are done, and can find out every half diameter.
+    All earlier rounds count as needed, also those until the next time that they could find out.
+    """
+    graph, n_rounds = regressor.graph_, regressor.n_rounds_
+    n_hops, most = ends(graph)[2], getattr(regressor, "max_rounds", np.inf)
+    if not 1 < n_hops <= n_rounds <= 2 * n_hops or n_rounds == most:
+        return ""
+    edges = []
+    for edge, fewer in shortcuts(graph, round(np.sqrt(len(graph)))):
+        edges.append(f"{edge[0]!r} - {edge[1]!r}")
+        if n_rounds - n_hops + fewer + -(-fewer // 2) <= n_rounds / 2:
+            return f" (half as many with the edges {', '.join(edges)}: some sites are {n_hops} hops apart)"
+    return ""
 
 
 def _site(regressor: Any, site: Any) -> dict[str, str]:
