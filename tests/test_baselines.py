@@ -103,6 +103,8 @@ def test_what_local_chose_gives_the_same_model_when_it_is_given():
     np.testing.assert_array_equal(chosen.predict(X[own]), given.predict(X[own]))
     assert chosen.traffic_.total_bytes == 0
     assert (given.sigma_, given.alpha_) == (chosen.sigma_, chosen.alpha_)
+    told = chosen.fit_summary().sites[SITES[0]]
+    assert (told["sigma"], told["alpha"]) == (f"{sigma:g}", f"{alpha:g}")
 
 
 def test_local_takes_sites_of_a_few_rows_weights_outputs_and_rows_in_batches():

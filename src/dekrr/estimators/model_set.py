@@ -601,7 +601,7 @@ def summary_of(regressor: Any) -> FitSummary:
         counts = ", ".join(f"{name} in {count} rows" for name, count in others.items())
         facts["words that are no category, and count as other"] = counts
     chosen = {name: getattr(regressor, f"{name}_", None) for name in _CHOSEN}
-    used = [f"{name} {value:g}" for name, value in chosen.items() if value is not None]
+    used = [f"{name} {value:g}" for name, value in chosen.items() if isinstance(value, int | float)]
     if used:
         facts["settings"] = ", ".join(used) + (" (tuned)" if getattr(regressor, "tuning_", None) else "")
     facts |= _held_out(regressor)
@@ -650,6 +650,8 @@ def _site(regressor: Any, site: Any) -> dict[str, str]:
     facts = {"rows": str(regressor.n_rows_[site])}
     if hasattr(regressor, "graph_"):
         facts["neighbours"] = str(len(list(regressor.graph_[site])) if site in regressor.graph_ else 0)
+    chosen = {name: getattr(regressor, f"{name}_", None) for name in _CHOSEN}
+    facts |= {name: f"{of_sites[site]:g}" for name, of_sites in chosen.items() if isinstance(of_sites, dict)}
     features = getattr(regressor.models_[site], "feature_map", None)
     if features is not None:
         facts["features"] = str(features.n_features)
