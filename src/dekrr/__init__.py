@@ -1,4 +1,4 @@
-"""dekrr: kernel ridge regression across sites that cannot pool their data.
+"""dekrr: federated learning on tables, for sites that cannot pool their rows.
 
 Names are imported when they are first used, so that `import dekrr` costs next to nothing.
 """

@@ -88,7 +88,7 @@ _EXTRAS = {
 
 app = lazy_app(
     COMMANDS,
-    help="Kernel ridge regression across sites that cannot pool their data.",
+    help="Federated learning on tables, for sites that cannot pool their rows.",
     no_args_is_help=True,
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -108,7 +108,7 @@ def _show_version(asked: bool) -> None:
 def options(
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
 ) -> None:
-    """Kernel ridge regression across sites that cannot pool their data."""
+    """Federated learning on tables, for sites that cannot pool their rows."""
 
 
 def run() -> None:
