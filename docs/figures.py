@@ -423,29 +423,34 @@ def drawn_from() -> str:
 
 
 def write_picture() -> None:
-    """Draw own RSE on tables with real sites: the best alone, together, and the best of pooled rows."""
+    """Draw own RSE on tables with real sites, together and pooled, as shares of the best that a site has alone."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
 
-    fits = {name: list(seeds.values()) for name, seeds in _json("real_sites.json").items()}
-    ways = {
-        "alone: the best of mean, ridge and trees": ("o", "#d55e00", ("mean alone", "ridge alone", "trees alone")),
-        "together: dekrr": ("D", "#0072b2", ("own",)),
-        "pooled: the better of ridge and trees": ("s", "#999999", ("pooled ridge", "pooled trees")),
-    }
+    fits = {name: list(seeds.values()) for name, seeds in _real_sites().items()}
 
-    def error(name: str, methods: Sequence[str]) -> float:
+    def error(name: str, *methods: str) -> float:
         return min(statistics.fmean(fit[method] for fit in fits[name]) for method in methods)
 
-    names = sorted(fits, key=lambda name: error(name, ("own",)))
-    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    alone = {name: error(name, "mean alone", "ridge alone", "trees alone") for name in fits}
+    together = {name: error(name, "own") / alone[name] for name in fits}
+    pooled = {name: error(name, "pooled ridge", "pooled trees") / alone[name] for name in fits}
+    names = sorted(fits, key=together.__getitem__, reverse=True)
+    titles = [_SHORT.get(name, name) for name in names]
+    figure = Figure(figsize=(7.6, 4.0), layout="constrained")
     axes = figure.subplots()
-    for label, (marker, color, methods) in ways.items():
-        titles = [_SHORT.get(name, name) for name in names]
-        axes.plot([error(name, methods) for name in names], titles, marker, color=color, label=label, alpha=0.85)
-    axes.set(xscale="log", xlabel="relative squared error on new rows of each site (less is better)")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="upper left", fontsize="small")
-    figure.savefig(PICTURE, dpi=100, metadata={"Description": digest()})
+    axes.axvline(1, color="#d55e00", label="alone: the best of mean, ridge and trees at the site")
+    axes.hlines(titles, 1, list(map(together.get, names)), color="#0072b2", alpha=0.35, linewidth=4)
+    axes.plot(list(map(pooled.get, names)), titles, "s", color="#777777", label="pooled: the better of ridge and trees")
+    axes.plot(list(map(together.get, names)), titles, "D", color="#0072b2", label="together: dekrr")
+    axes.set(xlabel="error on new rows, as a share of that alone")
+    axes.set_xlim(0, 1.05 * max(1.0, *together.values(), *pooled.values()))
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    figure.legend(loc="outside upper left", ncols=3, fontsize="small", frameon=False, handletextpad=0.4)
+    figure.savefig(PICTURE, dpi=150, metadata={"Description": digest()})
 
 
 def main() -> None:

@@ -242,20 +242,20 @@ def _agreement(rows: Sequence[Row]) -> str:
 def _judge_imbalanced() -> tuple[str, str]:
     told, words = [], []
     for (data,), rows in by(_rows("imbalanced-paper-0"), "data"):
-        below, better, points = 0, 0, 0
-        for _, group in ordered(rows):
+        hits = dict.fromkeys((f"below {PLAIN}", f"below {SHARED}", "gain of unequal D"), 0)
+        groups = [group for _, group in ordered(rows)]
+        for group in groups:
             mean = {label: column(fits, "own_rse").mean() for (label,), fits in _labelled(group)}
-            least = min(mean[PLAIN], mean[SHARED])
-            below += max(mean[f"{THEIRS}, equal"], mean[f"{THEIRS}, sqrt"]) < least
-            better += mean[f"{THEIRS}, sqrt"] < mean[f"{THEIRS}, equal"]
-            points += 1
+            root, equal = mean[f"{THEIRS}, sqrt"], mean[f"{THEIRS}, equal"]
+            hits[f"below {PLAIN}"] += max(root, equal) < mean[PLAIN]
+            hits[f"below {SHARED}"] += max(root, equal) < mean[SHARED]
+            hits["gain of unequal D"] += root < equal
+        plain, shared, better = hits.values()
         told.append(
-            f"{_whose(rows)}: both allocations below DKLA and DKLA-DDRF at {below} of {points} values of D, "
-            f"root-of-rows below equal at {better}{_agreement(rows)}"
+            f"{_whose(rows)}: both allocations below DKLA at {plain} and below DKLA-DDRF at {shared} of {len(groups)} "
+            f"values of D, root-of-rows below equal at {better}{_agreement(rows)}"
         )
-        words.append(
-            f"{title_of(data)}: order of methods {_word(below, points)}, gain of unequal D {_word(better, points)}"
-        )
+        words.append(f"{title_of(data)}: {', '.join(f'{what} {_word(n, len(groups))}' for what, n in hits.items())}")
     return "; ".join(told), "; ".join(words)
 
 
