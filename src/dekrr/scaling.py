@@ -10,8 +10,8 @@ something else at each site.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit, logit
@@ -174,9 +174,6 @@ AnyScaling = Scaling | Unscaled
 UNSCALED = Unscaled()
 
 
-if TYPE_CHECKING:
-    from .tables.rows import Rows
-
 _COMPARED = 1000  # responses that must come back
 _RIGHT = 1e-6  # of the largest
 
@@ -312,11 +309,9 @@ class Response:
         flat = np.asarray(getattr(self.transform, method)(_flat(y)), dtype=float)
         return flat.reshape(y.shape)
 
-    def changed(self, rows: "Rows", whose: str) -> "Rows":
+    def changed(self, block: Block, whose: str) -> Block:
         """Return rows with their responses changed; `whose` they are is for errors."""
-        if self.transform is None:
-            return rows
-        return rows.mapped(partial(_changed, self, whose))
+        return block._replace(y=self.forward(block.y, lambda row: f"{whose}, a row"))
 
 
 AS_IT_IS = Response()
@@ -324,10 +319,6 @@ AS_IT_IS = Response()
 
 def _flat(y: np.ndarray) -> np.ndarray:
     return y.reshape(len(y), math.prod(y.shape[1:]))
-
-
-def _changed(response: Response, whose: str, block: Block) -> Block:
-    return block._replace(y=response.forward(block.y, lambda row: f"{whose}, a row"))
 
 
 def _refuse(y: Array, takes: np.ndarray, where: Callable[[int], str], what: str, instead: str) -> None:

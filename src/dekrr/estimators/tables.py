@@ -639,7 +639,7 @@ def rows_of(
 
 def changed(rows: Mapping[Hashable, Rows], response: Response) -> dict[Hashable, Rows]:
     """Return the rows of sites with responses changed for training."""
-    return {label: response.changed(own, f"site {label!r}") for label, own in rows.items()}
+    return {label: own.transformed(response, f"site {label!r}") for label, own in rows.items()}
 
 
 def parts_of(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, sites: Any) -> Iterator[LabelledRows]:

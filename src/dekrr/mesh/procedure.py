@@ -63,7 +63,7 @@ def procedure_of(
     if columns is not None and isinstance(settings.column_scales, tuple | list):
         scales = columns.spread(settings.column_scales)
         settings = msgspec.structs.replace(settings, column_scales=tuple(scales.tolist()))
-    site = replace(site, rows=config.response().changed(site.rows, f"site {site.name!r}"))
+    site = replace(site, rows=site.rows.transformed(config.response(), f"site {site.name!r}"))
     second = _second(config, settings)
     is_plain = tuning is None and columns is None and second is None and not has_parts(settings)
     if warm is not None and not config.why_not_warm():

@@ -17,13 +17,13 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from ..errors import SettingsError
-from ..scaling import AnyScaling, Scaling, Unscaled
+from ..scaling import AnyScaling, Response, Scaling, Unscaled
 from ..types import Array, Block
 
 SAMPLE_ROWS = 20_000
@@ -291,6 +291,10 @@ class Rows(ABC):
     def mapped(self, function: Callable[[Block], Block]) -> "Rows":
         """Return the rows with a function applied to each block."""
         return _MappedRows(self, function)
+
+    def transformed(self, response: Response, whose: str) -> "Rows":
+        """Return the rows with their responses as they are trained on; `whose` they are is for errors."""
+        return self if response.transform is None else self.mapped(partial(response.changed, whose=whose))
 
     def scaled(self, scaling: AnyScaling) -> "Rows":
         """Return the rows in the units of `scaling`."""
