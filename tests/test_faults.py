@@ -213,7 +213,8 @@ def test_a_node_that_reads_parquet_needs_neither_pandas_nor_scikit_learn(tmp_pat
 
 
 @pytest.mark.parametrize("masks", [True, False])
-def test_a_single_run_goes_on_when_its_certificate_is_renewed(tmp_path, masks):
+def test_a_single_run_goes_on_when_its_certificate_is_renewed(tmp_path, monkeypatch, masks):
+    monkeypatch.setattr("dekrr.mesh.node._LOOK_EVERY", 0.0)  # 4,000 rounds may take less than the usual wait
     mesh = Mesh(tmp_path, 2, settings={"tol": 0.0, "max_rounds": 4000, "masks": masks})
     process = mesh.process("s01")
     node = mesh.node("s00")
