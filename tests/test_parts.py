@@ -25,7 +25,7 @@ from dekrr.selection import Greedy, Mixed
 from dekrr.selection.choosers import random_columns
 from dekrr.selection.greedy import with_columns
 from dekrr.settings import ALONE, DeKRRSettings
-from dekrr.statistics import OwnSums, fold_errors, largest_squared_gradients, path_of, squared_gradients
+from dekrr.statistics import OwnSums, largest_squared_gradients, path_of, squared_gradients
 from dekrr.tables.rows import ArrayRows
 
 X, y, SITES = make_sites(n_sites=5, random_state=0)
@@ -76,21 +76,6 @@ def test_generalised_cross_validation_is_that_of_the_hat_matrix(seed, outputs):
     assert (fit.ridge, fit.error) == (ridges[best], pytest.approx(errors[best]))
     expected = np.linalg.solve(Z.T @ Z + 20 * ridges[best] * np.eye(6), Z.T @ y)
     np.testing.assert_allclose(fit.coefficients, expected, atol=1e-9)
-
-
-@given(st.integers(0, 2**16), st.sampled_from([(), (2,)]), st.sampled_from([1e-5, 0.5]))
-def test_errors_of_folds_are_those_of_refits(seed, outputs, smallest):
-    rng = np.random.default_rng(seed)
-    Z, y, fold = rng.normal(size=(24, 5)), rng.normal(size=(24, *outputs)), np.arange(24) % 3
-    ridges = [smallest, 5.0]
-    found = fold_errors([sums_of(Z[fold == k], y[fold == k]) for k in range(3)], ridges)
-    for i, ridge in enumerate(ridges):
-        held = np.zeros_like(y)
-        for k in range(3):
-            A = Z[fold != k]
-            held[fold == k] = Z[fold == k] @ np.linalg.solve(A.T @ A + ridge * np.eye(5), A.T @ y[fold != k])
-        assert found.products[i] == pytest.approx(np.vdot(held, y), rel=1e-4, abs=1e-4)
-        assert found.squares[i] == pytest.approx(np.vdot(held, held), rel=1e-4, abs=1e-4)
 
 
 def driven(procedure, graph, rows):

@@ -68,8 +68,6 @@ class TestPredictions:
         wanted = booster.predict(rows)
         tolerance = 1e-12 * max(1.0, np.abs(y).max())
         np.testing.assert_allclose(trees.predict(rows)[:, 0], wanted, rtol=1e-12, atol=tolerance)
-        for row, number in zip(rows[:5], wanted, strict=False):
-            np.testing.assert_allclose(trees.predict_one(row), [number], rtol=1e-12, atol=tolerance)
 
     def test_of_the_first_iterations_and_of_several_outputs(self):
         X, y = smooth()
@@ -79,7 +77,6 @@ class TestPredictions:
             wanted = booster.predict(X, raw_score=True, num_iteration=n_trees)
             assert trees.n_trees == 3 * n_trees
             np.testing.assert_allclose(trees.predict(X), wanted, atol=1e-12)
-            np.testing.assert_allclose(trees.predict_one(X[7]), wanted[7], atol=1e-12)
         assert TreeEnsemble.from_lightgbm(booster, 0).predict(X).tolist() == [[0, 0, 0]] * len(X)
 
     def test_of_sums_and_multiples(self):
@@ -94,7 +91,7 @@ class TestPredictions:
         wanted = np.column_stack([1 + first.predict(X), 2 + second.predict(X)])
         np.testing.assert_allclose(both.predict(X), wanted, atol=1e-12)
         np.testing.assert_allclose(both.scaled(np.array([3.0, -1])).predict(X), wanted * [3, -1], atol=1e-12)
-        np.testing.assert_allclose(both.scaled(0.5).predict_one(X[0]), wanted[0] / 2, atol=1e-12)
+        np.testing.assert_allclose(both.scaled(0.5).predict(X), wanted / 2, atol=1e-12)
         again = TreeEnsemble.joined([both, TreeEnsemble.constant(np.ones(2)), both])
         np.testing.assert_allclose(again.predict(X), 2 * wanted + 1, atol=1e-12)
         assert (again.n_trees, again.depth) == (80, both.depth)
@@ -114,8 +111,6 @@ def test_rows_with_too_few_columns_are_refused():
     trees = TreeEnsemble.from_lightgbm(train(*smooth()))
     with pytest.raises(DataError, match="read 4 columns"):
         trees.predict(np.zeros((2, 3)))
-    with pytest.raises(DataError, match="read 4 columns"):
-        trees.predict_one(np.zeros(3))
 
 
 @pytest.mark.parametrize(

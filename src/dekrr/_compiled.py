@@ -111,19 +111,9 @@ def project_out(
 ) -> Any:
     """Take a candidate on the greedy path (`dekrr.selection.greedy.greedy_path`); return the next one and its gain.
 
-    Products and sums are rounded one by one, in the order in which numpy rounds them.
-
-    Parameters
-    ----------
-    row : ndarray of shape (n_features,)
-        The candidate's column of Z'Z; becomes its row of the factor.
-    of_taken : ndarray of shape (n_features,)
-        What earlier rows of the factor have of the column.
-    place : int
-        The candidate's; -1 takes none.
-    correlation : ndarray of shape (n_outputs, n_features)
-    remaining : ndarray of shape (n_features,)
-    is_open : ndarray of bool, shape (n_features,)
+    Products and sums are rounded one by one, in the order in which numpy rounds them. `row` is the candidate's column
+    of Z'Z and becomes its row of the factor; `of_taken` is what earlier rows of the factor have of the column. The
+    place -1 takes none. Correlations are of shape (n_outputs, n_features), the others of (n_features,).
     """
     n_outputs, n_features = correlation.shape
     if place >= 0:
@@ -185,28 +175,13 @@ def boost(
 ) -> Any:
     """Grow the boosters of all folds side by side; see `dekrr.parts.trees`, whose rule of stopping is `_grow`.
 
-    Parameters
-    ----------
-    codes : ndarray of uint8, shape (n_columns, n_rows)
-        The bin of each value.
-    n_bins : ndarray of int64, shape (n_columns,)
-    responses : ndarray of shape (n_folds, n_rows)
-        As each booster sees them, with mean 0 and variance 1.
-    weights : ndarray of shape (n_rows,)
-    fold_of : ndarray of int64, shape (n_rows,)
-    spreads : ndarray of shape (n_folds,)
-        The units of the boosters' errors.
-    rate, least_weight, n_leaves, depth, most : number
-        Of a tree: its weight, the least weight of the rows of a leaf, the most leaves and levels; the most trees.
-    rule : tuple
-        Patience and what is a clearly smaller error.
+    `codes`, shape (n_columns, n_rows), are the bins of values; `responses`, shape (n_folds, n_rows), have mean 0 and
+    variance 1 for each booster, and `spreads` are the units of errors. Trees have at most `n_leaves` leaves, of rows
+    that weigh `least_weight`, and `depth` levels. `rule` is patience, and what is a clearly smaller error.
 
-    Returns
-    -------
-    tuple
-        The number of trees; scores out of fold, shape (n_rows,); of each fold, tree and node, the column (-1 at a
-        leaf), the last bin that goes to the left, the first child (the second follows) and the value; the number of
-        nodes of each tree, 0 where a booster found no further split.
+    Returns the number of trees; scores out of fold, shape (n_rows,); of each fold, tree and node, the column (-1 at a
+    leaf), the last bin that goes to the left, the first child (the second follows) and the value; the number of nodes
+    of each tree, 0 where a booster found no further split.
     """
     n_columns, n_rows = codes.shape
     n_folds, size = responses.shape[0], 2 * n_leaves - 1

@@ -52,15 +52,10 @@ def scores(prediction: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Platt:
-    """How predictions of codes become probabilities.
-
-    Parameters
-    ----------
-    offsets : ndarray of shape (n_classes,)
-    """
+    """How predictions of codes become probabilities."""
 
     slope: float
-    offsets: Array
+    offsets: Array  # shape (n_classes,)
 
     @classmethod
     def start(cls, n_classes: int) -> "Platt":
@@ -81,13 +76,7 @@ class Platt:
     def sums(self, found: Array, own: Array, weight: Array) -> Array:
         """Return the gradient and the Hessian of the log loss over rows, as one vector.
 
-        Parameters
-        ----------
-        found : ndarray of shape (n_rows, n_classes)
-            What the regression predicts.
-        own : ndarray of shape (n_rows, n_classes)
-            1 for a row's own class.
-        weight : ndarray of shape (n_rows,)
+        `found` is what the regression predicts and `own` 1 for a row's own class, both of shape (n_rows, n_classes).
         """
         p = self.probabilities(found)
         mean = np.sum(p * found, axis=1)
@@ -119,21 +108,13 @@ def histogram(probabilities: Array, own: Array, weight: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class ClassCalibration:
-    """What a site keeps for probabilities and prediction sets.
+    """What a site keeps for probabilities and prediction sets."""
 
-    Parameters
-    ----------
-    platt : Platt
-        The same at all sites.
-    own, pooled : ndarray of shape (n_bins,)
-        How many held-out rows have 1 - p_own in each bin: of this site, and of all sites.
-    elsewhere : ClassCalibration, optional
-        The same of the prediction that a site may pass on; see `dekrr.intervals.Calibration`.
-    """
-
-    platt: Platt
+    platt: Platt  # the same at all sites
+    # own, pooled: shape (n_bins,): how many held-out rows have 1 - p_own in each bin: of this site, and of all sites
     own: Array
     pooled: Array
+    # the same of the prediction that a site may pass on; see `dekrr.intervals.Calibration`
     elsewhere: "ClassCalibration | None" = None
 
     @property

@@ -33,13 +33,8 @@ _LOCKED_BYTE = 1 << 40  # msvcrt locks single bytes; this byte is far behind the
 def replacing(path: Path, *, private: bool = True, durable: bool = False) -> Iterator[Path]:
     """Replace a file atomically: give a temporary file, which takes the place of `path` if the block raises no error.
 
-    Parameters
-    ----------
-    private : bool, default=True
-        Whether only the owner may read the file. If not, the file has the mode of the file that it replaces, or the
-        default mode of a new file.
-    durable : bool, default=False
-        Whether the file and its name are on the disk when the block has ended.
+    Only its owner may read a `private` file. Another has the mode of the file that it replaces, or the default mode of
+    a new one. A `durable` file and its name are on the disk when the block has ended.
 
     Examples
     --------
@@ -115,12 +110,8 @@ def _synchronise_name(path: Path, flags: int) -> None:
 def lock(descriptor: int) -> None:
     """Take the exclusive lock of an open file until it is closed, where the file system has locks.
 
-    The lock is advisory: it stops only processes that ask for it.
-
-    Raises
-    ------
-    BlockingIOError
-        When another process has the lock.
+    The lock is advisory: it stops only processes that ask for it. It raises BlockingIOError when another process has
+    it.
     """
     if _fcntl is not None:
         try:
@@ -140,17 +131,8 @@ def lock(descriptor: int) -> None:
 class LockedFile:
     """A private file with an exclusive lock, which is read and written at explicit offsets.
 
-    One thread may read and write. Another thread may call `synchronise` at the same time.
-
-    Parameters
-    ----------
-    path : Path
-        The file and its folder are made where they do not exist.
-
-    Raises
-    ------
-    BlockingIOError
-        When another process has the lock.
+    One thread may read and write. Another thread may call `synchronise` at the same time. The file and its folder are
+    made where they do not exist. It raises BlockingIOError when another process has the lock.
     """
 
     def __init__(self, path: Path) -> None:

@@ -177,16 +177,11 @@ class WarnOnce:
 
 
 def one_line(text: str, longest: int = _LONGEST) -> str:
-    """Return a text from elsewhere as one line that is safe to print: cut, without line ends and control characters.
-
-    Parameters
-    ----------
-    longest : int
-        How many characters are left.
+    r"""Return a text from elsewhere as one line that is safe to print: cut, without line ends and control characters.
 
     Examples
     --------
-    >>> one_line("no\\n12:00 site ended\\x1b[2J")
+    >>> one_line("no\n12:00 site ended\x1b[2J")
     'no 12:00 site ended [2J'
     """
     cleaned = " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -88,16 +88,9 @@ def wave_blocks(
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield, for one block of rows after another, its slice and amplitudes * cos(2 pi (X frequencies + phases)).
 
-    The error is below 1e-13 (5e-5 in single precision) for angles of up to some hundred turns.
-
-    Parameters
-    ----------
-    X : ndarray of float64 or float32, shape (n_rows, n_columns)
-    frequencies : ndarray of the same type, shape (n_columns, n_features)
-        In turns per unit of X, not in radians. The phases are in turns, too.
-    phases, amplitudes : ndarray of the same type, shape (n_features,)
-    out : ndarray of the same type, shape (n_rows, n_features), optional
-        The array that takes the result. Without it all blocks share one buffer: each overwrites the one before.
+    The error is below 1e-13 (5e-5 in single precision) for angles of up to some hundred turns. Frequencies, in turns
+    per unit of X, and phases are in turns, not in radians; all arrays are of one type. Without `out` all blocks share
+    one buffer: each overwrites the one before.
 
     Examples
     --------
@@ -306,12 +299,7 @@ class FeatureMap:
 
 
 def paired(frequencies: Array) -> FeatureMap:
-    """Return the cos/sin map of the paper's equation (8), which has two features per frequency.
-
-    Parameters
-    ----------
-    frequencies : ndarray of shape (n_columns, n_pairs)
-    """
+    """Return the cos/sin map of the paper's equation (8), which has two features per frequency."""
     n_pairs = frequencies.shape[1]
     phases = np.concatenate([np.zeros(n_pairs), np.full(n_pairs, -np.pi / 2)])
     return FeatureMap.unweighted(np.hstack([frequencies, frequencies]), phases)

@@ -47,31 +47,17 @@ _REACH = 3.0  # how far scales go from their median, as a factor
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """How large errors are expected to be at a row: exp(a + z(x)'b), within a factor of 3 of a middle.
+    """How large errors are expected to be at a row: exp(a + z(x)'b), within a factor of 3 of a middle."""
 
-    Parameters
-    ----------
-    middle : ndarray of shape (n_outputs,)
-        a.
-    coefficients : ndarray of shape (n_features, n_outputs)
-        b.
-    centre : ndarray of shape (n_features,)
-        Features are taken relative to it.
-    """
-
-    middle: Array
-    coefficients: Array
-    centre: Array
+    middle: Array  # shape (n_outputs,): a
+    coefficients: Array  # shape (n_features, n_outputs): b
+    centre: Array  # shape (n_features,): features are taken relative to it
 
     @classmethod
     def fit(cls, features: Array, residuals: Array, weight: Array | None = None) -> "Scale":
         """Return the ridge regression of log |residual|; its ridge has the least error of leaving one row out.
 
-        Parameters
-        ----------
-        features : ndarray of shape (n_rows, n_features)
-        residuals : ndarray of shape (n_rows, n_outputs)
-        weight : ndarray of shape (n_rows,), optional
+        Features are of shape (n_rows, n_features), residuals of (n_rows, n_outputs), weights of (n_rows,).
         """
         share = np.ones(len(features)) if weight is None else weight
         share = share / share.sum()
@@ -108,13 +94,10 @@ class Scale:
 
 
 def histogram(scores: Array, weight: Array | None = None) -> Array:
-    """Return how many scores are in each bin, shape (n_bins, n_outputs); a score counts as the upper edge of its bin.
+    """Return how many scores (n_rows, n_outputs) are in each bin, shape (n_bins, n_outputs).
 
-    Parameters
-    ----------
-    scores : ndarray of shape (n_rows, n_outputs)
-    weight : ndarray of shape (n_rows,), optional
-        Their mean is taken as 1, so that the counts add up to the number of rows.
+    A score counts as the upper edge of its bin. The mean weight is taken as 1, so that the counts add up to the number
+    of rows.
     """
     counts = np.empty((N_BINS, scores.shape[1]))
     share = None if weight is None else weight / weight.mean()
@@ -142,15 +125,7 @@ def rows_for(coverage: float) -> int:
 
 
 def too_few_text(sites: Sequence[Any], coverage: float, instead: str) -> str:
-    """Return the warning about sites with too few held-out rows for a coverage.
-
-    Parameters
-    ----------
-    sites : sequence
-        Their labels.
-    instead : str
-        What they get.
-    """
+    """Return the warning about sites with too few held-out rows for a coverage, and what they get `instead`."""
     who = f"site {listed(sites)} has" if len(sites) == 1 else f"sites {listed(sites)} have"
     return (
         f"{who} too few held-out rows for a coverage of {coverage:g}, which takes {rows_for(coverage)}: {instead}. Ask "
@@ -170,20 +145,14 @@ def borrowed_text(sites: Sequence[Any]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What a site keeps for intervals: no row and no residual, but counts of scores.
-
-    Parameters
-    ----------
-    own, pooled : ndarray of shape (n_bins, n_outputs)
-        How many scores are in each bin: of this site, and of all sites. Without own ones, the scale is the unit of all
-        sites, and the counts are those of errors in this unit.
-    elsewhere : Calibration, optional
-        The same of the prediction that a site may pass on, without its local part, from rows that may be in sums alone.
-    """
+    """What a site keeps for intervals: no row and no residual, but counts of scores."""
 
     scale: Scale
+    # own, pooled: shape (n_bins, n_outputs): how many scores are in each bin: of this site, and of all sites. Without
+    # own ones, the scale is the unit of all sites, and the counts are those of errors in this unit.
     own: Array
     pooled: Array
+    # the same of the prediction that a site may pass on, without its local part, from rows that may be in sums alone
     elsewhere: "Calibration | None" = None
 
     @property

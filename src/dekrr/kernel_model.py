@@ -17,13 +17,7 @@ _ROWS_PER_BLOCK = 4096
 
 @dataclass(frozen=True, eq=False)
 class KernelModel:
-    """Exact kernel ridge regression on the pooled rows. The model contains these rows, so it cannot be saved.
-
-    Parameters
-    ----------
-    rows : ndarray of shape (n_rows, n_columns)
-    dual_coefficients : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-    """
+    """Exact kernel ridge regression on the pooled rows. The model contains these rows, so it cannot be saved."""
 
     header: Header
     kernel: Kernel

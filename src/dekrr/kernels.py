@@ -212,15 +212,7 @@ def is_kernel(kernel: Any) -> bool:
 
 
 def make_kernel(kernel: str | type[Kernel] | Kernel, sigma: float) -> Kernel:
-    """Return the kernel with bandwidth `sigma`; `kernel` is its name, its class, or an object of the class.
-
-    Examples
-    --------
-    >>> make_kernel("cauchy", 2.0)
-    Cauchy(sigma=2.0)
-    >>> make_kernel(Gaussian(), 0.5)
-    Gaussian(sigma=0.5)
-    """
+    """Return the kernel with bandwidth `sigma`; `kernel` is its name, its class, or an object of the class."""
     if not is_kernel(kernel):
         names = ", ".join(sorted(KERNELS))
         raise SettingsError(f"unknown kernel {kernel!r}; choose one of {names}, or give a subclass of dekrr.Kernel")

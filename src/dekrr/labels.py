@@ -15,10 +15,6 @@ _FEWEST_TO_TELL = 10  # rows, to tell labels of rows from those of sites
 def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
     """Return the distinct labels, sorted if they can be compared, and for each row the index of its label.
 
-    Parameters
-    ----------
-    sites : array-like of shape (n_rows,)
-
     Examples
     --------
     >>> labels, index = factorise(["north", "east", "north"], 3)

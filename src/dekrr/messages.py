@@ -326,13 +326,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = decoder_of(AnyMessage)
 
 
 def encode(message: Message) -> bytes:
-    """Return the bytes of a message.
-
-    Examples
-    --------
-    >>> len(encode(Coefficients(np.zeros(60), (0.0, 0.0))))
-    519
-    """
+    """Return the bytes of a message."""
     return _encoder.encode(message)
 
 
@@ -390,10 +384,7 @@ def expect(
 ) -> dict[str, Kind]:
     """Return the inbox after a check that every message is of `kind` and that its arrays have the expected shapes.
 
-    Parameters
-    ----------
-    **shapes : mapping of sender to shape
-        For each field name the shapes of all senders from whom a message is due; -1 stands for any length.
+    These are by field name and by sender from whom a message is due; -1 stands for any length.
     """
     known = {sender: expect_kind(sender, message, kind) for sender, message in inbox.items()}
     for field, wanted in shapes.items():

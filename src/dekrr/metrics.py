@@ -48,12 +48,7 @@ def _columns(values: Any) -> Array:
 def relative(squared_errors: Any, y: Array, weight: Array | None = None) -> float:
     """Return squared errors relative to the squared deviations of `y` from its mean: the mean over outputs.
 
-    Parameters
-    ----------
-    squared_errors : float or ndarray of shape (n_outputs,)
-        The sums of squared errors.
-    y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-    weight : ndarray of shape (n_rows,), optional
+    They are summed over rows already, one sum or one for each output.
     """
     if not len(y) or (weight is not None and not weight.sum() > 0):
         raise DataError("there are no rows to score")

@@ -39,14 +39,8 @@ _NAMED = 5  # columns
 class Outside:
     """Names the columns of each row whose values lie outside: beyond the bounds of a number or a date, or a new word.
 
-    The bounds are those to which the model clips a column, where it does, and otherwise those of training.
-
-    Parameters
-    ----------
-    names : sequence of str or None
-        Of the columns; None for their numbers.
-    encoding : Columns or None
-        How raw columns became numbers.
+    The bounds are those to which the model clips a column, where it does, and otherwise those of training. Columns
+    without names go by their numbers.
 
     Examples
     --------
@@ -90,15 +84,7 @@ class Outside:
         return self._owners
 
     def __call__(self, rows: Any, encoded: Array) -> list[list[str]] | None:
-        """Return for each row the columns whose values lie outside; None where there are none at all.
-
-        Parameters
-        ----------
-        rows : mapping of str to ndarray, or ndarray of shape (n_rows, n_columns)
-            As they came.
-        encoded : ndarray of shape (n_rows, n_columns)
-            As the model takes them.
-        """
+        """Return for each row, as it came and encoded, the columns whose values lie outside; None if there are none."""
         beyond = (encoded < self._lowest) | (encoded > self._highest)
         found: list[list[str]] | None = None
         if beyond.any():
@@ -119,14 +105,7 @@ class FarRows:
     New rows from where the old ones came from are beyond the bounds now and then, by little: of n old rows and one new
     one, each is as likely to be the largest. So a row is far outside where a value is a tenth of the column's span
     beyond the bounds. That is told where one row in a hundred is, or any by a whole span. It takes two comparisons a
-    value.
-
-    Parameters
-    ----------
-    outside : Outside or None
-        None where nothing is known; then nothing is counted.
-    rows : ndarray of shape (n_rows, n_columns), optional
-        The first part.
+    value. Where nothing is known of `outside`, nothing is counted.
 
     Examples
     --------
@@ -180,10 +159,6 @@ def out_of_range(predictions: Array, low: float, high: float) -> str:
 
     A response that was never negative may be one that cannot be, and one from 0 to 1 may be a share. Beyond that, a
     prediction is told as a row is that lies far outside.
-
-    Parameters
-    ----------
-    predictions : ndarray of shape (n_rows,)
 
     Examples
     --------
@@ -239,55 +214,29 @@ _ROWS_PER_BLOCK = 4096
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of a model file: JSON beside the tensors.
+    """The header of a model file: JSON beside the tensors."""
 
-    Parameters
-    ----------
-    site : str
-        The site's name.
-    method : str
-        The name of the estimator that trained the model.
-    columns : list of str or None
-        The names of the columns; None where they have no names.
-    n_members : int
-        The number of models whose predictions are added up, each with its weight.
-    parts : list of str
-        What each member is: "own", "neighbor" or "shared" ("local" in files of release 0.2). Where it is empty, the
-        first is the site's own and the others are its neighbours'.
-    column_scales : list of float or None
-        How much the response depends on each of the `n_columns` columns, as all sites agreed; the largest is 1.
-    scaled : bool
-        Whether the model scales rows and responses.
-    privacy : Spent or None
-        The privacy budget that training spent.
-    encoding : Columns or None
-        How the user's columns become the `n_columns` numbers of a row; None where they are numbers.
-    targets : list of str or None
-        The names of what is predicted, where it has names.
-    classes : list of str, int, float or bool, or None
-        The classes, where the model predicts class codes.
-    transform : str, optional
-        How responses were changed for training; see `dekrr.scaling`.
-    format, version
-        The name and the version of the file format.
-    """
-
-    site: str
-    method: str
+    site: str  # the site's name
+    method: str  # the name of the estimator that trained the model
     kernel: str
     sigma: float
     n_columns: int
-    columns: list[str] | None = None
-    n_members: int = 1
+    columns: list[str] | None = None  # the names of the columns; None where they have no names
+    n_members: int = 1  # the number of models whose predictions are added up, each with its weight
+    # what each member is: "own", "neighbor" or "shared" ("local" in files of release 0.2). Where it is empty, the first
+    # is the site's own and the others are its neighbours'.
     parts: list[str] = []
+    # how much the response depends on each of the `n_columns` columns, as all sites agreed; the largest is 1
     column_scales: list[float] | None = None
-    scaled: bool = False
-    privacy: Spent | None = None
+    scaled: bool = False  # whether the model scales rows and responses
+    privacy: Spent | None = None  # the privacy budget that training spent
+    # how the user's columns become the `n_columns` numbers of a row; None where they are numbers
     encoding: Columns | None = None
-    targets: list[str] | None = None
-    classes: list[str | int | float | bool] | None = None
+    targets: list[str] | None = None  # the names of what is predicted, where it has names
+    classes: list[str | int | float | bool] | None = None  # the classes, where the model predicts class codes
+    # how responses were changed for training; see `dekrr.scaling`
     transform: str | msgspec.UnsetType = msgspec.UNSET  # so that other models' files stay as they were
-    format: str = FORMAT
+    format: str = FORMAT  # format, version: the name and the version of the file format
     version: int = 1
 
     @property
@@ -702,16 +651,7 @@ def outside_of(model: SiteModel) -> Outside:
 
 
 def from_bytes(data: bytes) -> SiteModel:
-    """Return the model that `SiteModel.to_bytes` wrote; see `load`.
-
-    Examples
-    --------
-    >>> from dekrr.model import Header, Member, SiteModel
-    >>> header = Header(site="a", method="DeKRRRegressor", kernel="gaussian", sigma=1.0, n_columns=2)
-    >>> own = Member(FeatureMap(np.ones((2, 3)), np.zeros(3), np.ones(3)), np.ones(3))
-    >>> from_bytes(SiteModel(header, (own,)).to_bytes()).header.site
-    'a'
-    """
+    """Return the model that `SiteModel.to_bytes` wrote; see `load`."""
     size = int.from_bytes(data[:8], "little")
     try:
         metadata = msgspec.json.decode(data[8 : 8 + size]).get("__metadata__")
@@ -846,16 +786,7 @@ def parts_of(outcome: Outcome, prediction: str) -> list[str]:
 
 
 def model_of(outcome: Outcome, header: Header, prediction: str, response: Response = AS_IT_IS) -> SiteModel:
-    """Return a site's model.
-
-    Parameters
-    ----------
-    header : Header
-        What is known before the training; the rest is filled in.
-    prediction : {"neighborhood", "own"}
-    response : Response
-        How responses were changed for training.
-    """
+    """Return a site's model; what its header says beforehand is filled in."""
     members, scales = members_of(outcome, prediction), outcome.column_scales
     header = msgspec.structs.replace(
         header,
@@ -878,13 +809,7 @@ def uncalibrated(n_classes: int = 2) -> ClassCalibration:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SiteClassifier(SiteModel):
-    """A site's model of classes; `dekrr.load` returns it where a file has one.
-
-    Parameters
-    ----------
-    header, members, scaling, calibration, home
-        Of the model of the class codes; the header has the classes.
-    """
+    """A site's model of classes; `dekrr.load` returns it where a file has one. Its header has the classes."""
 
     class_calibration: ClassCalibration = field(default_factory=uncalibrated)
 
@@ -892,15 +817,7 @@ class SiteClassifier(SiteModel):
     def of(
         cls, model: SiteModel, classes: Iterable[Any], calibration: ClassCalibration, target: str | None = None
     ) -> "SiteClassifier":
-        """Return the classifier that a model of class codes is.
-
-        Parameters
-        ----------
-        classes : iterable of str, int, float or bool
-            In their order among the codes.
-        target : str, optional
-            The name of the column of classes; by default that of the model's header.
-        """
+        """Return the classifier that a model of class codes is; classes are in the order of the codes."""
         known = np.asarray(classes if isinstance(classes, np.ndarray) else list(classes)).tolist()
         targets = model.header.targets if target is None else [target]
         version = max(model.header.version, _VERSION_OF_CLASSES)
@@ -957,12 +874,8 @@ class SiteClassifier(SiteModel):
         """Return which classes are in each row's prediction set, a mask of shape (n_rows, n_classes).
 
         If a row comes from the same distribution as the site's own rows, its set holds its class with a probability of
-        at least `coverage`. A set may be empty if no class is probable enough. If the site held out too
-        few rows for the coverage, the set holds all classes, and a warning says so.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_rows, n_columns), or frame
+        at least `coverage`. A set may be empty if no class is probable enough. If the site held out too few rows for
+        the coverage, the set holds all classes, and a warning says so.
         """
         least = self.class_calibration.least_probability(coverage)
         if not least:

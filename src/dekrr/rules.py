@@ -18,18 +18,10 @@ LARGEST = 1e100  # of a row's numbers: squares of larger ones, and sums of them,
 
 @dataclass(frozen=True)
 class Rule:
-    """The values that a parameter may have.
+    """The values that a parameter may have."""
 
-    Parameters
-    ----------
-    words : str
-        The description of an allowed value, for error messages.
-    allows : callable
-        Returns whether a value is allowed.
-    """
-
-    words: str
-    allows: Callable[[Any], bool] = field(repr=False)
+    words: str  # the description of an allowed value, for error messages
+    allows: Callable[[Any], bool] = field(repr=False)  # returns whether a value is allowed
 
     def or_none(self) -> "Rule":
         """Return the rule that allows None too."""
@@ -132,12 +124,7 @@ RANDOM_STATE = Rule("an integer from 0 to 4294967295, a RandomState", _is_random
 
 
 def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
-    """Raise one `SettingsError` that names all values that break their rule.
-
-    Parameters
-    ----------
-    owner : str
-        The name of the object that has the parameters.
+    """Raise one `SettingsError` that names all values of the owner that break their rule.
 
     Examples
     --------

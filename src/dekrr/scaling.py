@@ -26,13 +26,6 @@ class Scaling:
 
     The number of outputs follows from the shape of the response; see `dekrr.types.Block`.
 
-    Parameters
-    ----------
-    lower, upper : ndarray of shape (n_columns + n_outputs,)
-        A constant column, or output, is mapped to 0.
-    limits : pair of ndarray of shape (n_columns + n_outputs,), optional
-        Values outside these limits are moved to them first, in training and in prediction.
-
     Examples
     --------
     >>> import numpy as np
@@ -44,8 +37,9 @@ class Scaling:
     array([10., 15.])
     """
 
-    lower: Array
+    lower: Array  # lower, upper: shape (n_columns + n_outputs,): a constant column, or output, is mapped to 0
     upper: Array
+    # shape (n_columns + n_outputs,): values outside these limits are moved to them first, in training and in prediction
     limits: tuple[Array, Array] | None = None
 
     @classmethod
@@ -57,16 +51,10 @@ class Scaling:
 
     @classmethod
     def clipping(cls, lower: Array, upper: Array, n_columns: int, room: float = 0.0) -> "Scaling":
-        """Return the scaling by bounds that rows are moved to where they lie outside.
+        """Return the scaling by bounds that rows are moved to where they lie outside by more than `room` spans.
 
         An output is moved where it is more than a span outside its bounds: clipped responses are another problem to
         solve, but a response of any size would outweigh all others in a sum.
-
-        Parameters
-        ----------
-        lower, upper : ndarray of shape (n_columns + n_outputs,)
-        room : float, default=0
-            How far outside its bounds a column may be before it is moved, in spans.
 
         Examples
         --------
@@ -111,12 +99,7 @@ class Scaling:
         return y * half_spans + centres
 
     def with_spans(self, factors: Array) -> "Scaling":
-        """Return the scaling with the span of each output multiplied by a factor; its centre stays.
-
-        Parameters
-        ----------
-        factors : ndarray of shape (n_outputs,)
-        """
+        """Return the scaling with the span of each output multiplied by its factor; its centre stays."""
         outputs = slice(-len(factors), None)
         lower, upper = self.lower.copy(), self.upper.copy()
         centres, half_spans = (lower[outputs] + upper[outputs]) / 2, self.spans[outputs] / 2 * factors
@@ -220,17 +203,13 @@ NAMES = tuple(_NAMED)
 class Response:
     """The way of responses to those that sites train on, and back.
 
-    Parameters
-    ----------
-    transform : str, scikit-learn transformer or None
-        One of `NAMES`, or an object with the methods transform and inverse_transform, which is used as it is.
-
     Examples
     --------
     >>> Response("log1p").forward(np.array([0.0, 1.0])), Response("log1p").back(np.array([-1.0, 0.0]))
     (array([0.        , 0.69314718]), array([0., 0.]))
     """
 
+    # one of `NAMES`, or an object with the methods transform and inverse_transform, which is used as it is
     transform: Any = None
 
     @classmethod
@@ -266,14 +245,7 @@ class Response:
         return self.transform is not None and self.name is None
 
     def forward(self, y: Array, where: Callable[[int], str] = "row {}".format) -> Array:
-        """Return the responses that sites train on; refuse those that cannot be changed.
-
-        Parameters
-        ----------
-        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        where : callable
-            Says in words which row a number is.
-        """
+        """Return the responses that sites train on; refuse those that cannot be changed, and say `where` they are."""
         if self.transform is None:
             return y
         if self.name is not None:

@@ -78,13 +78,7 @@ class Entry:
         return self.default if self.setting.in_process is _SAME else self.setting.in_process
 
     def mistake(self, value: Any, *, objects: bool = False) -> str | None:
-        """Return what is wrong with a value, in words.
-
-        Parameters
-        ----------
-        objects : bool, default=False
-            Whether an object may take the place of a name or number, where the setting allows it.
-        """
+        """Return what is wrong with a value, in words; `objects` may take the place of a name or number."""
         more = self.setting.objects if objects else None
         if self.setting.rule.allows(value) or (more is not None and more.allows(value)):
             return None
@@ -580,14 +574,8 @@ class DKLASettings(SharedSettings, frozen=True, kw_only=True):
 def parts_of(given: Mapping[str, Any], *, possible: bool = True, private: bool = False) -> dict[str, Any]:
     """Return which parts a run's models have; "auto" is none where the run cannot have it.
 
-    Parameters
-    ----------
-    given : mapping of str to object
-        What is asked for; what is left out has its default.
-    possible : bool, default=True
-        Whether the run can have parts: it sends sums.
-    private : bool, default=False
-        Whether it promises differential privacy. Then it can have the local part, which is sent to nobody.
+    A run that sends no sums has none (`possible`). One that promises privacy can have the local part, which is sent to
+    nobody.
 
     Examples
     --------

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
-from scipy.linalg import cho_factor, cho_solve
 
 from .features import FeatureMap, loops_for
 from .types import Array, Block
@@ -38,21 +37,11 @@ class RowBlocks(Protocol):
 
 @dataclass(frozen=True)
 class OwnSums:
-    """A site's sums over its own rows and its own features.
+    """A site's sums over its own rows and its own features."""
 
-    Parameters
-    ----------
-    gram : ndarray of shape (n_features, n_features)
-        Z_jj'Z_jj.
-    moment : ndarray of shape (n_features,) or (n_features, n_outputs)
-        Z_jj'y_j.
-    response_energy : float
-        y_j'y_j, summed over outputs.
-    """
-
-    gram: Array
-    moment: Array
-    response_energy: float
+    gram: Array  # shape (n_features, n_features): Z_jj'Z_jj
+    moment: Array  # shape (n_features,) or (n_features, n_outputs): Z_jj'y_j
+    response_energy: float  # y_j'y_j, summed over outputs
 
     def plus(self, more: "OwnSums") -> "OwnSums":
         """Return the sums over these rows and some more."""
@@ -65,18 +54,11 @@ class OwnSums:
 
 @dataclass(frozen=True)
 class CrossSums:
-    """Sums over the rows of one site, the owner, and the features of a neighbour.
+    """Sums over the rows of one site, the owner, and the features of a neighbour."""
 
-    Parameters
-    ----------
-    gram : ndarray of shape (n_features * (n_features + 1) / 2,)
-        The upper triangle of B: the neighbour's features times themselves.
-    cross : ndarray of shape (n_features, n_features_of_owner)
-        C: the neighbour's features times the owner's features.
-    """
-
+    # shape (n_features * (n_features + 1) / 2,): the upper triangle of B: the neighbour's features times themselves
     gram: Array
-    cross: Array
+    cross: Array  # shape (n_features, n_features_of_owner): c: the neighbour's features times the owner's features
 
     def kept(self) -> "CrossSums":
         """Return the part that the owner itself needs: all but B."""
@@ -118,12 +100,7 @@ def unpack_symmetric(packed: Array, size: int) -> Array:
 
 
 def weigh(weights: Array, features: Array) -> Array:
-    """Return weights'features; products and sums are in double precision even if the features are not.
-
-    Parameters
-    ----------
-    weights : ndarray of shape (n_rows,)
-    features : ndarray of float64 or float32, shape (n_rows, n_features)
+    """Return weights'features of rows (n_rows, n_features); sums are in double precision even if the features are not.
 
     Examples
     --------
@@ -239,27 +216,14 @@ def _accumulate(
 
 @dataclass(frozen=True)
 class Weights:
-    """The numbers that weigh the terms of the objective at one site.
+    """The numbers that weigh the terms of the objective at one site."""
 
-    Parameters
-    ----------
-    n_rows : float
-        N: the number of rows of all sites that are in the sums, or the sum of their weights where they have some.
-    n_sites : int
-        J.
-    alpha : float
-        The regularisation (the paper's lambda).
-    own_penalty : float
-        c~_j.
-    penalties : mapping of neighbour to float
-        c~_p of each neighbour.
-    """
-
+    # n: the number of rows of all sites that are in the sums, or the sum of their weights where they have some
     n_rows: float
-    n_sites: int
-    alpha: float
-    own_penalty: float
-    penalties: Mapping[str, float]
+    n_sites: int  # J
+    alpha: float  # the regularisation (the paper's lambda)
+    own_penalty: float  # c~_j
+    penalties: Mapping[str, float]  # c~_p of each neighbour
 
 
 def penalty(consensus: float, n_rows: float, n_neighbors: int) -> float:
@@ -269,24 +233,12 @@ def penalty(consensus: float, n_rows: float, n_neighbors: int) -> float:
 
 @dataclass(frozen=True)
 class BlockRow:
-    """H_jj, P_jp, d_j of one site, and y_j'y_j / N.
+    """H_jj, P_jp, d_j of one site, and y_j'y_j / N."""
 
-    Parameters
-    ----------
-    neighbors : tuple of str
-        The neighbours, in the order of their blocks in `matrix`.
-    matrix : ndarray of shape (D_j, D_j + sum of D_p)
-        H_jj, and beside it -P_jp of all neighbours p.
-    right_side : ndarray of shape (D_j,) or (D_j, n_outputs)
-        d_j.
-    response_energy : float
-        y_j'y_j / N, summed over outputs.
-    """
-
-    neighbors: tuple[str, ...]
-    matrix: Array
-    right_side: Array
-    response_energy: float
+    neighbors: tuple[str, ...]  # the neighbours, in the order of their blocks in `matrix`
+    matrix: Array  # shape (D_j, D_j + sum of D_p): H_jj, and beside it -P_jp of all neighbours p
+    right_side: Array  # shape (D_j,) or (D_j, n_outputs): d_j
+    response_energy: float  # y_j'y_j / N, summed over outputs
 
     @property
     def hessian(self) -> Array:
@@ -322,14 +274,7 @@ def assemble(
 ) -> BlockRow:
     """Return the block row of site j (the paper's equation 16, without the self penalty).
 
-    Parameters
-    ----------
-    own : OwnSums
-        Z_jj'Z_jj and Z_jj'y_j.
-    received : mapping of neighbour p to CrossSums
-        B_jp and C_jp, over p's rows.
-    sent : mapping of neighbour p to CrossSums
-        C_pj, over this site's rows.
+    `received` has B_jp and C_jp over p's rows, `sent` C_pj over this site's rows.
     """
     n_features = len(own.moment)
     hessian = (1 / weights.n_rows + len(received) * weights.own_penalty) * own.gram
@@ -355,38 +300,21 @@ def pull(received: Mapping[str, CrossSums], weights: Weights) -> Array:
 
 
 class Ridge(NamedTuple):
-    """A ridge regression.
+    """A ridge regression."""
 
-    Parameters
-    ----------
-    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
-    ridge : float
-        What was added to the diagonal of Z'Z / n_rows.
-    error : float
-        The predicted squared error per row, summed over outputs.
-    """
-
-    coefficients: Array
-    ridge: float
-    error: float
+    coefficients: Array  # shape (n_features,) or (n_features, n_outputs)
+    ridge: float  # what was added to the diagonal of Z'Z / n_rows
+    error: float  # the predicted squared error per row, summed over outputs
 
 
 def path_of(
     sums: OwnSums, n_rows: float, ridges: Sequence[float], n_unweighted: float | None = None, n_others: float = 0.0
 ) -> list[Ridge]:
-    """Return the regression of every ridge, with its generalised cross-validation error.
+    """Return the regression of every ridge (in units of Z'Z / n_rows), with its generalised cross-validation error.
 
-    The error is the mean squared residual divided by (1 - t / n)^2, where n is the number of rows and t
-    is the trace of the hat matrix.
-
-    Parameters
-    ----------
-    ridges : sequence of float
-        In units of Z'Z / n_rows.
-    n_unweighted : float, optional
-        The number of rows for the denominator, where `n_rows` is the sum of their weights.
-    n_others : float, default=0
-        The degrees of freedom of what was eliminated from the sums, which count in t.
+    The error is the mean squared residual divided by (1 - t / n)^2, where n is the number of rows and t is the trace of
+    the hat matrix. Where `n_rows` is the sum of their weights, n is `n_unweighted`. The degrees of freedom of what was
+    eliminated from the sums, `n_others`, count in t.
 
     Examples
     --------
@@ -411,67 +339,10 @@ def path_of(
     return [Ridge(*one) for one in zip(coefficients, map(float, ridges), errors, strict=True)]
 
 
-class FoldErrors(NamedTuple):
-    """What is known of held-out predictions f, over all folds, for each ridge.
-
-    Parameters
-    ----------
-    products : ndarray of shape (n_ridges,)
-        f'y.
-    squares : ndarray of shape (n_ridges,)
-        f'f.
-    """
-
-    products: Array
-    squares: Array
-
-
-def fold_errors(folds: Sequence[OwnSums], ridges: Sequence[float]) -> FoldErrors:
-    """Return the products of held-out predictions, from the sums of each fold alone.
-
-    Regressions are solved in single precision, as their errors alone matter, unless a ridge is too small for that.
-
-    Parameters
-    ----------
-    folds : sequence of OwnSums
-        The sums over the rows of each fold.
-    ridges : sequence of float
-        In units of Z'Z.
-    """
-    gram = sum((fold.gram for fold in folds), np.zeros_like(folds[0].gram))
-    moment = sum((fold.moment for fold in folds), np.zeros_like(folds[0].moment))
-    products, squares = np.zeros(len(ridges)), np.zeros(len(ridges))
-    is_rough = min(ridges) > 32 * np.finfo(np.float32).eps * np.trace(gram)
-    precision = np.float32 if is_rough else np.float64
-    for fold in folds:
-        of_others = (gram - fold.gram).astype(precision), (moment - fold.moment).astype(precision)
-        held, held_moment = fold.gram.astype(precision), fold.moment.astype(precision)
-        for i, ridge in enumerate(ridges):
-            theta = solve(*of_others, ridge)
-            products[i] += np.vdot(theta, held_moment)
-            squares[i] += np.vdot(theta, held @ theta)
-    return FoldErrors(products, squares)
-
-
-def solve(gram: np.ndarray, moment: np.ndarray, ridge: float) -> np.ndarray:
-    """Return (Z'Z + ridge I)^-1 Z'y, in the precision of the sums."""
-    shifted = gram.copy()
-    shifted.flat[:: len(gram) + 1] += ridge
-    return np.asarray(cho_solve(cho_factor(shifted, overwrite_a=True, check_finite=False), moment, check_finite=False))
-
-
 def squared_gradients(rows: RowBlocks, feature_map: FeatureMap, coefficients: Array) -> Array:
     """Return the diagonal of G: for each column, the sum over rows and outputs of the squared derivative.
 
     A row of weight w counts w times.
-
-    Parameters
-    ----------
-    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
-
-    Returns
-    -------
-    ndarray of shape (n_columns,)
 
     Examples
     --------

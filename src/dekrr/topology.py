@@ -22,13 +22,7 @@ _MOST_ON_RING = 20  # sites that are joined to a ring where nobody names a graph
 def ring(n_sites: int, n_neighbors: int = 4) -> Graph:
     """Return a ring lattice, the paper's graph: each site is joined to the nearest `n_neighbors` / 2 on either side.
 
-    With fewer than ``n_neighbors + 1`` sites the graph is complete.
-
-    Parameters
-    ----------
-    n_sites : int
-    n_neighbors : int, default=4
-        An even number.
+    It is an even number. With fewer than ``n_neighbors + 1`` sites the graph is complete.
 
     Examples
     --------
@@ -74,12 +68,7 @@ def cycles(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
 
 
 def grid(n_sites: int) -> Graph:
-    """Return the rectangular grid of `n_sites` that is closest to a square.
-
-    Parameters
-    ----------
-    n_sites : int
-    """
+    """Return the rectangular grid of `n_sites` that is closest to a square."""
     rows = next(rows for rows in range(int(n_sites**0.5), 0, -1) if n_sites % rows == 0)
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, n_sites // rows), ordering="sorted")
 

@@ -18,13 +18,6 @@ class Block(NamedTuple):
     (n_features, n_outputs). Batches of systems (`dekrr.protocols.run`) have the axes of the batch in front, and
     always an axis of outputs at the end.
 
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-    weight : ndarray of shape (n_rows,), optional
-        Row i counts `weight[i]` times in every sum. None means that each row counts once.
-
     Examples
     --------
     >>> import numpy as np
@@ -33,8 +26,9 @@ class Block(NamedTuple):
     (3, [1.0, 2.0])
     """
 
-    X: Array
-    y: Array
+    X: Array  # shape (n_rows, n_columns)
+    y: Array  # shape (n_rows,) or (n_rows, n_outputs)
+    # shape (n_rows,): row i counts `weight[i]` times in every sum. None means that each row counts once.
     weight: Array | None = None
 
     @property

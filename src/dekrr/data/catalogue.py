@@ -21,41 +21,20 @@ STATIONS = (
 
 @dataclass(frozen=True)
 class DataSource:
-    """One data set.
+    """One data set."""
 
-    Parameters
-    ----------
-    title : str
-        The name in the paper, or at the source.
-    n_rows, n_columns : int
-        The size of a complete file.
-    url : str
-        The address of the public archive.
-    archive : str
-        The archive's file name after the download.
-    members : tuple of str
-        Patterns of the files with the rows, in the archive or unpacked beside it.
-    means : tuple of (float, float), optional
-        The mean of y and the mean of |X|, for the check of a downloaded file, with a tolerance of one in a thousand.
-        Without them the number of rows is the publisher's figure, and its tolerance is one row in a hundred.
-    sha256 : str, optional
-        The checksum of the archive, if its publisher never changes it.
-    sites : tuple of str
-        The names for the numbers in the column `node`, if the data has its own sites.
-    note : str
-        What a user should know before use.
-    """
-
-    title: str
-    n_rows: int
+    title: str  # the name in the paper, or at the source
+    n_rows: int  # n_rows, n_columns: the size of a complete file
     n_columns: int
-    url: str
-    archive: str
-    members: tuple[str, ...]
+    url: str  # the address of the public archive
+    archive: str  # the archive's file name after the download
+    members: tuple[str, ...]  # patterns of the files with the rows, in the archive or unpacked beside it
+    # the mean of y and the mean of |X|, for the check of a downloaded file, with a tolerance of one in a thousand.
+    # Without them the number of rows is the publisher's figure, and its tolerance is one row in a hundred.
     means: tuple[float, float] | None = None
-    sha256: str | None = None
-    sites: tuple[str, ...] = ()
-    note: str = ""
+    sha256: str | None = None  # the checksum of the archive, if its publisher never changes it
+    sites: tuple[str, ...] = ()  # the names for the numbers in the column `node`, if the data has its own sites
+    note: str = ""  # what a user should know before use
 
 
 _UCI = "https://archive.ics.uci.edu/static/public"
@@ -147,28 +126,14 @@ CATALOGUE: Mapping[str, DataSource] = {
 
 @dataclass(frozen=True)
 class PaperSettings:
-    """The settings of one data set in the paper and in its authors' files.
+    """The settings of one data set in the paper and in its authors' files."""
 
-    Parameters
-    ----------
-    sigma, alpha : float
-        Bandwidth and regularisation, which the authors chose by the test error.
-    mix : float
-        The share of every site's rows that is drawn at random, in the setting that sorts rows by |y|.
-    n_features : tuple of int
-        The values of D in the figures.
-    table_features : int
-        The value of D in the main table.
-    published : mapping of method to float
-        The RSE in the main table.
-    """
-
-    sigma: float
+    sigma: float  # sigma, alpha: bandwidth and regularisation, which the authors chose by the test error
     alpha: float
-    n_features: tuple[int, ...]
-    table_features: int
-    mix: float = 0.2
-    published: Mapping[str, float] = field(default_factory=dict)
+    n_features: tuple[int, ...]  # the values of D in the figures
+    table_features: int  # the value of D in the main table
+    mix: float = 0.2  # the share of every site's rows that is drawn at random, in the setting that sorts rows by |y|
+    published: Mapping[str, float] = field(default_factory=dict)  # the RSE in the main table
 
 
 def _published(dkla: float, dkla_ddrf: float, dekrr_ddrf: float) -> dict[str, float]:

@@ -70,12 +70,7 @@ def import_pandas() -> Any:
 def data_directory(directory: str | os.PathLike[str] | None, wanted: str, *, make: bool = False) -> Path:
     """Return `directory`, or the value of ``DEKRR_DATA``; raise `DataError` if there is neither.
 
-    Parameters
-    ----------
-    wanted : str
-        The data set that is looked for.
-    make : bool, default=False
-        Whether a folder that does not exist is made.
+    A folder that does not exist is made where that is wanted.
     """
     folder = directory or os.environ.get(ENVIRONMENT_VARIABLE)
     entry = CATALOGUE.get(wanted)

@@ -32,14 +32,9 @@ _BUZZ_TOMS = ["NCD", "BL", "NAD", "AI", "NAC", "ND", "CS", "AT", "NA", "ADL", "A
 
 
 def read_original(name: str, entry: DataSource, folder: Path) -> Dataset | None:
-    """Return the data set from its original files in `folder`, or None if there are none.
+    """Return the data set of this name from its original files under `folder`, or None if there are none.
 
-    Parameters
-    ----------
-    name : str
-        A name of the catalogue.
-    folder : Path
-        This folder and its subfolders are searched for the entry's archive and for its unpacked members.
+    They are the entry's archive, or its unpacked members.
     """
     found = sorted(_find(folder, entry))
     if not found:

@@ -14,29 +14,18 @@ from .loading import data_directory
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Training and test rows of all sites, scaled.
+    """Training and test rows of all sites, scaled."""
 
-    Parameters
-    ----------
-    X, y, sites : ndarray
-        The training rows, shape (n_train, n_columns), their responses, and the site of each row: 0 to J - 1.
-    X_test, y_test, test_sites : ndarray
-        The same for the test rows.
-    n_neighbors : int
-    kernel : (float, float)
-        The bandwidth and regularisation in the authors' files.
-    authors : mapping of str to ndarray
-        The results in the authors' files: for each method, rows of (D, mean, standard deviation).
-    """
-
+    # X, y, sites: the training rows, shape (n_train, n_columns), their responses, and the site of each row: 0 to J - 1
     X: Array
     y: Array
     sites: np.ndarray
-    X_test: Array
+    X_test: Array  # X_test, y_test, test_sites: the same for the test rows
     y_test: Array
     test_sites: np.ndarray
     n_neighbors: int = 4
-    kernel: tuple[float, float] = (1.0, 1e-6)
+    kernel: tuple[float, float] = (1.0, 1e-6)  # the bandwidth and regularisation in the authors' files
+    # the results in the authors' files: for each method, rows of (D, mean, standard deviation)
     authors: dict[str, Array] = field(default_factory=dict)
 
     @property

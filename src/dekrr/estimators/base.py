@@ -71,24 +71,13 @@ Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Parameter:
-    """Where a parameter is in the table of settings.
+    """Where a parameter is in the table of settings."""
 
-    Parameters
-    ----------
-    kind : type of Struct
-        The struct that has it.
-    entry : Entry
-        Its entry there.
-    objects : bool
-        Whether an object may take the place of a name or number.
-    option : {None, "keyword", "moved"}
-        None is a parameter of its own; an option is an entry of the parameter `options`. It may be given as a keyword,
-        too: if it has "moved" there, with a warning, until release 0.4.
-    """
-
-    kind: type[msgspec.Struct]
-    entry: Entry
-    objects: bool
+    kind: type[msgspec.Struct]  # the struct that has it
+    entry: Entry  # its entry there
+    objects: bool  # whether an object may take the place of a name or number
+    # None is a parameter of its own; an option is an entry of the parameter `options`. It may be given as a keyword,
+    # too: if it has "moved" there, with a warning, until release 0.4.
     option: str | None = None
 
 
@@ -100,20 +89,9 @@ def setting(
     objects: bool = True,
     option: str | None = None,
 ) -> Any:
-    """Return a parameter that is a setting.
+    """Return a parameter that is a setting: the one with this name in the struct `kind`.
 
-    Parameters
-    ----------
-    kind : type of Struct
-        Which struct has the setting.
-    name : str
-        What it is called there.
-    default : object, optional
-        Where the estimator's default is another than the table's.
-    objects : bool, default=True
-        Whether an object may take the place of a name or number, where the table allows it.
-    option : {None, "keyword", "moved"}
-        As in `Parameter`.
+    `default` is the estimator's where it is another than the table's; `objects` and `option` are as in `Parameter`.
     """
     entry = entries(kind)[name]
     value = entry.in_process if default is _OF_TABLE else default
@@ -248,12 +226,7 @@ def check(regressor: Any) -> None:
 def settings_of(regressor: Any, kind: type[Settings], **more: Any) -> Settings:
     """Return the settings of a run: an estimator's parameters, and for the others the defaults in one process.
 
-    Parameters
-    ----------
-    kind : type of Struct
-        Parameters of this struct, and of the structs that it extends, are taken over.
-    **more : object
-        Settings to have instead.
+    Parameters of this struct, and of the structs that it extends, are taken over; `more` are settings to have instead.
     """
     values = {name: entry.in_process for name, entry in entries(kind).items()}
     for name, parameter in parameters_of(regressor).items():

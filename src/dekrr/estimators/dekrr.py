@@ -70,28 +70,17 @@ from .network import (
 
 
 class Verdict(NamedTuple):
-    """What a deployment would say of a site.
-
-    Parameters
-    ----------
-    n_withheld : int
-        Rows that stand alone, and would be in no sum that leaves the site.
-    reason : str
-        Why the site would be refused; empty where it would not.
-    """
+    """What a deployment would say of a site."""
 
     n_rows: int
-    n_withheld: int
-    reason: str
+    n_withheld: int  # rows that stand alone, and would be in no sum that leaves the site
+    reason: str  # why the site would be refused; empty where it would not
 
 
 def deployed(settings: DeKRRSettings, n_features: Any) -> DeKRRSettings:
     """Return settings with a deployment's defaults where they have those of one process.
 
-    Parameters
-    ----------
-    n_features : int or object
-        The estimator's; where it is one number, neighbours may choose no more.
+    Where the estimator's `n_features` is one number, neighbours may choose no more.
     """
     wrong = [
         f"{name} is {getattr(settings, name)!r}; between organisations it must be {' or '.join(map(repr, choices))}"
@@ -120,14 +109,8 @@ def judge(
 ) -> dict[Hashable, Verdict]:
     """Return what a deployment would say of each site; refuse where it would refuse any, and name all of them.
 
-    Parameters
-    ----------
-    choosers : mapping of label to Chooser
-        With each site's number of features.
-    folds : int
-        Of tuning, whose sums leave out one fold of a site's rows; 0 where nothing is tuned.
-    trains_twice : bool, default=False
-        Whether there is a second training, for intervals or classes.
+    Choosers have each site's number of features. Sums of tuning leave out one of `folds`; 0 where nothing is tuned.
+    `trains_twice` is for intervals or classes.
     """
     sizes = {
         sites[label].name: chooser.most_features(int(chooser.n_features), sites[label].n_rows)
@@ -160,12 +143,7 @@ def judge(
 def ruled(fitted: Any, sites: Mapping[Hashable, Site], settings: DeKRRSettings) -> dict[Hashable, Site]:
     """Return sites with the rules that their nodes would make: which rows may be in sums that leave the site.
 
-    A node makes its rule once, for all trainings, with the columns in the order of their names.
-
-    Parameters
-    ----------
-    fitted : estimator
-        It knows the names of columns, and what raw columns became.
+    A node makes its rule once, for all trainings, with the columns in the order of their names, which `fitted` knows.
     """
     if settings.max_leverage >= 1 or settings.privacy is not None:
         return dict(sites)
@@ -257,31 +235,15 @@ def _verdict(
 
 @dataclass(frozen=True)
 class Standing:
-    """Where the training of a network stands: maps, sums and coefficients, but no rows.
-
-    Parameters
-    ----------
-    seed : int
-        The run's.
-    names : mapping of label to str
-        What the run calls its sites.
-    outcomes : mapping of label to Outcome
-        Of the sites that are driven in this process.
-    n_rows : mapping of label to int
-        How many rows are in the sums.
-    rows : mapping of label to Rows, or None
-        The rows themselves, where they were kept.
-    weights : mapping of label to Weighed, or None
-        The sums of the rows' weights, where they had some.
-    """
+    """Where the training of a network stands: maps, sums and coefficients, but no rows."""
 
     graph: Any
-    seed: int
-    names: Mapping[Hashable, str]
-    outcomes: Mapping[Hashable, Outcome]
-    n_rows: Mapping[Hashable, int]
-    rows: Mapping[Hashable, Rows] | None
-    weights: Mapping[Hashable, Weighed] | None = None
+    seed: int  # the run's
+    names: Mapping[Hashable, str]  # what the run calls its sites
+    outcomes: Mapping[Hashable, Outcome]  # of the sites that are driven in this process
+    n_rows: Mapping[Hashable, int]  # how many rows are in the sums
+    rows: Mapping[Hashable, Rows] | None  # the rows themselves, where they were kept
+    weights: Mapping[Hashable, Weighed] | None = None  # the sums of the rows' weights, where they had some
 
     def graph_with(self, edges: Any, new: Mapping[Hashable, Rows]) -> Any:
         """Return the graph with more edges, and with the sites of new rows."""
@@ -346,19 +308,7 @@ def go_on(
     connect: Connect | None,
     prediction: str | None = None,
 ) -> NetworkRun:
-    """Bring all sites of a graph up to date.
-
-    Parameters
-    ----------
-    rows : mapping of label to Rows
-        All rows, from `Standing.all_rows`.
-    new : mapping of label to Rows
-        Those that are new.
-    choosing : Choosing
-        For sites that join.
-    prediction : {"neighborhood", "own"}, optional
-        See `dekrr.protocols.online.go_on`.
-    """
+    """Bring all sites of a graph up to date, by all their `rows` and the `new` ones; sites that join use `choosing`."""
     labels = list(rows)
     refuse_other_sites(connect, standing.n_rows, labels)
     sites = network.sites_of(rows, graph, seed=standing.seed, names=names_with(standing.names, labels))
@@ -838,24 +788,15 @@ _MOST_LEFT_OUT = 1 / 3  # of the sites
 
 @dataclass
 class Sifted:
-    """The sites that train together, and those that are left out.
-
-    Parameters
-    ----------
-    graph : networkx.Graph
-        Of the sites that train together.
-    apart : dict of label to str
-        The sites that are left out, and what their rows look like.
-    limits : pair of ndarray, optional
-        See `dekrr.protocols.looking.Looked`.
-    """
+    """The sites that train together, and those that are left out."""
 
     rows: Mapping[Hashable, Rows]
-    graph: Any
+    graph: Any  # of the sites that train together
+    # the sites that are left out, and what their rows look like
     apart: dict[Hashable, str] = field(default_factory=dict)
     contributions: dict[Hashable, Contribution] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
-    limits: Limits | None = None
+    limits: Limits | None = None  # see `dekrr.protocols.looking.Looked`
 
     def limiting(self, training: Training) -> Training:
         """Return a training in which each site moves values to the limits."""
@@ -869,15 +810,9 @@ def sift(
 ) -> Sifted:
     """Look at the rows of all sites, leave out those that harm the others, and warn of what looks wrong.
 
-    The worst is left out first, and then the others look again; at most a third of the sites.
-
-    Parameters
-    ----------
-    regressor : estimator
-        Its topology is that of the graph, which is built again without the sites that are left out.
-    here : callable or None
-        Where sites are driven in several processes, they are named and stay in, because the rows of those that are left
-        are where the graph of all sites has them.
+    The worst is left out first, and then the others look again; at most a third of the sites. The topology of the
+    regressor is built again without them. Sites that are driven in several processes (`here`) are named and stay in,
+    because the rows of those that are left are where the graph of all sites has them.
     """
     sifted = Sifted(rows, graph)
     if not len(rows) >= FEWEST_SITES or not are_named(len(rows)):

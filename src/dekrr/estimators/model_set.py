@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 class PlainFrame:
     """What stands for a frame where pandas is not installed.
 
-    Parameters
-    ----------
-    index : sequence of hashable
-        The names of the rows.
-    attrs : dict
-        What is known of the whole, as in a frame of pandas.
-
     Examples
     --------
     >>> frame = PlainFrame({"own": [0.25, 1.0]}, ["a", "b"])
@@ -48,8 +41,8 @@ class PlainFrame:
     """
 
     columns: Mapping[Any, Sequence[Any]]
-    index: Sequence[Hashable]
-    attrs: dict[str, Any] = field(default_factory=dict)
+    index: Sequence[Hashable]  # the names of the rows
+    attrs: dict[str, Any] = field(default_factory=dict)  # what is known of the whole, as in a frame of pandas
 
     def to_dict(self) -> dict[Any, dict[Hashable, Any]]:
         """Return the values by column, and in it by row."""
@@ -78,17 +71,7 @@ class PlainFrame:
 
 
 def as_frame(columns: Mapping[Any, Sequence[Any]], index: Sequence[Hashable], name: str, **attrs: Any) -> Any:
-    """Return columns as a frame of pandas, or as a `PlainFrame` where pandas is not installed.
-
-    Parameters
-    ----------
-    index : sequence of hashable
-        The names of the rows.
-    name : str
-        Of the index.
-    **attrs : object
-        What is known of the whole.
-    """
+    """Return columns as a frame of pandas, or as a `PlainFrame` where pandas is not installed."""
     if find_spec("pandas") is None:
         return PlainFrame(columns, index, attrs)
     import pandas as pd
@@ -124,12 +107,7 @@ def different(models: Mapping[Hashable, Any]) -> "list[SiteModel | KernelModel]"
 def matrix_of_errors(models: Mapping[Hashable, Any], X: Array, sites: Any, error_of: Callable[..., float]) -> Any:
     """Return a frame of the errors of each site's model (rows) on each site's rows (columns).
 
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    sites : array-like of shape (n_rows,)
-    error_of : callable
-        `error_of(rows, model, X, elsewhere=...)` is the error on the rows of these numbers.
+    `error_of(rows, model, X, elsewhere=...)` is the error on the rows of these numbers.
     """
     labels, index = factorise(sites, len(X))
     columns = {
@@ -142,11 +120,7 @@ def matrix_of_errors(models: Mapping[Hashable, Any], X: Array, sites: Any, error
 def intervals_of(models: Mapping[Hashable, Any], X: Array, sites: Any, coverage: float) -> Array:
     """Return the interval of each row by its own site's model, shape (n_rows, 2) or (n_rows, 2, n_outputs).
 
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    sites : array-like of shape (n_rows,), or None
-        A row of None, or of a site without a model or without intervals, gets the hull of all sites' intervals.
+    A row of None, or of a site without a model or without intervals, gets the hull of all sites' intervals.
     """
     different = {id(model): model for model in models.values() if model.calibration is not None}
     if not different:
@@ -169,13 +143,7 @@ def intervals_of(models: Mapping[Hashable, Any], X: Array, sites: Any, coverage:
 
 
 def tell_of_too_few(models: Mapping[Hashable, Any], sites: Any, coverage: float) -> None:
-    """Warn once about all sites of rows that held out too few rows for a coverage, or none at all.
-
-    Parameters
-    ----------
-    models, sites, coverage
-        As in `intervals_of`.
-    """
+    """Warn once about all sites of rows that held out too few rows for a coverage, or none at all."""
     without, borrowing = too_few(models, coverage), without_own(models)
     if sites is not None:
         asked = set(factorise(sites, len(sites))[0])
@@ -281,16 +249,8 @@ def validate(
 ) -> dict[str, HeldOutErrors] | None:
     """Return the held-out errors of a run by what is measured, and drop the held-out rows; None where there are none.
 
-    Parameters
-    ----------
-    outcomes : mapping of label to Outcome
-        Of the sites of this process.
-    n_sites : int
-        How many sites there are in all.
-    back : callable
-        Gives responses that were changed for training their own units.
-    everywhere : callable
-        Returns what is known of the sites of all processes, given that of the sites of this one and its type.
+    `outcomes` are of this process, `n_sites` counts all; `back` gives responses that were changed for training their
+    units. `everywhere` returns what is known of the sites of all processes, given that of this one's and its type.
     """
     held = {label: outcome.held_out for label, outcome in outcomes.items() if outcome.held_out is not None}
     classes = next((outcome.classes for outcome in outcomes.values() if outcome.classes is not None), None)
@@ -395,12 +355,8 @@ def tell_of_many_columns(n_columns: int) -> None:
 def share_of_few(rows: Mapping[Hashable, Rows]) -> tuple[float, int]:
     """Return the share of the variance of the response that the three rows with the most of it carry, and all rows.
 
-    Of several outputs it is the largest share. Rows that are read in batches are judged by the sites' samples.
-
-    Parameters
-    ----------
-    rows : mapping of site to Rows
-        Those of other processes do not count, nor do rows that would have to be read once more.
+    Of several outputs it is the largest share. Rows that are read in batches are judged by the sites' samples. Rows of
+    other processes do not count, nor do rows that would have to be read once more.
 
     Examples
     --------
@@ -436,14 +392,8 @@ def tell_of_poor_fit(
 ) -> None:
     """Warn of models that predict held-out rows worse than their mean does; where none were held out, of what does so.
 
-    Parameters
-    ----------
-    own, union : float or None
-        RSE on held-out rows; None where it is not known.
-    few : (float, int)
-        What `share_of_few` returns.
-    alone : float or None
-        RSE of what sites would do alone.
+    `own`, `union` and `alone` (without other sites) are RSE; None where not known. `few` is what `share_of_few`
+    returns.
     """
     share, n_rows = few
     heavy = f"{_FEW} of {n_rows} rows carry {_percent(share)} of the variance of the response: {_LOGARITHM}"
@@ -498,11 +448,6 @@ def tell_of_joining(errors: HeldOutErrors, name: str = "RSE") -> None:
     Held-out rows must say so beyond noise: more than half of the sites would do better alone, the mean over sites is
     more than three standard errors above that alone, and by more than 3 % of it. Of tables where both are equally good,
     three standard errors leave one in 700.
-
-    Parameters
-    ----------
-    name : str
-        What they are.
     """
     n_sites, losing = len(errors.excess), errors.losing
     if 2 * len(losing) <= n_sites:

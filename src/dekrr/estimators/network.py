@@ -123,15 +123,7 @@ Callback = Callable[[FitEvent], None]
 
 
 class Watch:
-    """Follows one site's messages, and tells callbacks where the fit is.
-
-    Parameters
-    ----------
-    parts : int
-        How many trainings the fit has.
-    stage : str
-        The first.
-    """
+    """Follows one site's messages, and tells callbacks where the fit is; it has so many trainings (`parts`)."""
 
     def __init__(self, callbacks: Iterable[Callback], parts: int = 1, stage: str = "roll call") -> None:
         self.parts = parts
@@ -242,13 +234,7 @@ Here = Callable[[Sequence[Hashable]], Set[Hashable]]
 
 
 class RowsElsewhere(Rows):
-    """The rows of a site that another process drives; after a run their number is known.
-
-    Parameters
-    ----------
-    weighted : bool
-        Whether the rows have weights.
-    """
+    """The rows of a site that another process drives; after a run their number is known."""
 
     streamed = True
 
@@ -349,14 +335,7 @@ def gathered(
 ) -> tuple[dict[Hashable, SiteModel], Array]:
     """Return the models of all sites, where they are gathered, and the objective of all sites in each round.
 
-    Parameters
-    ----------
-    names : mapping of label to str
-        Of all sites.
-    models : dict of label to SiteModel
-        Of the sites of this process.
-    objective : ndarray of shape (n_rounds + 1,)
-        Their share.
+    `names` are of all sites; `models` and the share of the `objective`, shape (n_rounds + 1,), are of this process.
     """
     if not isinstance(network, PartialNetwork):
         return models, objective
@@ -398,16 +377,10 @@ Graph = Mapping[Hashable, Iterable[Hashable]]
 
 @dataclass(frozen=True)
 class NetworkRun:
-    """What came of a run, by the labels of its sites.
-
-    Parameters
-    ----------
-    outcomes : dict of label to Outcome
-        Of the sites that were driven in this process.
-    """
+    """What came of a run, by the labels of its sites."""
 
     sites: dict[Hashable, Site]
-    outcomes: dict[Hashable, Outcome]
+    outcomes: dict[Hashable, Outcome]  # of the sites that were driven in this process
     traffic: Traffic
     network: Network
 
@@ -465,16 +438,7 @@ def seed_of(random_state: Any) -> int:
 def sites_of(
     rows: Mapping[Hashable, Rows], graph: Graph, *, seed: int = 0, names: Mapping[Hashable, str] | None = None
 ) -> dict[Hashable, Site]:
-    """Return a site for each label, with its neighbours and its rows.
-
-    Parameters
-    ----------
-    graph : mapping of label to its neighbours
-        For instance a networkx graph.
-    seed : int, default=0
-        The run's.
-    names : mapping of label to str, optional
-        What to call the sites; by default as `dekrr.labels.names_of` does.
+    """Return a site for each label, with its neighbours and rows; names are by default as from `labels.names_of`.
 
     Examples
     --------
@@ -500,17 +464,7 @@ def run(
     connect: Connect | None = None,
     watch: Watch | None = None,
 ) -> NetworkRun:
-    """Have a network run a procedure for each site.
-
-    Parameters
-    ----------
-    procedure : callable
-        Makes a site's procedure of its label and the site.
-    connect : Connect, optional
-        Makes the network of the graph; by default all sites are in this process.
-    watch : Watch, optional
-        Follows the first site, and so all of them.
-    """
+    """Have a network, by default in this process, run each site's procedure; `watch` follows the first, and so all."""
     network = (connect or LocalNetwork)({site.name: site.neighbors for site in sites.values()})
     here = driven(network, sites)
     watched = next(iter(here), None) if watch is not None else None
@@ -550,25 +504,13 @@ def n_features_for(n_rows: int, n_neighbors: int) -> int:
 
 @dataclass(frozen=True)
 class Choosing:
-    """How sites choose features.
+    """How sites choose features."""
 
-    Parameters
-    ----------
-    owner : str
-        The estimator's name, for messages.
-    given : mapping of str to object
-        The estimator's n_features, kernel, sigma and mapping.
-    defaults : mapping of str to object
-        The same of an estimator that is given none.
-    leaves_sigma : bool, default=False
-        Whether the sites agree on a bandwidth, where it is "auto".
-    """
-
-    owner: str
+    owner: str  # the estimator's name, for messages
     features: Any
-    given: Mapping[str, Any]
-    defaults: Mapping[str, Any]
-    leaves_sigma: bool = False
+    given: Mapping[str, Any]  # the estimator's n_features, kernel, sigma and mapping
+    defaults: Mapping[str, Any]  # the same of an estimator that is given none
+    leaves_sigma: bool = False  # whether the sites agree on a bandwidth, where it is "auto"
 
     @classmethod
     def of(cls, regressor: Any, features: Any = None) -> "Choosing":

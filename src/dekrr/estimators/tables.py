@@ -113,19 +113,8 @@ def by_site(
 ) -> dict[Hashable, Rows]:
     """Return each site's part of rows in memory; it is a view where the part is in one piece.
 
-    Rows of weight 0 are left out. A site that has no others is refused.
-
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-    labels : sequence of hashable
-        The sites.
-    index : ndarray of shape (n_rows,)
-        The place of each row's site in `labels`.
-    seed : int
-        Of the sites' samples.
-    weight : ndarray of shape (n_rows,), optional
+    Rows of weight 0 are left out; a site that has no others is refused. `index` has the place of each row's site in
+    `labels`; the seed is of the sites' samples.
     """
     rows: dict[Hashable, Rows] = {}
     for label, own in zip(labels, map(_in_one_piece, places_of(index, len(labels))), strict=True):
@@ -156,13 +145,8 @@ def refuse_bad_rows(
 ) -> None:
     """Refuse rows with NaN, infinite or far too large values, and say where the first one is.
 
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    columns : sequence of str, or int
-        The names of the columns, or how many there are.
-    labels, index
-        The sites and the place of each row's site among them, where rows have one.
+    `columns` are names or how many there are; `index` has the place of each row's site in `labels`, where rows have
+    one.
     """
     fits = np.abs(X) <= LARGEST
     if fits.all():
@@ -247,31 +231,19 @@ _FEW_CODES = 10  # categories that may be codes, though all are numbers
 
 
 class Named(NamedTuple):
-    """A frame's columns to predict from, and what names of other columns stood for.
-
-    Parameters
-    ----------
-    y : object
-        An array, where it was a name or names.
-    sites, weight : object
-        An array, where it was a name.
-    """
+    """A frame's columns to predict from, and what names of other columns stood for."""
 
     X: Any
-    y: Any
-    sites: Any
+    y: Any  # an array, where it was a name or names
+    sites: Any  # sites, weight: an array, where it was a name
     weight: Any
 
 
 def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None, weight: Any = None) -> Named:
     """Return a frame without the columns that are the response, the site and the weight, and these as arrays.
 
-    Parameters
-    ----------
-    y, sites : array-like, name of a column, or None
-        `y` may be a list of names.
-    columns : sequence of str, optional
-        The columns to predict from; by default all others.
+    Each may be an array or the name of a column, `y` also a list of names. `columns` are those to predict from; by
+    default all others.
     """
     outputs = [y] if isinstance(y, str) else y if is_names(y) else []
     others = [*outputs, *(name for name in (sites, weight) if isinstance(name, str))]
@@ -306,11 +278,7 @@ def picked(X: Any, sites: Any, reading: AnyColumns) -> tuple[Any, Any]:
     """Return the columns of a frame that models know, and the sites of its rows; the frame may have further columns.
 
     A frame without sites that has other columns than models know is left to scikit-learn, which has words for that.
-
-    Parameters
-    ----------
-    reading : Columns, sequence of str, or int
-        How models read rows; what columns become says itself which of them it needs.
+    What columns become says itself which of them it needs.
     """
     if not is_frame(X):
         return X, sites
@@ -357,15 +325,7 @@ def needs_encoding(X: Any) -> bool:
 
 
 def facts_of_frame(X: Any, labels: Sequence[Hashable], index: np.ndarray) -> dict[Hashable, Facts]:
-    """Return what each site knows of its columns, from a frame with the rows of all.
-
-    Parameters
-    ----------
-    labels : sequence of hashable
-        The sites.
-    index : ndarray of shape (n_rows,)
-        The place of each row's site in `labels`.
-    """
+    """Return what each site knows of its columns, from a frame with the rows of all; see `by_site`."""
     table = read_raw(X, column_names(X))
     return {
         label: _facts(table, own, f"site {label!r}")
@@ -382,15 +342,7 @@ def _facts(table: RawTable, rows: np.ndarray, where: str) -> Facts:
 def facts_of_sources(
     sources: Mapping[Hashable, Source], columns: Sequence[str], sites: str | None
 ) -> dict[Hashable, Facts]:
-    """Return what each site knows of its columns, from one pass over sources.
-
-    Parameters
-    ----------
-    sources : mapping of site to Source
-        Or one of the name of the column that has the site to the only source.
-    sites : str or None
-        The column that has the site.
-    """
+    """Return what each site knows of its columns, from one pass over its source, or over one source of all."""
     found: dict[Hashable, Facts] = {}
     for label, source in sources.items():
         for batch in source.batches(columns, sites):
@@ -411,12 +363,7 @@ def facts_of_sources(
 def judged(facts: Mapping[Hashable, Facts], columns: Columns) -> dict[str, int]:
     """Return how many rows have words that are no category, by column; warn of columns that were meant otherwise.
 
-    Parameters
-    ----------
-    facts : mapping of site to Facts
-        Of the sites of this process. Nothing is sent.
-    columns : Columns
-        As all sites agreed.
+    Facts are of the sites of this process; nothing is sent.
     """
     others = {}
     for column in columns.columns:
@@ -445,14 +392,8 @@ def agree(
 ) -> tuple[Columns, Traffic]:
     """Return what columns become, as the sites agree on it over edges, and the traffic of that.
 
-    Parameters
-    ----------
-    graph_of : callable, optional
-        Makes the graph of the sites; by default "auto".
-    connect : Connect, optional
-        Makes the network; by default all sites are in this process.
-    watch : Watch, optional
-        Follows the first site.
+    Without `graph_of` the graph is "auto"; without `connect` all sites are in this process; `watch` follows the first
+    site.
     """
     refuse_small_sites({label: own.n_rows for label, own in facts.items()}, min_rows)
     rows = {label: ForgottenRows(own.n_rows, len(own.columns)) for label, own in facts.items()}
@@ -472,19 +413,11 @@ ColumnNames = Sequence[str] | int
 
 
 class LabelledRows(NamedTuple):
-    """A batch of rows to predict.
+    """A batch of rows to predict."""
 
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,), or None
-    labels : sequence of shape (n_rows,), or None
-        The sites of the rows, where they are known.
-    """
-
-    X: Array
-    y: Array | None
-    labels: Sequence[Any] | np.ndarray | None
+    X: Array  # shape (n_rows, n_columns)
+    y: Array | None  # shape (n_rows,)
+    labels: Sequence[Any] | np.ndarray | None  # shape (n_rows,): the sites of the rows, where they are known
 
 
 def trains_from_sources(X: Any, y: Any) -> bool:
@@ -511,12 +444,7 @@ def refuse_weights(weight: Any) -> None:
 def open_sources(X: Any, y: Any, sites: Any) -> dict[Hashable, Source]:
     """Return the source of each site, or the only one, with the site column's name as its key.
 
-    Parameters
-    ----------
-    y : str, list of str, or None
-        The response's column, or those of several outputs.
-    sites : str or None
-        The column that has the site.
+    `y` and `sites` are names of columns, of several outputs too.
     """
     if y is not None and not isinstance(y, str) and not is_names(y):
         raise DataError(
@@ -601,20 +529,8 @@ def rows_of(
 ) -> dict[Hashable, Rows]:
     """Return the rows of each site, which are read when they are needed; one table with a site column is read at once.
 
-    Parameters
-    ----------
-    sources : mapping
-        As `open_sources` returned it.
-    y : str or None
-        The response's column; batches of pairs X, y need none.
-    sites : str or None
-        The column that has the site.
-    seed : int
-        Of the sites' samples.
-    weight : str, optional
-        The column that has the weight of each row.
-    here : callable, optional
-        Says which sites of a table are driven in this process; the others' rows are not kept.
+    `sources` are as from `open_sources`; `y`, `sites` and `weight` are names of columns, and batches of pairs X, y need
+    none. Of a table, the rows of sites that are not `here` are not kept.
     """
     refuse_weights(weight)
     if sites is not None:
@@ -645,12 +561,7 @@ def changed(rows: Mapping[Hashable, Rows], response: Response) -> dict[Hashable,
 def parts_of(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, sites: Any) -> Iterator[LabelledRows]:
     """Yield rows, responses where `y` names them, and site labels, of each batch of a source or of several.
 
-    Parameters
-    ----------
-    y : str or None
-        The response's column.
-    sites : array-like of shape (n_rows,), str or None
-        The site of every row, or the column that has it.
+    `sites` are one per row, or the name of their column.
     """
     if is_mapping(X):
         for label, given in X.items():
@@ -686,15 +597,7 @@ _NUMBER_OF_ROW = re.compile(r"(row|record|sample|unnamed)?[ _:.-]*(id|index|idx|
 
 
 def tell_of_leaks(X: Any, y: Any, sites: Any) -> None:
-    """Warn about columns to predict from that have the response, the site of each row, or a number of each row.
-
-    Parameters
-    ----------
-    X : frame
-        With the columns to predict from alone.
-    y : array-like of shape (n_rows,) or (n_rows, n_outputs)
-    sites : array-like of shape (n_rows,), or None
-    """
+    """Warn about columns to predict from that have the response, the site of each row, or a number of each row."""
     responses = np.asarray(y)
     outputs = list(responses.T) if responses.ndim == 2 else [responses]
     outputs = [output for output in outputs if _differs(output)]

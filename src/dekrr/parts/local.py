@@ -36,24 +36,13 @@ RATIOS = (*(10.0 ** np.arange(-2, 3.1, 0.5)).tolist(), NO_LEVEL)
 
 @dataclass(frozen=True, eq=False)
 class LevelSums:
-    """What a site's level follows from; it stays at the site.
+    """What a site's level follows from; it stays at the site."""
 
-    Parameters
-    ----------
-    features : ndarray of shape (n_features,)
-        s, the sum of each feature over the site's rows.
-    responses : ndarray of shape () or (n_outputs,)
-        t, the sum of the responses.
-    n_rows : float
-        n, or the sum of the rows' weights.
-    unit : float, default=1.0
-        The mean weight of all sites' rows: lambda counts rows of this weight, so that a common factor of weights
-        changes nothing.
-    """
-
-    features: Array
-    responses: Array
-    n_rows: float
+    features: Array  # shape (n_features,): s, the sum of each feature over the site's rows
+    responses: Array  # shape () or (n_outputs,): t, the sum of the responses
+    n_rows: float  # n, or the sum of the rows' weights
+    # the mean weight of all sites' rows: lambda counts rows of this weight, so that a common factor of weights changes
+    # nothing
     unit: float = 1.0
 
     @classmethod
@@ -90,9 +79,7 @@ class LevelSums:
     def levels(self, models: Array, ratios: Sequence[float]) -> Array:
         """Return u of each model for each ratio, shape (n_models, n_ratios) or (n_models, n_ratios, n_outputs).
 
-        Parameters
-        ----------
-        models : ndarray of shape (n_models, n_features) or (n_models, n_features, n_outputs)
+        Models are of shape (n_models, n_features) or (n_models, n_features, n_outputs).
         """
         found = self.features[None] @ models.reshape(*models.shape[:2], -1)
         left = self.responses - found.reshape(len(models), 1, *models.shape[2:])
@@ -187,18 +174,11 @@ class LocalPart(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TreesPart:
-    """share * others + trees(x, others) + (1, x)'slopes.
-
-    Parameters
-    ----------
-    trees : TreeEnsemble
-        It reads a scaled row, and after its columns what the other parts predict.
-    slopes : ndarray of shape (1 + n_columns, n_outputs)
-    """
+    """share * others + trees(x, others) + (1, x)'slopes."""
 
     share: float
-    trees: TreeEnsemble
-    slopes: Array
+    trees: TreeEnsemble  # it reads a scaled row, and after its columns what the other parts predict
+    slopes: Array  # shape (1 + n_columns, n_outputs)
 
     def __call__(self, X: Array, others: Array) -> Array:
         """Return the prediction for scaled rows."""
@@ -213,19 +193,12 @@ class TreesPart:
 
 @dataclass(frozen=True, eq=False)
 class LearntPart:
-    """share * others + g(x, others) + h(x) + (1, x)'slopes, with means g and h of regressors that the user brought.
-
-    Parameters
-    ----------
-    of_residuals, of_responses : callable
-        g and h.
-    slopes : ndarray of shape (1 + n_columns, n_outputs)
-    """
+    """share * others + g(x, others) + h(x) + (1, x)'slopes, with means g and h of regressors that the user brought."""
 
     share: float
-    of_residuals: Predictor
+    of_residuals: Predictor  # of_residuals, of_responses: g and h
     of_responses: Predictor
-    slopes: Array
+    slopes: Array  # shape (1 + n_columns, n_outputs)
 
     def __call__(self, X: Array, others: Array) -> Array:
         """Return the prediction for scaled rows."""
@@ -243,15 +216,10 @@ class LearntPart:
 
 @dataclass(frozen=True, eq=False)
 class WavesPart:
-    """others + theta'z(x, others), or others + theta'z(x): the local part of model files of release 0.2 and before.
-
-    Parameters
-    ----------
-    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
-    """
+    """others + theta'z(x, others), or others + theta'z(x): the local part of model files of release 0.2 and before."""
 
     feature_map: FeatureMap
-    coefficients: Array
+    coefficients: Array  # shape (n_features,) or (n_features, n_outputs)
 
     def __call__(self, X: Array, others: Array) -> Array:
         """Return the prediction for scaled rows."""
@@ -266,15 +234,7 @@ class WavesPart:
 
 
 def from_tensors(tensors: Mapping[str, Array], n_columns: int, outputs: tuple[int, ...]) -> LocalPart | None:
-    """Return the local part of a model file; None where it has none.
-
-    Parameters
-    ----------
-    tensors : mapping of str to ndarray
-        All of the file.
-    outputs : tuple of int
-        () or (n_outputs,).
-    """
+    """Return the local part among a file's tensors, for outputs of shape () or (n_outputs,); None without one."""
     n_outputs = int(np.prod(outputs, dtype=int))
     if f"{_PREFIX}frequencies" in tensors:
         arrays = [tensors[f"{_PREFIX}{name}"] for name in ("frequencies", "phases", "amplitudes", "coefficients")]
@@ -303,31 +263,17 @@ def _on_plane(X: Array, slopes: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A learner fitted to some folds of a site's rows.
+    """A learner fitted to some folds of a site's rows."""
 
-    Parameters
-    ----------
-    folds : mapping of int to TreeEnsemble, regressor, or slopes
-        Without the rows of each fold.
-    out_of_fold : ndarray of shape (n_rows, n_outputs)
-        What a row's fold predicts for it.
-    """
-
-    folds: Mapping[int, Any]
-    out_of_fold: Array
+    folds: Mapping[int, Any]  # without the rows of each fold
+    out_of_fold: Array  # shape (n_rows, n_outputs): what a row's fold predicts for it
 
 
 @dataclass(frozen=True, eq=False)
 class LocalFits:
-    """The candidates for a site's prediction.
+    """The candidates for a site's prediction."""
 
-    Parameters
-    ----------
-    others : ndarray of shape (n_rows, n_outputs)
-        What the other parts would predict for each row if they had not seen it.
-    """
-
-    others: Array
+    others: Array  # shape (n_rows, n_outputs): what the other parts would predict for each row if they had not seen it
     of_residuals: Fit
     of_responses: Fit
     ridge: Fit
@@ -336,17 +282,9 @@ class LocalFits:
     def fitted(
         cls, X: Array, y: Array, weight: Array | None, others: Array, fold_of: np.ndarray, learner: Any, seed: int
     ) -> "LocalFits":
-        """Fit the learner to what the other parts leave, and to the responses.
+        """Fit the learner to what the other parts leave of scaled rows' responses, and to the responses.
 
-        Parameters
-        ----------
-        X : ndarray of shape (n_rows, n_columns)
-            Scaled rows.
-        y, others : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        weight : ndarray of shape (n_rows,), optional
-        fold_of : ndarray of int, shape (n_rows,)
-        learner : "auto" or regressor
-            Boosted trees, or what is cloned for each fold.
+        It is boosted trees ("auto"), or a regressor that is cloned for each fold.
         """
         y, others = y.reshape(len(y), -1), others.reshape(len(y), -1)
         fit = _fit_trees if isinstance(learner, str) else _fit_learner
@@ -363,12 +301,7 @@ class LocalFits:
         return np.array([self.others, corrected, self.of_responses.out_of_fold, self.ridge.out_of_fold])
 
     def part(self, weights: Array, fold: int | None = None) -> LocalPart | None:
-        """Return the weighted mean as a local part, of all folds or of the fits without one; None where it is f alone.
-
-        Parameters
-        ----------
-        weights : ndarray of shape (4,)
-        """
+        """Return the mean by weights (4,) as a local part, of all folds or of the fits without one; None if it is f."""
         first, second, third, fourth = (float(weight) for weight in weights)
         if first == 1:
             return None
@@ -450,11 +383,7 @@ def _fit_ridge(X: Array, y: Array, weight: Array | None, fold_of: np.ndarray) ->
 def error_products(predictions: Array, y: Array, weight: Array | None) -> Array:
     """Return the products of the candidates' errors, summed over rows and outputs, shape (4, 4).
 
-    Parameters
-    ----------
-    predictions : ndarray of shape (4, n_rows, n_outputs)
-    y : ndarray of shape (n_rows, n_outputs)
-    weight : ndarray of shape (n_rows,), optional
+    Predictions are of shape (4, n_rows, n_outputs), y of (n_rows, n_outputs), weights of (n_rows,).
     """
     errors = predictions - y
     weighted = errors if weight is None else errors * weight[:, None]
@@ -464,14 +393,8 @@ def error_products(predictions: Array, y: Array, weight: Array | None) -> Array:
 def weights_of(products: Array, prior: Array | None = None, of_prior: Array | None = None) -> Array:
     """Return the weights of candidates, non-negative and with the sum 1, whose mean has the least squared error.
 
-    Parameters
-    ----------
-    products : ndarray of shape (n, n)
-        As `error_products` has them.
-    prior : ndarray of shape (n,), optional
-        Weights to stay near to.
-    of_prior : ndarray of shape (n, n), optional
-        The products per row of the rows that the prior is from: it is worth `_PRIOR_ROWS` of them.
+    `products` are as from `error_products`. The weights stay near to `prior`, if there is one, which is worth
+    `_PRIOR_ROWS` rows; `of_prior` are the products per row of the rows that it is from.
 
     Examples
     --------
@@ -506,17 +429,10 @@ _WEIGHT, _LEVEL = "home_own_weight", "home_level"
 
 @dataclass(frozen=True, eq=False)
 class Home:
-    """The weight of the site's own agreed model, its level, and its local part.
+    """The weight of the site's own agreed model, its level, and its local part."""
 
-    Parameters
-    ----------
-    own_weight : float
-        The site's neighbours share the rest equally.
-    level : ndarray of shape () or (n_outputs,)
-        What the site's responses are above or below all others', in units of scaled responses.
-    """
-
-    own_weight: float
+    own_weight: float  # the site's neighbours share the rest equally
+    # shape () or (n_outputs,): what the site's responses are above or below all others', in units of scaled responses
     level: Array
     local: LocalPart | None = None
 
@@ -532,13 +448,7 @@ class Home:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Array], n_columns: int, outputs: tuple[int, ...]) -> "Home | None":
-        """Return what a file has of it; None where it has nothing.
-
-        Parameters
-        ----------
-        outputs : tuple of int
-            () or (n_outputs,).
-        """
+        """Return what a file has of it, for outputs of shape () or (n_outputs,); None where it has nothing."""
         if _WEIGHT not in tensors:
             return None
         if tensors[_WEIGHT].shape != (1,) or tensors[_LEVEL].shape != (int(np.prod(outputs, dtype=int)),):

@@ -29,22 +29,7 @@ _DEEPEST = 1 << 10  # a walk takes as many steps; a file must not ask for a mill
 class TreeEnsemble:
     """A sum of regression trees for each output.
 
-    Parameters
-    ----------
-    column : ndarray of int32, shape (n_nodes,)
-        The column that a node reads; -1 at a leaf.
-    threshold : ndarray of float64, shape (n_nodes,)
-        A row goes to the left where its value is at most the threshold.
-    left, right : ndarray of int32, shape (n_nodes,)
-        The children of a node; at a leaf the leaf itself.
-    value : ndarray of float64, shape (n_nodes,)
-        What a leaf adds to the prediction; 0 at other nodes.
-    roots : ndarray of int32, shape (n_trees,)
-        The first node of each tree. Tree i has the nodes from `roots[i]` to `roots[i + 1]`.
-    output : ndarray of int32, shape (n_trees,)
-        The output that a tree adds to.
-    base : ndarray of float64, shape (n_outputs,)
-        The prediction without any tree.
+    `roots` and `output` have an entry per tree, `base` one per output, the others one per node.
 
     Examples
     --------
@@ -59,14 +44,14 @@ class TreeEnsemble:
     ([[11.0], [21.0]], 1)
     """
 
-    column: Integers
-    threshold: Array
-    left: Integers
+    column: Integers  # the column that a node reads; -1 at a leaf
+    threshold: Array  # a row goes to the left where its value is at most the threshold
+    left: Integers  # left, right: the children of a node; at a leaf the leaf itself
     right: Integers
-    value: Array
-    roots: Integers
-    output: Integers
-    base: Array
+    value: Array  # what a leaf adds to the prediction; 0 at other nodes
+    roots: Integers  # the first node of each tree. Tree i has the nodes from `roots[i]` to `roots[i + 1]`.
+    output: Integers  # the output that a tree adds to
+    base: Array  # the prediction without any tree
 
     @classmethod
     def constant(cls, base: Array) -> "TreeEnsemble":
@@ -157,12 +142,6 @@ class TreeEnsemble:
             found[start : start + size] += self._summed(self._walked(rows.ravel(), len(rows)))
         return found
 
-    def predict_one(self, x: Array) -> Array:
-        """Return the prediction for one row, shape (n_outputs,)."""
-        if x.ndim != 1 or len(x) < self.n_columns:
-            raise DataError(f"the trees read {self.n_columns} columns; the row has the shape {x.shape}")
-        return self.base + self._summed(self._walked(x, 1))[0] if self.n_trees else self.base.copy()
-
     def _walked(self, values: Array, n_rows: int) -> Array:
         """Return what the trees say about rows whose values stand one after another, shape (n_rows, n_trees)."""
         columns, children = self._steps
@@ -192,12 +171,7 @@ class TreeEnsemble:
     def placed(self, factor: float, by: Array, output: int, base: Array) -> "TreeEnsemble":
         """Return trees of one output in other units: as trees of output `output` of as many as `base` has.
 
-        Parameters
-        ----------
-        factor : float
-            What their sum is multiplied by.
-        by : ndarray of shape (n_columns,)
-            What is added to rows.
+        Their sum is multiplied by `factor`; `by`, shape (n_columns,), is added to rows.
         """
         threshold = np.where(self.column >= 0, self.threshold + by[np.maximum(self.column, 0)], self.threshold)
         moved = np.full_like(self.output, output)
@@ -213,10 +187,7 @@ class TreeEnsemble:
     ) -> "TreeEnsemble":
         """Return the ensemble of a model file, whose arrays may be anything.
 
-        Raises
-        ------
-        ModelFileError
-            When the arrays are not trees over `n_columns` columns whose walks end.
+        Raises `ModelFileError` unless they are trees over `n_columns` columns whose walks end.
         """
         found: dict[str, Any] = {}
         for name, kind in _TYPES.items():
@@ -263,14 +234,9 @@ class TreeEnsemble:
     def from_nodes(
         cls, column: Integers, split: Integers, child: Integers, value: Array, n_nodes: np.ndarray, edges: Array
     ) -> "TreeEnsemble":
-        """Return the trees that `dekrr._compiled.boost` grew for one fold.
+        """Return the trees that `dekrr._compiled.boost` grew for one fold, of shape (n_trees, most_nodes).
 
-        Parameters
-        ----------
-        column, split, child, value : ndarray of shape (n_trees, most_nodes)
-        n_nodes : ndarray of int, shape (n_trees,)
-        edges : ndarray of shape (n_columns, most_bins - 1)
-            The upper end of each bin but the last.
+        `edges`, shape (n_columns, most_bins - 1), are the upper ends of each bin but the last.
         """
         n_nodes = n_nodes[n_nodes > 0]  # without the trees after the last one that has a split
         there = np.arange(column.shape[1]) < n_nodes[:, None]
@@ -291,14 +257,9 @@ class TreeEnsemble:
 
     @classmethod
     def from_lightgbm(cls, booster: Any, num_iteration: int | None = None) -> "TreeEnsemble":
-        """Return the trees of a `lightgbm.Booster`, whose raw score is the prediction.
+        """Return the first iterations, or all, of a `lightgbm.Booster`, whose raw score is the prediction.
 
-        Parameters
-        ----------
-        booster : lightgbm.Booster
-            Trained on numbers that are finite: rows without a value would be told apart by flags that are not read.
-        num_iteration : int, optional
-            The number of iterations to take; all, if it is not given.
+        It was trained on finite numbers: rows without a value would be told apart by flags that are not read.
         """
         text = booster.model_to_string(num_iteration=-1 if num_iteration is None else num_iteration)
         head, *blocks = text.split("\nTree=")
@@ -366,21 +327,12 @@ _DIGITS = 9
 
 @dataclass(frozen=True, eq=False)
 class BoostedTrees:
-    """What `fit_trees` gives.
+    """What `fit_trees` gives."""
 
-    Parameters
-    ----------
-    folds : dict of int to TreeEnsemble
-        The booster of each fold, which has not seen the fold's rows. Their mean is the model.
-    out_of_fold : ndarray of shape (n_rows, n_outputs)
-        The prediction for each row of the booster that has not seen it.
-    n_trees : tuple of int
-        The number of trees of each booster, by output.
-    """
-
+    # the booster of each fold, which has not seen the fold's rows. Their mean is the model.
     folds: dict[int, TreeEnsemble]
-    out_of_fold: Array
-    n_trees: tuple[int, ...]
+    out_of_fold: Array  # shape (n_rows, n_outputs): the prediction for each row of the booster that has not seen it
+    n_trees: tuple[int, ...]  # the number of trees of each booster, by output
 
     @property
     def trees(self) -> TreeEnsemble:
@@ -424,24 +376,9 @@ def fit_trees(
     n_trees: int = _MOST_TREES,
     settings: dict[str, Any] | None = None,
 ) -> BoostedTrees | None:
-    """Fit boosted trees to a site's rows; see the module's description.
+    """Fit boosted trees to a site's rows, for each output of their own; None where no tree could have a split.
 
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        Each output has boosters of its own.
-    weight : ndarray of shape (n_rows,), optional
-        Row i counts `weight[i]` times.
-    fold_of : ndarray of int, shape (n_rows,)
-        The fold of each row. Folds may differ in size.
-    n_trees : int, default=1000
-        The most trees that a booster has.
-
-    Returns
-    -------
-    BoostedTrees or None
-        None where no tree could have a split: there are too few rows, all of them are equal or in one fold.
+    That is where there are too few rows, or all are equal or in one fold. Folds may differ in size.
 
     Examples
     --------

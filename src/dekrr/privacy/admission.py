@@ -64,22 +64,15 @@ AnyAdmission = Callable[[Array], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Admission:
-    """Tells for each row whether it may be in sums.
+    """Tells for each row whether it may be in sums."""
 
-    Parameters
-    ----------
-    bounds : Scaling
-        The site's own smallest and largest values: the units of the reference features.
-    whitening : ndarray of shape (n_features, n_features)
-        (Z'Z)^-1/2 over the rows that are admitted, of the rows that the rule was learnt from.
-    order : ndarray of int, shape (n_columns,), optional
-        The places of the rule's columns in the rows that it is asked about, where they come in another order.
-    """
-
-    bounds: Scaling
+    bounds: Scaling  # the site's own smallest and largest values: the units of the reference features
     reference: FeatureMap
+    # shape (n_features, n_features): (Z'Z)^-1/2 over the rows that are admitted, of the rows that the rule was learnt
+    # from
     whitening: Array
     max_leverage: float
+    # the places of the rule's columns in the rows that it is asked about, where they come in another order
     order: np.ndarray | None = None
 
     def __call__(self, X: Array) -> np.ndarray:
@@ -106,17 +99,10 @@ class Admission:
 
 
 def learn(rows: ArrayRows, max_leverage: float) -> Admission:
-    """Return the rule that a site's rows give.
+    """Return the rule that a site's rows, or a sample of them, give; a leverage of 1 admits all of these.
 
     Rows that others hid behind show when those are gone, so that it is done three times; not more often, as that would
     leave none. The same rows give the same rule.
-
-    Parameters
-    ----------
-    rows : ArrayRows
-        The site's rows, or a sample of them, in their own units.
-    max_leverage : float
-        1 admits all rows that the rule is learnt from.
     """
     n_features = min(_MOST_FEATURES, 1 << (max(2, rows.n_rows // _ROWS_PER_FEATURE).bit_length() - 1))
     reference = _REFERENCE.replace(n_features=n_features).select(
@@ -138,12 +124,7 @@ def learn(rows: ArrayRows, max_leverage: float) -> Admission:
 def rare_values(columns: Iterable[np.ndarray], inside: np.ndarray, fewest: int) -> np.ndarray:
     """Return the rows with a value that fewer than `fewest` rows have, in a column of few values; shape (n_rows,).
 
-    Parameters
-    ----------
-    columns : iterable of ndarray of shape (n_rows,)
-        Of the columns and the targets.
-    inside : ndarray of bool, shape (n_rows,)
-        The rows that would be in sums.
+    Columns are those of rows and targets; the rows `inside` would be in sums.
 
     Examples
     --------
@@ -277,12 +258,8 @@ def check_leverages(
     """Refuse sums of features among which too many of the site's rows stand alone; see `check_rows`.
 
     A liar's map, or one of very many features, leaves most rows alone. Which rows are in sums does not depend on it: a
-    site sends sums over all rows that it admits, or refuses.
-
-    Parameters
-    ----------
-    own_map : FeatureMap or None
-        None where the sums are of a neighbour's shortlist alone.
+    site sends sums over all rows that it admits, or refuses. Without an `own_map` sums are of a neighbour's shortlist
+    alone.
     """
     for neighbor, n_lone in lone_rows(rows, own_map, maps).items():
         check_rows(site, rows.n_rows, own_map, {neighbor: maps[neighbor]}, rows_per_feature, n_lone)
@@ -341,13 +318,7 @@ class AskedMaps:
 
 
 class Vault:
-    """Keeps the one release of a private run.
-
-    Parameters
-    ----------
-    secret : bytes, optional
-        A key of the site's own, by which it is told whether something else is to be released.
-    """
+    """Keeps the one release of a private run; by a secret key it is told whether something else is to be released."""
 
     def __init__(self, secret: bytes = b"") -> None:
         self._secret = secret
@@ -356,10 +327,7 @@ class Vault:
     def once(self, key: bytes, draw: Callable[[], OwnSums]) -> OwnSums:
         """Return the release for `key`: the one that is kept, or what `draw` gives now.
 
-        Raises
-        ------
-        SettingsError
-            When something else was released in this run, so that the budget is spent.
+        Raises `SettingsError` when something else was released in this run, so that the budget is spent.
         """
         name = hmac.digest(self._secret, key, "sha256").hex()
         if self._kept is None:
@@ -424,12 +392,8 @@ def site_rng(seed: int, name: str, purpose: str = "features") -> np.random.Gener
 def prove(selector: Chooser, feature_map: FeatureMap, seed: int, name: str, n_neighbors: int) -> Chosen:
     """Return a site's choice as the pool's seed and the indices of its candidates.
 
-    Parameters
-    ----------
-    selector : Chooser
-        With the site's own number of features.
-    feature_map : FeatureMap
-        What it chose from the pool that `site_rng(seed, name)` draws: its features, or a shortlist.
+    The selector has the site's own number of features. The map, of features or a shortlist, was chosen from the pool
+    that `site_rng(seed, name)` draws.
     """
     pool = selector.draw_pool(feature_map.n_columns, site_rng(seed, name))
     places = {column.tobytes(): i for i, column in reversed(list(enumerate(_columns(pool.frequencies))))}

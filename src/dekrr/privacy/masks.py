@@ -73,11 +73,6 @@ class MaskError(DekrrError):
 class FixedPoint:
     """Numbers as words modulo 2^64, such that a sum of `n_terms` of them fits.
 
-    Parameters
-    ----------
-    exponent : int
-        No number is larger than 2^exponent.
-
     Examples
     --------
     >>> point = FixedPoint(exponent=3, n_terms=2)
@@ -86,7 +81,7 @@ class FixedPoint:
     array([ 1.5, -7. ])
     """
 
-    exponent: int
+    exponent: int  # no number is larger than 2^exponent
     n_terms: int
 
     @property
@@ -135,22 +130,14 @@ class Unsigned:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a site brings to the agreement on keys.
+    """What a site brings to the agreement on keys."""
 
-    Parameters
-    ----------
-    context : str
-        The run and its epoch: the same at all sites, and never again.
-    private : bytes, optional
-        32 secret bytes, of this context alone. A site that repeats an epoch must have the same. None draws new ones.
-    graph : mapping of site to sequence of str, optional
-        Who is whose neighbour in this context, as the site knows it. None where nothing is known: then sites are
-        believed who their neighbours are.
-    """
-
-    context: str = ""
+    context: str = ""  # the run and its epoch: the same at all sites, and never again
+    # 32 secret bytes, of this context alone. A site that repeats an epoch must have the same. None draws new ones.
     private: bytes | None = field(default=None, repr=False)
     signer: Signer = field(default_factory=Unsigned)
+    # who is whose neighbour in this context, as the site knows it. None where nothing is known: then sites are believed
+    # who their neighbours are.
     graph: Mapping[str, Sequence[str]] | None = None
 
     def within(self, purpose: str) -> "Identity":
@@ -180,13 +167,7 @@ class Identity:
 
 
 class KeyPair:
-    """An X25519 key pair.
-
-    Parameters
-    ----------
-    private : bytes
-        32 bytes.
-    """
+    """An X25519 key pair, of 32 private bytes."""
 
     def __init__(self, private: bytes) -> None:
         try:
@@ -210,12 +191,7 @@ class KeyPair:
 class Pads:
     """What one site adds to its words for one centre: its streams with all partners, added or subtracted.
 
-    Parameters
-    ----------
-    own : str
-        The site's name.
-    keys : sequence of (str, bytes)
-        Each partner, and the key shared with it. A partner may be there several times, with different keys.
+    A partner may be there several times, with different keys.
 
     Examples
     --------
@@ -234,10 +210,7 @@ class Pads:
     def bind(self, digest: bytes) -> None:
         """Make all further words depend on something that all partners were told; where they differ, nothing cancels.
 
-        Parameters
-        ----------
-        digest : bytes
-            At most 64.
+        A digest has at most 64 bytes.
 
         Examples
         --------
@@ -317,13 +290,5 @@ def exponent_of(largest: float) -> int:
 
 
 def partners(names: Mapping[str, bytes], keys: KeyPair, label: Sequence[str]) -> list[tuple[str, bytes]]:
-    """Return each partner with the key that is shared with it for a label.
-
-    Parameters
-    ----------
-    names : mapping of partner to bytes
-        Its public key.
-    label : sequence of str
-        The run, the epoch and the centre.
-    """
+    """Return each partner, of these public keys, with the key that is shared with it for run, epoch and centre."""
     return [(name, keys.shared(public, label)) for name, public in sorted(names.items())]

@@ -112,37 +112,20 @@ _MOST_TURNS = 1e6  # of a wave, so that |z| = 1 holds to 1e-7 in up to a hundred
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """The budget that a site has spent, for its model's header and the record of the run.
+    """The budget that a site has spent, for its model's header and the record of the run."""
 
-    Parameters
-    ----------
-    epsilon, delta : float
-        What the mechanism that ran guarantees.
-    noise_scale : float
-        Standard deviation of the noise on a sum.
-    sensitivity : float
-        The L2 sensitivity it was calibrated to.
-    mechanism : str
-        The mechanism, and the library that calibrated and drew it.
-    """
-
-    epsilon: float
+    epsilon: float  # epsilon, delta: what the mechanism that ran guarantees
     delta: float
-    noise_scale: float
-    sensitivity: float
+    noise_scale: float  # standard deviation of the noise on a sum
+    sensitivity: float  # the L2 sensitivity it was calibrated to
     adjacency: str = "one row replaced, row counts public"
-    mechanism: str = ""
+    mechanism: str = ""  # the mechanism, and the library that calibrated and drew it
 
 
 class GaussianSums:
-    """The Gaussian mechanism for (G, m) of one site, calibrated before the rows are touched.
+    """The Gaussian mechanism for (G, m) of one site, calibrated before the rows are touched; N_j is public.
 
-    Parameters
-    ----------
-    n_rows : int
-        N_j, which is public.
-    sensitivity : float
-        Of the packed (G, m); anything but the default is for tests of the audit.
+    Anything but the default sensitivity of the packed (G, m) is for tests of the audit.
     """
 
     def __init__(self, privacy: DifferentialPrivacy, n_rows: int, sensitivity: float = SENSITIVITY) -> None:
@@ -205,11 +188,7 @@ def nearest_positive(gram: Array) -> Array:
 def clip_columns(X: Array, frequencies: Array) -> Array:
     """Return rows within the box in which features have length 1, which the sensitivity rests on.
 
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    frequencies : ndarray of shape (n_columns, n_features)
-        The box depends on them alone, and on no row.
+    It depends on the frequencies (n_columns, n_features) alone, and on no row.
     """
     if not np.isfinite(X).all():
         raise DataError("a value of a row is NaN or infinite; drop those rows")
@@ -265,25 +244,10 @@ _MOST_SCALES = 64  # of noise, which no entry has in the life of the universe: f
 
 
 class SharedNoise:
-    """One site's share of the noise on the sum of (G, m) over all sites.
+    """One site's share of the noise on the sum of (G, m) over all sites; m is of this shape.
 
-    Parameters
-    ----------
-    most_rows : int
-        Of a site; public. It gives delta, where that is left open.
-    n_partners : int
-        The least number of sites that a site shares masks with.
-    shape : tuple of int
-        Of m.
-
-    Attributes
-    ----------
-    scale : float
-        Of the noise on a sum that colluders can see (s).
-    share : float
-        Of the noise that this site adds.
-    grid : float
-        g.
+    The most rows of a site are public, and give delta where that is left open. A site shares masks with at least
+    `n_partners` others.
     """
 
     def __init__(
@@ -301,10 +265,10 @@ class SharedNoise:
         size = shape[0] * (shape[0] + 1) // 2 + math.prod(shape)
         delta = delta_of(privacy, most_rows)
         _, rough = calibrated(privacy.epsilon, delta, SENSITIVITY)
-        self.grid = 2.0 ** (math.floor(math.log2(rough)) + _GRID)
+        self.grid = 2.0 ** (math.floor(math.log2(rough)) + _GRID)  # g
         sensitivity = SENSITIVITY + self.grid * math.sqrt(size)
-        measurement, self.scale = calibrated(privacy.epsilon, delta, sensitivity)
-        self.share = self.scale / math.sqrt(self.n_honest)
+        measurement, self.scale = calibrated(privacy.epsilon, delta, sensitivity)  # of what colluders can see, s
+        self.share = self.scale / math.sqrt(self.n_honest)  # of the noise that this site adds
         epsilon, delta = measurement.map(sensitivity)
         self.spent = Spent(
             epsilon=float(epsilon),
@@ -358,16 +322,7 @@ _FEWEST_FEATURES = 10  # that are worth proposing
 
 
 def noise_share(scale: float, n_features: int, n_rows: float) -> float:
-    """Return the norm of the noise in a Gram matrix, as a share of the largest eigenvalue that it could have.
-
-    Parameters
-    ----------
-    scale : float
-        Of the noise (s).
-    n_features : int
-        D.
-    n_rows : float
-        Rows in the sums.
+    """Return the norm of noise of scale s in a Gram matrix, as a share of the largest eigenvalue that it could have.
 
     Examples
     --------
@@ -382,14 +337,7 @@ def warning_of_noise(
 ) -> str | None:
     """Return a warning with remedies where noise costs much of a model's accuracy; None where it does not.
 
-    Parameters
-    ----------
-    scale : float
-        Of the noise on the sums.
-    n_rows : int
-        Rows in the sums: of the site with the fewest, or of all sites where they share the noise.
-    n_sites : int, default=1
-        How many sites these rows are of.
+    The rows in the sums are those of the site with the fewest, or of all `n_sites` that share the noise of this scale.
     """
     share = noise_share(scale, n_features, n_rows)
     if share < DOUBLES:

@@ -51,13 +51,7 @@ class Odometer:
         self._spent = np.empty((0, 2))  # epsilon and fits of each hash
 
     def add(self, blocks: Iterable[Block], epsilon: float) -> tuple[float, int]:
-        """Note a fit; return the largest total that one of its rows has had, and in how many fits.
-
-        Parameters
-        ----------
-        blocks : iterable of Block
-            The rows of the fit. A row that repeats counts once.
-        """
+        """Note a fit; return the largest total that a row has had, and in how many fits; equal rows count once."""
         parts = [row_hashes(np.column_stack([block.X, block.y]), self._secret) for block in blocks]
         new = np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *parts]))
         if not len(new):

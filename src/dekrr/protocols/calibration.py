@@ -114,13 +114,7 @@ def _relative_squares(found: Predicted) -> Array:
 
 
 def errors_at_site(outcome: Outcome, back: Callable[[Array], Array] = AS_IT_IS.back) -> dict[str, float]:
-    """Return a site's errors on its own held-out rows, by what is measured; empty where it held none out.
-
-    Parameters
-    ----------
-    back : callable
-        Gives responses that were changed for training their own units.
-    """
+    """Return a site's errors on its own held-out rows, by what is measured; empty where it held none out."""
     held = outcome.held_out
     if held is None or not held.rows.n_rows:
         return {}
@@ -158,18 +152,12 @@ _LARGEST = 2.0**40  # a sum of errors, in units of the scaled response
 
 
 class Known(NamedTuple):
-    """What is known of rows before the second training, in the units of the response.
+    """What is known of rows before the second training, in the units of the response."""
 
-    Parameters
-    ----------
-    beneath : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        What the shared part, and at home the level, would predict without the row, where the second training does not
-        fit them anew; otherwise 0.
-    unseen : ndarray of shape (n_rows,) or (n_rows, n_outputs), or None
-        What the first training would predict without the row, about; see `home`.
-    """
-
+    # shape (n_rows,) or (n_rows, n_outputs): what the shared part, and at home the level, would predict without the
+    # row, where the second training does not fit them anew; otherwise 0
     beneath: Array
+    # shape (n_rows,) or (n_rows, n_outputs): what the first training would predict without the row, about; see `home`
     unseen: Array | None
 
     def take(self, chosen: Array) -> "Known":
@@ -178,16 +166,10 @@ class Known(NamedTuple):
 
 
 class Portion(NamedTuple):
-    """Some of a site's rows.
-
-    Parameters
-    ----------
-    home, elsewhere : Known
-        Of predictions for the site's own rows, and for rows from anywhere.
-    """
+    """Some of a site's rows."""
 
     rows: ArrayRows
-    home: Known
+    home: Known  # home, elsewhere: of predictions for the site's own rows, and for rows from anywhere
     elsewhere: Known
 
     def take(self, chosen: Array) -> "Portion":
@@ -197,29 +179,18 @@ class Portion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Second:
-    """What a site has after the second training.
-
-    Parameters
-    ----------
-    first, second : Outcome
-        Of the training with all rows, and of that without the held-out ones. The first alone has a home.
-    kept, held_out : Portion
-        The rows of the second training, and the others; of these there may be none.
-    prediction : {"neighborhood", "own"}
-    masks : Masks or None
-        For sums over the tree.
-    home : Home or None
-        What the site adds for its own rows, from the first training without the held-out rows; None for predictions
-        elsewhere, and where it adds nothing.
-    """
+    """What a site has after the second training."""
 
     site: Site
+    # first, second: of the training with all rows, and of that without the held-out ones. The first alone has a home.
     first: Outcome
     second: Outcome
-    kept: Portion
+    kept: Portion  # kept, held_out: the rows of the second training, and the others; of these there may be none
     held_out: Portion
     prediction: str
-    masks: Masks | None
+    masks: Masks | None  # for sums over the tree
+    # what the site adds for its own rows, from the first training without the held-out rows; None for predictions
+    # elsewhere, and where it adds nothing
     home: Home | None
 
     def fitted(self, X: Array) -> Array:
@@ -274,15 +245,7 @@ def refusal_of_second(site: Site, n_own: int, n_other: int, settings: DeKRRSetti
     """Return why a site would refuse the sums of a second training, or an empty text; nothing is sent for it.
 
     All rows that are withheld are taken off four fifths of the rows, so that it does not depend on which are held out.
-
-    Parameters
-    ----------
-    site : Site
-        With all its rows.
-    n_own, n_other : int
-        The features of the site and of a neighbour.
-    settings : DeKRRSettings
-        Of the first training.
+    The site has `n_own` features and a neighbour `n_other`; settings are those of the first training.
     """
     if not site.neighbors or settings.privacy is not None or not settings.rows_per_feature:
         return ""
@@ -319,27 +282,12 @@ def calibrate(
     masked: bool = False,
     lone_neighbor: str = "warn",
 ) -> Procedure[Outcome]:
-    """Train a second time without a fifth of the rows, and keep in the outcome what that tells.
+    """Train a second time without a fifth of the rows, and `keep` in the outcome what that tells.
 
-    Parameters
-    ----------
-    site : Site
-        With all its rows; a sample stands for them where they are many.
-    outcome : Outcome
-        Of the training with all rows.
-    again : callable
-        Makes the training of a site with other rows, with the settings that were found.
-    keep : callable
-        `keep_intervals` or `keep_classes`.
-    prediction : {"neighborhood", "own"}
-    fits_shared : bool, default=True
-        Whether the second training fits a shared part anew. Otherwise `again` is given what the first one leaves.
-    guarded : bool, default=False
-        Whether the site guards the difference of both trainings' sums, which is a sum over the held-out rows.
-    masked : bool, default=False
-        Whether sums over the tree are masked.
-    lone_neighbor : {"warn", "refuse"}
-        As in `dekrr.protocols.masking.Agreement`.
+    The site has all its rows, or a sample that stands for many; `outcome` is of the training with all rows, and `again`
+    makes that of a site with other rows. With `fits_shared` this fits a shared part anew; otherwise it is given what
+    the first one leaves. A `guarded` site guards the difference of both trainings' sums, which is a sum over the
+    held-out rows. Where `masked`, sums over the tree are.
     """
     rows = site.rows.sample
     fold = _held_out(site, outcome, rows, min_rows, guarded=guarded)
@@ -458,20 +406,12 @@ def keep_intervals(done: Second) -> Procedure[None]:
 
 @dataclass(frozen=True, eq=False)
 class _Scored:
-    """The errors of held-out rows, and the scale of errors that the other rows have.
-
-    Parameters
-    ----------
-    features : ndarray of shape (n_rows, n_features)
-    errors : ndarray of shape (n_rows, n_outputs)
-        In units of the scaled response.
-    weight : ndarray of shape (n_rows,), optional
-    """
+    """The errors of held-out rows, and the scale of errors that the other rows have."""
 
     scale: Scale
-    features: Array
-    errors: Array
-    weight: Array | None
+    features: Array  # shape (n_rows, n_features)
+    errors: Array  # shape (n_rows, n_outputs): in units of the scaled response
+    weight: Array | None  # shape (n_rows,)
 
     @classmethod
     def of(cls, done: Second) -> "_Scored | None":

@@ -207,14 +207,9 @@ def sized(start: Start, run: Run) -> Procedure[Run]:
 def choose(start: Start, run: Run, shortlist: Pool | None = None) -> Procedure[FeatureMap]:
     """Choose features from the site's rows and, for a chooser that asks them, from its neighbours' sums (line 3).
 
-    A shortlist by the site's own rows goes to the neighbours, who answer with their sums Z'Z and Z'y over it. In the
-    final choice the rows of each of n neighbours count 1/n. A sample stands for the rows of a large site. A site that
-    has features already keeps them, but answers those neighbours that have none.
-
-    Parameters
-    ----------
-    shortlist : Pool, optional
-        The candidates to ask about, where they are chosen already.
+    A shortlist by the site's own rows, unless one is given, goes to the neighbours, who answer with their sums Z'Z and
+    Z'y over it. In the final choice the rows of each of n neighbours count 1/n. A sample stands for the rows of a large
+    site. A site that has features already keeps them, but answers those neighbours that have none.
     """
     site, chooser = start.site, run.chooser
     if not asks_neighbors(site, chooser):
@@ -279,17 +274,7 @@ def _sums_of_neighbors(
     digests: dict[str, bytes],
     answers: dict[str, Moments],
 ) -> Procedure[Moments]:
-    """Send the answers to the neighbours' shortlists, masked or not, and return the sum of all answers to this site's.
-
-    Parameters
-    ----------
-    own_map : FeatureMap
-        The site's shortlist.
-    maps : dict of neighbour to FeatureMap
-        The neighbours' shortlists.
-    digests : dict of neighbour to bytes
-        Of what each neighbour told of its shortlist.
-    """
+    """Send the answers to the neighbours' shortlists, masked or not; return the sum of all answers to this site's."""
     size, outputs = own_map.n_features, start.rows.sample.y.shape[1:]
     if start.masking is None:
         inbox = expect(

@@ -42,13 +42,7 @@ _DIVERGED = 1e12  # coefficients that the next consensus does not start from
 
 
 class Scored:
-    """Rows that were held out, on which coefficients of a neighbourhood are scored.
-
-    Parameters
-    ----------
-    ready : SetUp
-        The maps, and the order of the neighbours.
-    """
+    """Rows that were held out, on which coefficients of a neighbourhood are scored, in the order of `ready.maps`."""
 
     def __init__(self, block: Block, ready: SetUp, tuning: Tuning) -> None:
         self._X = block.X
@@ -60,10 +54,7 @@ class Scored:
     def error(self, coefficients: Sequence[Array]) -> Array:
         """Return the squared error of each of n candidates and each own weight, shape (n, n_weights).
 
-        Parameters
-        ----------
-        coefficients : sequence of ndarray of shape (n, D_p, n_outputs)
-            The site's own, then its neighbours'.
+        Coefficients are the site's own, then its neighbours', of shape (n, D_p, n_outputs).
         """
         predictions = np.array([self._predict(*each) for each in zip(self._maps, coefficients, strict=True)])
         own = self._y - predictions[0]
@@ -128,13 +119,6 @@ class _Stack:
     """One site's block rows of all folds and alphas at one consensus.
 
     Coefficients and residuals are of shape (folds, alphas, D, n_outputs).
-
-    Attributes
-    ----------
-    inverses : ndarray of shape (folds, alphas, D, D)
-        H_jj^-1; 0 where there is none.
-    solvable : ndarray of bool, shape (folds, alphas)
-        Whether H_jj is positive definite, which it may not be from sums of precision="mixed".
     """
 
     def __init__(self, systems: Sequence[BlockRow], ridges: Array) -> None:
@@ -144,8 +128,8 @@ class _Stack:
         folds, _, size, _ = self._hessians.shape
         self._right_sides = np.array([row.right_side.reshape(size, -1) for row in systems])[:, None]
         self._ridges = ridges[:, None, None]
-        self.inverses = np.zeros((folds, len(ridges), size, size))
-        self.solvable = np.zeros((folds, len(ridges)), dtype=bool)
+        self.inverses = np.zeros((folds, len(ridges), size, size))  # H_jj^-1; 0 where there is none
+        self.solvable = np.zeros((folds, len(ridges)), dtype=bool)  # whether H_jj is positive definite
         for fold, alpha in np.ndindex(*self.solvable.shape):
             with suppress(SettingsError):
                 self.inverses[fold, alpha] = inverse(systems[fold].hessian + ridges[alpha] * np.eye(size))
@@ -161,12 +145,9 @@ class _Stack:
 
 
 def _products(values: Array, matrices: Array) -> Array:
-    """Return matrix' values, shape (folds, alphas, D, n_outputs), for all alphas of a fold at once.
+    """Return matrix' values for all alphas of a fold at once, shape (folds, alphas, D, n_outputs).
 
-    Parameters
-    ----------
-    values : ndarray of shape (folds, alphas, size, n_outputs)
-    matrices : ndarray of shape (folds, 1, size, D)
+    Values are of shape (folds, alphas, size, n_outputs), matrices of (folds, 1, size, D).
     """
     return np.asarray((values.transpose(0, 3, 1, 2) @ matrices).transpose(0, 2, 3, 1))
 
@@ -209,13 +190,7 @@ _HOPELESS = 1e4  # squared errors of a row, in units of the largest response; un
 
 
 def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
-    """Agree with all sites on the candidate of the least held-out error.
-
-    Parameters
-    ----------
-    start : Start
-        A sample stands for its rows, where they are many.
-    """
+    """Agree with all sites on the candidate of the least held-out error; a sample stands for many rows."""
     site, rows, settings = start.site, start.rows.sample, run.settings
     roster = yield from start.roll.roster()
     if settings.rows_per_feature:

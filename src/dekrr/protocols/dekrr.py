@@ -48,18 +48,10 @@ def train(
     keep_path: bool = False,
     keep_sums: bool = True,
 ) -> Procedure[Outcome]:
-    """Train one site's model together with its neighbours (Algorithm 1).
+    """Train one site's model together with its neighbours (Algorithm 1), after `tuning` by cross-validation.
 
-    Parameters
-    ----------
-    chooser : Chooser
-        How to choose features. Its `n_features` is the mean over sites where the allocation is not equal.
-    tuning : Tuning, optional
-        Bandwidths, alphas and consensuses to choose from by cross-validation first.
-    keep_path : bool, default=False
-        Keep the coefficients of every round in the outcome.
-    keep_sums : bool, default=True
-        Keep the sums in the outcome, so that training can go on from them.
+    The chooser's `n_features` is the mean over sites where the allocation is not equal. The outcome keeps the
+    coefficients of every round, and the sums from which training can go on, where that is wanted.
     """
     # fmt: off
     run = plan(chooser, settings, tuning, keep_path=keep_path, keep_sums=keep_sums)
@@ -149,13 +141,7 @@ def with_features(site: Site, offer: Offer, chooser: Chooser, settings: DeKRRSet
 
 
 class Sender:
-    """A site's coefficients as its neighbours know them.
-
-    Parameters
-    ----------
-    known : ndarray of shape (n_features,)
-        What neighbours know before the first message.
-    """
+    """A site's coefficients as its neighbours know them."""
 
     def __init__(self, wire: Wire, known: Array) -> None:
         self._wire = wire
@@ -181,13 +167,7 @@ class Sender:
 
 
 class Listener:
-    """What a site knows of its neighbours' coefficients.
-
-    Parameters
-    ----------
-    known : mapping of neighbour to ndarray of shape (n_features,)
-        Before the first message.
-    """
+    """What a site knows of its neighbours' coefficients."""
 
     def __init__(self, known: Mapping[str, Array]) -> None:
         self.known = dict(known)
@@ -219,11 +199,7 @@ class StoppingRule:
     Every site's residual and scale (what the residual is relative to) ride on the message of the next exchange. Each
     site passes on the largest of that round that it has heard. After `diameter` exchanges that is the largest of all
     sites. The largest residuals of two rounds travel at a time, so that every (diameter / 2)th round may be the last.
-
-    Parameters
-    ----------
-    tol : float
-        Settled when the largest residual is at most `tol` times the largest scale; 0 never settles.
+    It is settled when the largest residual is at most `tol` times the largest scale; `tol` 0 never settles.
     """
 
     def __init__(self, diameter: int, tol: float) -> None:
@@ -266,18 +242,12 @@ def assemble(ready: SetUp, run: Run) -> SiteSystem:
 def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = None) -> Procedure[Outcome]:
     """Assemble the block row, exchange coefficients and update them until all sites stop together (lines 7 to 14).
 
-    Sums that are not kept are given up before the first exchange.
-
-    All sites may start from 0. Then no site has to be told so, and the first round goes without an exchange.
+    Sums that are not kept are given up before the first exchange. Without coefficients all sites start from 0: no site
+    has to be told so, and the first round goes without an exchange. An empty array has this site alone start from 0.
 
     The residual that decides is this round's, or the last one's where this round's is next to nothing against it:
     Chebyshev's rises again. Where sites do not depend on each other it is 0 in every other round. On a wire that rounds
     coefficients or leaves them out, what neighbours cannot see of this site's coefficients is added.
-
-    Parameters
-    ----------
-    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs), optional
-        Where the site starts; None has all sites start from 0, and an empty array this site.
     """
     settings, from_zero = run.settings, coefficients is None
     system = assemble(ready, run)

@@ -54,18 +54,10 @@ _PROBES = 8
 
 
 class Left(NamedTuple):
-    """What the shared part, with the site's level, leaves of responses.
+    """What the shared part, with the site's level, leaves of responses."""
 
-    Parameters
-    ----------
-    rows : ArrayRows
-        With what it leaves of each response, e.
-    leverages : ndarray of shape (n_rows,)
-        h, of each row.
-    """
-
-    rows: ArrayRows
-    leverages: Array
+    rows: ArrayRows  # with what it leaves of each response, e
+    leverages: Array  # shape (n_rows,): h, of each row
 
     def without_row(self) -> ArrayRows:
         """Return what it would leave of each response without the row, e / (1 - h)."""
@@ -75,14 +67,8 @@ class Left(NamedTuple):
 def left_by_shared(site: Site, outcome: Outcome, rows: ArrayRows, *, probed: bool) -> Procedure[Left]:
     """Return what the shared part leaves of each response, and the leverage of each row.
 
-    Parameters
-    ----------
-    outcome : Outcome
-        With the shared part; without one, it leaves all.
-    rows : ArrayRows
-        The site's, or a sample of them.
-    probed : bool
-        Whether the sum of the site's leverages is found over the tree. All sites must have the same.
+    `rows` are the site's or a sample of them. Where `probed`, alike at all sites, the sum of leverages is found over
+    the tree. Without a shared part all is left.
     """
     shared, scaling = outcome.shared, outcome.scaling
     if shared is None:
@@ -168,13 +154,8 @@ def _sum_of_leverages(
 def with_sum(leverages: Array, total: float, most: float) -> Array:
     """Return leverages whose odds h / (1 - h) are multiplied by one factor, so that they add up to `total`.
 
-    The odds are those of the other rows, which a common factor makes count for more or fewer.
-
-    Parameters
-    ----------
-    leverages : ndarray of shape (n_rows,)
-    most : float
-        The largest factor, and 1 divided by the smallest.
+    The odds are those of the other rows, which a common factor makes count for more or fewer. The factor is between 1 /
+    `most` and `most`.
 
     Examples
     --------
@@ -205,24 +186,15 @@ class OutOfFold:
     """What would be predicted for the site's rows, or a sample of them, if each had not been seen.
 
     All are of shape (n_rows, n_outputs), in units of scaled responses.
-
-    Parameters
-    ----------
-    left : Left
-        By the shared part.
-    home, elsewhere : ndarray
-        The prediction of the site's model for its own rows, and as if they came from elsewhere.
-    alone : dict of str to ndarray
-        What the site would predict without any other: by its mean, by ridge regression, by its trees.
-    local_without : callable
-        Returns the local part without a fold.
     """
 
-    left: Left
+    left: Left  # by the shared part
+    # home, elsewhere: the prediction of the site's model for its own rows, and as if they came from elsewhere
     home: Array
     elsewhere: Array
+    # what the site would predict without any other: by its mean, by ridge regression, by its trees
     alone: dict[str, Array]
-    local_without: Callable[[int], LocalPart | None]
+    local_without: Callable[[int], LocalPart | None]  # returns the local part without a fold
 
 
 def fit_home(
@@ -237,17 +209,9 @@ def fit_home(
 ) -> Procedure[None]:
     """Put into an outcome what the site adds for its own rows, and what is known of rows that are not seen.
 
-    Parameters
-    ----------
-    site : Site
-        With all its rows; a sample stands for them where they are very many.
-    outcome : Outcome
-        With the other parts.
-    prediction : {"neighborhood", "own"}
-    probed : bool
-        See `left_by_shared`.
-    together : bool, default=True
-        Whether the errors of all sites' candidates are summed; otherwise the site goes by its own.
+    The site has all its rows, or a sample that stands for very many; the outcome has the other parts. See
+    `left_by_shared` for `probed`. The errors of all sites' candidates are summed `together`, or the site goes by its
+    own.
     """
     rows = site.rows.sample
     roster = outcome.roster if together else outcome.roster.alone
@@ -289,14 +253,7 @@ def fit_home(
 
 
 def fit_private_home(site: Site, outcome: Outcome, settings: DeKRRSettings, prediction: str) -> None:
-    """Put into the outcome of a private run what the site adds for its own rows; nothing is sent.
-
-    Parameters
-    ----------
-    site : Site
-        With all its rows; a sample stands for them where they are very many.
-    prediction : {"neighborhood", "own"}
-    """
+    """Put into the outcome of a private run what the site adds for its own rows; nothing is sent."""
     if not site.n_rows:
         return
     try:
@@ -325,13 +282,9 @@ def _private_home(site: Site, outcome: Outcome, settings: DeKRRSettings, predict
 
 
 def shrunk_mean(left: Array) -> Array:
-    """Return the mean over rows of each output, shrunk towards 0 by what of it is due to chance.
+    """Return the mean over rows of each output (n_rows, n_outputs), shrunk towards 0 by what of it is due to chance.
 
     It is the positive-part rule of James and Stein for one mean: m max(0, 1 - v / (n m^2)), v the variance of n rows.
-
-    Parameters
-    ----------
-    left : ndarray of shape (n_rows, n_outputs)
 
     Examples
     --------

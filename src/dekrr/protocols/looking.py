@@ -63,53 +63,31 @@ _OTHER_UNITS = 5.0  # times the spread
 
 
 class Finding(NamedTuple):
-    """What looks wrong at a site.
+    """What looks wrong at a site."""
 
-    Parameters
-    ----------
-    place : int
-        Of the column; -1 is the response, or the last of them.
-    text : str
-        What it looks like, and a guess at the reason.
-    """
-
-    place: int
-    text: str
+    place: int  # of the column; -1 is the response, or the last of them
+    text: str  # what it looks like, and a guess at the reason
 
 
 class Contribution(NamedTuple):
-    """What a site's rows do for all others.
+    """What a site's rows do for all others."""
 
-    Parameters
-    ----------
-    with_site, without_site : float
-        The squared error per held-out row of the other sites, with this site's sums and without, by a small shared
-        model. It is in units of the agreed spread of the response. The first is smaller where the site helps.
-    """
-
+    # with_site, without_site: the squared error per held-out row of the other sites, with this site's sums and without,
+    # by a small shared model. It is in units of the agreed spread of the response. The first is smaller where the site
+    # helps.
     with_site: float
     without_site: float
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What a look tells a site, of all sites but for the findings.
+    """What a look tells a site, of all sites but for the findings."""
 
-    Parameters
-    ----------
-    contributions : dict of site to Contribution
-        Empty where there were too few sites, or too many, to tell what each contributes.
-    harmful : str or None
-        The site that harms the others most.
-    findings : tuple of Finding
-        What looks wrong at this site.
-    limits : pair of ndarray of shape (n_columns + n_outputs,), or None
-        What to move values to that are far off; infinite where no site has such values.
-    """
-
+    # empty where there were too few sites, or too many, to tell what each contributes
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
-    harmful: str | None = None
-    findings: tuple[Finding, ...] = ()
+    harmful: str | None = None  # the site that harms the others most
+    findings: tuple[Finding, ...] = ()  # what looks wrong at this site
+    # shape (n_columns + n_outputs,): what to move values to that are far off; infinite where no site has such values
     limits: Limits | None = None
 
 
@@ -259,12 +237,9 @@ def _solved_once(packed: bytes, shape: tuple[int, ...]) -> bytes:
 
 
 def _told(errors: Array, place: int) -> Array:
-    """Return what a site tells of the errors of its held-out rows; see `_Measured`.
+    """Return what a site tells of its held-out rows' errors, shape (2 + n_sites, n_rows); see `_Measured`.
 
-    Parameters
-    ----------
-    errors : ndarray of shape (2 + n_sites, n_rows)
-        By its level alone, by the model of all sites, and by the models without each of them.
+    They are by its level alone, by the model of all sites, and by the models without each of them.
     """
     n_sites, n_rows = len(errors) - 2, errors.shape[1]
     is_other = (np.arange(n_sites) != place).astype(float)

@@ -39,27 +39,15 @@ MOST_FLOODED = 900
 class Masks:
     """The masks of one site in one epoch of a run.
 
-    Parameters
-    ----------
-    groups : mapping of centre to mapping of partner to bytes
-        For each neighbour, its other neighbours' public keys.
-    direct : mapping of neighbour to bytes
-        The neighbours' own public keys.
-
-    Attributes
-    ----------
-    rows, responses : int
-        Sums over rows are at most 2^rows times 2^responses for each response in them; known once the units are.
-    n_partners : int
-        How many sites this one shares masks with in sums over the tree: its neighbours and theirs.
-    n_products : int
-        How many products with sums over its rows it has sent each neighbour in tuning.
+    `direct` are the neighbours' public keys, and `groups` for each neighbour those of its other neighbours.
     """
 
     def __init__(
         self, site: Site, keys: KeyPair, groups: Mapping[str, Mapping[str, bytes]], direct: Mapping[str, bytes]
     ) -> None:
-        self.rows = self.responses = self.n_products = 0
+        # Sums over rows are at most 2^rows times 2^responses for each response in them; known once the units are.
+        self.rows = self.responses = 0
+        self.n_products = 0  # with sums over its rows, that it has sent each neighbour in tuning
         self._site = site
         self._sizes = {centre: len(others) + 1 for centre, others in groups.items()}
         context = site.identity.context
@@ -70,7 +58,7 @@ class Masks:
             self._pads[centre] = Pads(site.name, partners(others, keys, label))
             over_tree += partners(others, keys, [*label, "tree"])
         self._tree = Pads(site.name, over_tree)
-        self.n_partners = len({partner for partner, _ in over_tree})
+        self.n_partners = len({partner for partner, _ in over_tree})  # in sums over the tree: neighbours and theirs
         self._number = 0
 
     def bind(self, digest: bytes) -> None:
@@ -91,14 +79,6 @@ class Masks:
 
         A combination of the sums is free of all other sites' products once there are more than these have features.
         Where the site refuses, all but one of these may pool what they know, and the rounds to come count as well.
-
-        Parameters
-        ----------
-        n_products : int
-            How many products with the same sums over rows the site will send each neighbour.
-        n_features : int
-            Of a site.
-        lone_neighbor : {"warn", "refuse"}
         """
         self.n_products, refuses = n_products, lone_neighbor == "refuse"
         solvable = sorted(
@@ -132,15 +112,7 @@ class Masks:
         return revealed(total, FixedPoint(exponent, len(words)))
 
     def sum_over_neighbors(self, values: Mapping[str, Array], size: int, exponent: int) -> Procedure[Array]:
-        """Send each neighbour a masked vector, and return the sum of the vectors of this site's neighbours.
-
-        Parameters
-        ----------
-        values : mapping of neighbour to ndarray
-            What this site adds to the neighbour's sum; entries of at most 2^exponent.
-        size : int
-            How long this site's own sum is.
-        """
+        """Send each neighbour a masked vector of entries up to 2^exponent; return this site's sum, `size` long."""
         outbox = {p: Masked(words) for p, words in self.hide(values, exponent).items()}
         inbox = expect((yield outbox), Masked, words=dict.fromkeys(self._site.neighbors, (size + 1,)))
         if not inbox:
@@ -164,14 +136,9 @@ class Masks:
 class Agreement:
     """The keys for masks of a run, which sites agree on when a sum first needs them, all at the same exchange.
 
-    There is one agreement for an identity. A second one under the same keys would use masks twice.
-
-    Parameters
-    ----------
-    lone_neighbor : {"warn", "refuse"}
-        What the site does if it is the only neighbour of another one.
-    over_tree : bool, default=False
-        Whether masks are for sums over all sites alone; then only one of two sites has nothing to hide behind.
+    There is one agreement for an identity. A second one under the same keys would use masks twice. A site that is the
+    only neighbour of another warns or refuses (`lone_neighbor`). Where masks are for sums `over_tree` alone, only one
+    of two sites has nothing to hide behind.
     """
 
     def __init__(self, site: Site, roll: RollCall, *, lone_neighbor: str, over_tree: bool = False) -> None:
@@ -241,13 +208,7 @@ class Agreement:
 
 
 class Masking:
-    """The masks of sums over rows in the units of a run.
-
-    Parameters
-    ----------
-    rows : Rows
-        In the units of the run.
-    """
+    """The masks of sums over rows, which are in the units of a run."""
 
     def __init__(self, agreement: Agreement, rows: Rows, scaling: AnyScaling) -> None:
         self._agreement = agreement
@@ -316,16 +277,9 @@ def unit_of_gram(feature_map: FeatureMap) -> Array:
 class MaskedRounds:
     """The rounds under masks: p sends j its theta_p and, masked, C_jp theta_p / |N_p|, over its own rows.
 
-    Parameters
-    ----------
-    products : mapping of neighbour p to ndarray of shape (..., D_p, D_j)
-        C_pj / |N_j| over this site's rows, in units of p's amplitudes.
-    units : ndarray
-        The amplitudes of this site, in a shape that coefficients can be multiplied by.
-    factor : float
-        consensus / N.
-    is_cut : bool, default=False
-        Cut products that are too large, instead of refusing them: where they belong to a candidate that is hopeless.
+    `products` are C_pj / |N_j| over this site's rows, shape (..., D_p, D_j), in units of p's amplitudes; `units` are
+    this site's amplitudes, in a shape that coefficients can be multiplied by; `factor` is consensus / N. Products that
+    are too large are refused or, where they belong to a candidate that is hopeless, cut (`is_cut`).
     """
 
     behind = 2.0

@@ -42,21 +42,11 @@ from .site import Procedure, Site
 
 @dataclass(frozen=True, eq=False)
 class _Update:
-    """What changes at a site.
+    """What changes at a site."""
 
-    Parameters
-    ----------
-    before : Outcome or None
-        Where the site stood; None where it joins.
-    new : Rows
-        The site's new rows.
-    known : tuple of str
-        Neighbours that the site has exchanged sums with before.
-    """
-
-    before: Outcome | None
-    new: Rows
-    known: tuple[str, ...]
+    before: Outcome | None  # where the site stood; None where it joins
+    new: Rows  # the site's new rows
+    known: tuple[str, ...]  # neighbours that the site has exchanged sums with before
 
 
 def go_on(
@@ -67,20 +57,11 @@ def go_on(
     settings: DeKRRSettings,
     prediction: str | None = None,
 ) -> Procedure[Outcome]:
-    """Bring one site's model up to date together with its neighbours.
+    """Bring one site's model up to date together with its neighbours, from where it stood `before`.
 
-    Parameters
-    ----------
-    site : Site
-        With all its rows, and its neighbours as they are now.
-    before : Outcome or None
-        Where the site stood; None for a site that joins.
-    new : Rows
-        The site's new rows; there may be none.
-    chooser : Chooser
-        For a site that joins, and to check the features of new neighbours.
-    prediction : {"neighborhood", "own"}, optional
-        How the site predicts. Where it is given, all parts are solved for again from all rows, and none are new.
+    The site has all its rows and its present neighbours; of `new` rows there may be none. A site that joins stood
+    nowhere and uses the chooser, which also checks the features of new neighbours. Where a `prediction` is given, all
+    parts are solved for again from all rows, and none are new.
     """
     run, again = plan(chooser, settings), prediction is not None
     everything = site.in_order() if again else site

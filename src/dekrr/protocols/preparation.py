@@ -93,17 +93,9 @@ def equal_edges(lower: Array, upper: Array) -> Array:
 
 
 def rounded_counts(values: Array, edges: Array, fewest: int) -> Array:
-    """Return how many values lie below each edge, rounded so that no edge separates fewer than `fewest` of them.
+    """Return how many values (n_rows, n_columns) lie below each edge (n_edges, n_columns), shape (n_edges, n_columns).
 
-    Parameters
-    ----------
-    values : ndarray of shape (n_rows, n_columns)
-    edges : ndarray of shape (n_edges, n_columns)
-        Ascending.
-
-    Returns
-    -------
-    ndarray of shape (n_edges, n_columns)
+    They are rounded so that no edge separates fewer than `fewest` of them. Edges ascend.
 
     Examples
     --------
@@ -121,13 +113,8 @@ def rounded_counts(values: Array, edges: Array, fewest: int) -> Array:
 def bounds_between(edges: Array, below: Array, n_rows: float, share: float = SHARE) -> tuple[np.ndarray, np.ndarray]:
     """Return the places of the innermost edges that leave out a share of the rows of each column at most.
 
-    Parameters
-    ----------
-    edges : ndarray of shape (n_edges, n_columns)
-    below : ndarray of shape (n_edges, n_columns)
-        Counts over all sites. The first edge has no row below it and the last one all rows, whatever is counted.
-    n_rows : float
-        Of all sites.
+    `edges` and the counts `below` them over all sites have the shape (n_edges, n_columns). The first edge has no row
+    below it and the last one all rows, whatever is counted.
     """
     lowest = below <= share * n_rows
     highest = n_rows - below <= share * n_rows
@@ -145,21 +132,11 @@ def agree_on_quantiles(
     share: float = SHARE,
     of_sites: bool = False,
 ) -> Procedure[tuple[Array, Array]]:
-    """Find bounds of every column and of the response over all sites by rounded counts.
+    """Find bounds of every column and response over all sites; a `share` of rows lies outside each at most.
 
     Every grid takes 2 height exchanges over the spanning tree. Sites stop at the same grid, because all have the same
-    totals. Of many rows a sample is counted.
-
-    Parameters
-    ----------
-    fewest : int
-        Counts of fewer rows than this are not told.
-    masks : Masks, optional
-        For the counts: with them, sites learn counts over all sites alone.
-    share : float
-        Of the rows, that lies outside each bound at most.
-    of_sites : bool, default=False
-        Whether sites count alike, instead of rows.
+    totals. Of many rows a sample is counted; counts of fewer than `fewest` rows are not told. With `masks`, sites learn
+    counts over all sites alone. With `of_sites`, sites count alike, instead of rows.
     """
     sample = site.rows.sample
     factor, whole = sample.expansion, float(roster.n_rows)
@@ -203,21 +180,13 @@ def public_scaling(bounds: BoundsPair, n_columns: int, n_outputs: int = 1, respo
 
 
 class Preparation(ABC):
-    """How the units of rows are found.
+    """How the units of rows are found."""
 
-    Attributes
-    ----------
-    looks_at_rows : str
-        What of the rows is looked at before their sums, and what to take instead; empty where nothing is.
-    is_agreed : bool
-        Whether sites agree on units by their rows, so that outputs can be brought to one variance too.
-    clips : bool
-        Whether rows far outside the bounds are clipped.
-    """
-
+    # what of the rows is looked at before their sums, and what to take instead; empty where nothing is
     looks_at_rows: str = ""
+    # whether sites agree on units by their rows, so that outputs can be brought to one variance too
     is_agreed: bool = False
-    clips: bool = True
+    clips: bool = True  # whether rows far outside the bounds are clipped
 
     def reasons(self, site: Site) -> list[str]:
         """Return why a site cannot be part of the run."""
@@ -230,15 +199,9 @@ class Preparation(ABC):
 
 @dataclass(frozen=True)
 class AgreedQuantiles(Preparation):
-    """By quantiles near the ends of each column over all sites, from rounded counts; rows are clipped to them.
+    """By quantiles near the ends of each column over all sites, from rounded counts; rows are clipped to them."""
 
-    Parameters
-    ----------
-    min_rows : int
-        Counts of fewer rows than this are not told.
-    """
-
-    min_rows: int
+    min_rows: int  # counts of fewer rows than this are not told
     lone: int = 0
 
     is_agreed = True
@@ -293,18 +256,10 @@ class AgreedBounds(Preparation):
 
 @dataclass(frozen=True)
 class PublicBounds(Preparation):
-    """By bounds that everybody knows before the run.
+    """By bounds that everybody knows before the run."""
 
-    Parameters
-    ----------
-    bounds : pair of tuple of float
-        The lower and the upper bounds of the columns and, last, of the response.
-    response : Response
-        How the response is changed for training.
-    """
-
-    bounds: BoundsPair
-    response: Response = AS_IT_IS
+    bounds: BoundsPair  # the lower and the upper bounds of the columns and, last, of the response
+    response: Response = AS_IT_IS  # how the response is changed for training
 
     def _n_outputs(self, site: Site) -> int:
         """Return the number of outputs; rows that would have to be read for it have as many as there are bounds."""
@@ -358,14 +313,9 @@ Told = dict[str, ToldColumn]
 
 
 def agree_on_columns(site: Site, facts: Facts, min_rows: int) -> Procedure[Columns]:
-    """Return what the columns of all sites become; it is the same at all sites.
+    """Return what the columns of all sites become, the same at all sites, from what each knows of its own.
 
-    Parameters
-    ----------
-    facts : Facts
-        What it knows of its own columns.
-    min_rows : int
-        The fewest rows of a site that have a category, or no value, for the site to tell so.
+    A site tells of a category, or of no value, where at least `min_rows` of its rows have it.
     """
     site.require_rows(min_rows)
     roster = yield from roll_call(site)

@@ -20,37 +20,19 @@ from .site import Inbox, Procedure, Site
 
 @dataclass(frozen=True)
 class Roster:
-    """What a roll call tells a site about the network.
+    """What a roll call tells a site about the network."""
 
-    Parameters
-    ----------
-    rows : mapping of site to int
-        How many rows each site has (N_j); in a large network of this site and its neighbours alone. A row counts once
-        here, whatever its weight is.
-    whole : Tally
-        What was counted over all sites.
-    diameter : int
-        The largest number of hops between two sites.
-    root : str
-        The root of the spanning tree: the site whose name sorts first.
-    depth : int
-        Hops from the root to this site.
-    parent : str or None
-        This site's neighbour on the way to the root.
-    weights : mapping of site to float, optional
-        Where rows have weights, the sum of them at this site and at each neighbour.
-    total_weight : float, optional
-        Where rows have weights, the sum of them over all sites.
-    """
-
+    # how many rows each site has (N_j); in a large network of this site and its neighbours alone. A row counts once
+    # here, whatever its weight is.
     rows: Mapping[str, int]
-    whole: Tally
-    diameter: int
-    root: str
-    depth: int
-    parent: str | None
+    whole: Tally  # what was counted over all sites
+    diameter: int  # the largest number of hops between two sites
+    root: str  # the root of the spanning tree: the site whose name sorts first
+    depth: int  # hops from the root to this site
+    parent: str | None  # this site's neighbour on the way to the root
+    # where rows have weights, the sum of them at this site and at each neighbour
     weights: Mapping[str, float] | None = None
-    total_weight: float | None = None
+    total_weight: float | None = None  # where rows have weights, the sum of them over all sites
 
     def weight_of(self, site: str) -> float:
         """Return the sum of the weights at this site or at a neighbour: the number of rows where they have none."""
@@ -120,15 +102,8 @@ def census(site: Site, rows: Mapping[str, int], inbox: Inbox) -> Procedure[Roste
     That is the shortest way, because a site joins a census as soon as it hears of one. A site counts its branch once
     all its neighbours know the same root and all its children have counted theirs. The root's branch is then the whole:
     a neighbour of a site that knows another root does not count. The root alone gets all edges, and finds the diameter.
-    The diameter goes down the tree with the whole and its height. So all sites know when the last one has it, and
-    leave together.
-
-    Parameters
-    ----------
-    rows : mapping of site to int
-        How many rows this site has, its neighbours, and maybe others.
-    inbox : mapping of neighbour to message
-        The messages that told this site of the census.
+    The diameter goes down the tree with the whole and its height. So all sites know when the last one has it, and leave
+    together. `rows` are those of this site and its neighbours, maybe others; `inbox` is what told of the census.
     """
     root, depth, parent = site.name, 0, None
     heard: dict[str, Census] = {}
@@ -320,14 +295,9 @@ _MOST_WORK = 3e10  # words, beyond which the diameter is bounded
 
 
 def diameter_at_most(ends: np.ndarray, n_sites: int, most_work: float = _MOST_WORK) -> int | None:
-    """Return the diameter of a graph, or an upper bound if the graph is too large; None if it is not connected.
+    """Return the diameter of a graph with edges of shape (n_edges, 2), or an upper bound if it would take more work.
 
-    Parameters
-    ----------
-    ends : ndarray of int, shape (n_edges, 2)
-        The two sites of each edge.
-    most_work : float, optional
-        The number of operations up to which the diameter is exact.
+    It is None if the graph is not connected.
 
     Examples
     --------
@@ -412,17 +382,12 @@ class _Spread:
 
     Sites are sorted by their number of neighbours. The i-th neighbours of all sites that have so many are taken at
     once. What a hub has beyond `_COLUMNS` neighbours is taken together.
-
-    Attributes
-    ----------
-    place : ndarray of int, shape (n_sites,)
-        Where each site is after sorting.
     """
 
     def __init__(self, starts: np.ndarray, around: np.ndarray) -> None:
         degrees = np.diff(np.append(starts, len(around)))
         order = np.argsort(-degrees, kind="stable")
-        self.place = np.empty_like(order)
+        self.place = np.empty_like(order)  # where each site is after sorting
         self.place[order] = np.arange(len(order))
         around, starts, degrees = self.place[around], starts[order], degrees[order]
         self._columns = [around[starts[degrees > i] + i] for i in range(min(degrees[0], _COLUMNS))]

@@ -53,20 +53,13 @@ OWN_WEIGHTS = (1 / 3, 1 / 2, 2 / 3, 1.0)
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
-    """What to choose from, and how.
+    """What to choose from, and how."""
 
-    Parameters
-    ----------
-    sigmas, alphas, consensuses : tuple of float
-        The grid; a tuple of one is not tuned.
-    prediction : {"own", "neighborhood"}
-        How a site will predict; for "neighborhood" the weight of its own model is chosen too.
-    """
-
-    sigmas: tuple[float, ...]
+    sigmas: tuple[float, ...]  # sigmas, alphas, consensuses: the grid; a tuple of one is not tuned
     alphas: tuple[float, ...]
     consensuses: tuple[float, ...]
     folds: int = 5
+    # how a site will predict; for "neighborhood" the weight of its own model is chosen too
     prediction: str = "neighborhood"
 
     @property
@@ -89,94 +82,53 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Tuned:
-    """What all sites chose.
-
-    Parameters
-    ----------
-    own_weight : float
-        Of a site's own model in its prediction.
-    errors : ndarray of shape (n_candidates,)
-        Mean squared held-out error of each candidate over all sites, in scaled units of the response.
-    """
+    """What all sites chose."""
 
     sigma: float
     alpha: float
     consensus: float
-    own_weight: float
+    own_weight: float  # of a site's own model in its prediction
     grid: list[tuple[float, float, float, float]]
+    # shape (n_candidates,): mean squared held-out error of each candidate over all sites, in scaled units of the
+    # response
     errors: Array
 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """What a site has before it chooses features.
+    """What a site has before it chooses features."""
 
-    Parameters
-    ----------
-    site : Site
-        With the rows alone that its sums are over.
-    rows : Rows
-        The rows to train on, in agreed units.
-    roll : RollCall
-        Who is there. It may still have to be called.
-    masking : Masking, optional
-        The masks of sums. They may still have to be agreed on.
-    """
-
-    site: Site
-    rows: Rows
+    site: Site  # with the rows alone that its sums are over
+    rows: Rows  # the rows to train on, in agreed units
     scaling: AnyScaling
-    roll: RollCall
-    masking: Masking | None = None
+    roll: RollCall  # who is there. It may still have to be called.
+    masking: Masking | None = None  # the masks of sums. They may still have to be agreed on.
 
 
 class Offers(NamedTuple):
-    """What the neighbours have chosen.
-
-    Parameters
-    ----------
-    degrees : dict of neighbour to int
-        How many neighbours each neighbour has.
-    digests : dict of neighbour to bytes
-        Of what each neighbour told; masks depend on it.
-    """
+    """What the neighbours have chosen."""
 
     maps: dict[str, FeatureMap]
-    degrees: dict[str, int]
-    digests: dict[str, bytes]
+    degrees: dict[str, int]  # how many neighbours each neighbour has
+    digests: dict[str, bytes]  # of what each neighbour told; masks depend on it
 
 
 @dataclass(frozen=True)
 class SetUp:
-    """What a site has when features are chosen and sums exchanged: all that solving needs of the rows.
-
-    Parameters
-    ----------
-    degrees : dict of neighbour to int
-        How many neighbours each neighbour has.
-    received : dict of neighbour to CrossSums
-        Over the neighbour's rows about this site's features. Of masked sums each neighbour has an equal share, and
-        no C.
-    sent : dict of neighbour to CrossSums
-        What was sent the other way round, without its B, which is of no use here unless sums are masked.
-    ridge : float, default=0.0
-        What the noise in the sums adds to the ridge, in units of a sum over rows.
-    spent : Spent, optional
-        The privacy budget that the sums cost.
-    masked : bool, default=False
-        Whether the sums were masked.
-    """
+    """What a site has when features are chosen and sums exchanged: all that solving needs of the rows."""
 
     roster: Roster
     own_map: FeatureMap
     maps: dict[str, FeatureMap]
-    degrees: dict[str, int]
+    degrees: dict[str, int]  # how many neighbours each neighbour has
     own: OwnSums
+    # over the neighbour's rows about this site's features. Of masked sums each neighbour has an equal share, and no C.
     received: dict[str, CrossSums]
+    # what was sent the other way round, without its B, which is of no use here unless sums are masked
     sent: dict[str, CrossSums]
-    ridge: float = 0.0
-    spent: Spent | None = None
-    masked: bool = False
+    ridge: float = 0.0  # what the noise in the sums adds to the ridge, in units of a sum over rows
+    spent: Spent | None = None  # the privacy budget that the sums cost
+    masked: bool = False  # whether the sums were masked
 
     def without_sums(self) -> "SetUp":
         """Return all but the sums, from which training cannot go on."""
@@ -189,10 +141,7 @@ class SetUp:
         return SiteSystem.assembled(self.own, self.received, self.sent, weights, consensus)
 
     def weights(self, alpha: float, consensus: float, share: float = 1.0) -> Weights:
-        """Return the weights of the objective's terms when a `share` of all rows is in the sums.
-
-        N is the number of rows of all sites, or the sum of their weights where they have some.
-        """
+        """Return the weights of the objective's terms when a `share` of all (weighted) rows is in the sums."""
         n_rows = self.roster.n_counted * share
         return Weights(
             n_rows=n_rows,
@@ -225,13 +174,7 @@ def equal_outputs(
     """Return the scaling with a span for each output by which all outputs have the same variance over all sites.
 
     The largest variance stays. Centres stay too, so that a model of several outputs is that of each output alone.
-
-    Parameters
-    ----------
-    rows : Rows
-        In the units of `scaling`. A sample stands for its rows, where they are many.
-    masks : Masks, optional
-        For the sums over the tree.
+    `rows` are in the units of `scaling`; where they are many, a sample stands for them.
     """
     n_outputs = rows.n_outputs
     if n_outputs == 1 or not isinstance(scaling, Scaling):
@@ -249,14 +192,9 @@ def equal_outputs(
 
 
 class Allocation(ABC):
-    """How many features each site has.
+    """How many features each site has."""
 
-    Attributes
-    ----------
-    looks_at_rows : str
-        What of the rows is looked at before their sums, and what to take instead; empty where nothing is.
-    """
-
+    # what of the rows is looked at before their sums, and what to take instead; empty where nothing is
     looks_at_rows: str = ""
 
     def reasons(self, site: Site, run: "Run") -> list[str]:
@@ -269,18 +207,11 @@ class Allocation(ABC):
 
 
 class Exchange(ABC):
-    """What sites send each other about their rows, once they know each other's features (line 6).
+    """What sites send each other about their rows, once they know each other's features (line 6)."""
 
-    Attributes
-    ----------
-    looks_at_rows : str
-        What of the rows is looked at before their sums, and what to take instead; empty where nothing is.
-    is_masked : bool
-        Whether a site learns sums over its neighbourhood alone.
-    """
-
+    # what of the rows is looked at before their sums, and what to take instead; empty where nothing is
     looks_at_rows: str = ""
-    is_masked: bool = False
+    is_masked: bool = False  # whether a site learns sums over its neighbourhood alone
 
     def reasons(self, site: Site, run: "Run") -> list[str]:
         """Return why the run cannot be as it is set."""
@@ -297,32 +228,18 @@ class Exchange(ABC):
 
 @dataclass(frozen=True)
 class Run:
-    """What one site needs to know of a run of DeKRR.
+    """What one site needs to know of a run of DeKRR."""
 
-    Parameters
-    ----------
-    chooser : Chooser
-        With this site's number of features, once that is known.
-    tuning : Tuning, optional
-        What is chosen by cross-validation first.
-    tuned : Tuned, optional
-        What cross-validation chose. It is in the chooser and the settings already.
-    keep_path : bool, default=False
-        Keep the coefficients of every round in the outcome.
-    keep_sums : bool, default=True
-        Keep the sums in the outcome, so that training can go on from them.
-    """
-
-    chooser: Chooser
+    chooser: Chooser  # with this site's number of features, once that is known
     settings: DeKRRSettings
     preparation: Preparation
     allocation: Allocation
     exchange: Exchange
     solver: Solver[Any]
-    tuning: Tuning | None = None
-    tuned: Tuned | None = None
-    keep_path: bool = False
-    keep_sums: bool = True
+    tuning: Tuning | None = None  # what is chosen by cross-validation first
+    tuned: Tuned | None = None  # what cross-validation chose. It is in the chooser and the settings already.
+    keep_path: bool = False  # keep the coefficients of every round in the outcome
+    keep_sums: bool = True  # keep the sums in the outcome, so that training can go on from them
 
     @property
     def looks_at_rows(self) -> list[str]:
@@ -354,13 +271,7 @@ class Run:
         return self.settings.verify_features and self.settings.privacy is None
 
     def refuse(self, site: Site, also: Iterable[str] = ()) -> None:
-        """Refuse a run that cannot be as it is set, with every reason at once; before anything is sent.
-
-        Parameters
-        ----------
-        also : iterable of str
-            Further reasons.
-        """
+        """Refuse a run that cannot be as it is set, by all reasons at once, `also` first; before anything is sent."""
         reasons = [*also, *self.preparation.reasons(site), *self.allocation.reasons(site, self)]
         reasons += self.exchange.reasons(site, self)
         if self.settings.privacy is not None and (self.settings.weighted or site.rows.weighted):
@@ -402,33 +313,19 @@ def neighborhood_weights(n_neighbors: int, own_weight: float = 0.5) -> list[floa
 
 @dataclass(frozen=True, eq=False)
 class SharedPart:
-    """The part of a model that all sites share, with the level of the site.
-
-    Parameters
-    ----------
-    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
-    ridge : float, default=0.0
-        The ridge of the shared part, in units of Z'Z / N.
-    error : float, default=nan
-        The squared error per row that was predicted for it.
-    errors : ndarray of shape (n_ridges,)
-        The squared error per row of each ridge, on held-out rows where there are some.
-    gram : ndarray of shape (n_features, n_features), or None
-        The sum over all sites' rows, at the root of the tree, for as long as training lasts.
-    ratio : float, default=inf
-        Of the variances of noise and of sites' levels.
-    of_site : LevelSums or None
-        What the site's level follows from.
-    """
+    """The part of a model that all sites share, with the level of the site."""
 
     feature_map: FeatureMap
-    coefficients: Array
-    ridge: float = 0.0
-    error: float = float("nan")
+    coefficients: Array  # shape (n_features,) or (n_features, n_outputs)
+    ridge: float = 0.0  # the ridge of the shared part, in units of Z'Z / N
+    error: float = float("nan")  # the squared error per row that was predicted for it
+    # shape (n_ridges,): the squared error per row of each ridge, on held-out rows where there are some
     errors: Array = field(default_factory=lambda: np.zeros(0))
+    # shape (n_features, n_features): the sum over all sites' rows, at the root of the tree, for as long as training
+    # lasts
     gram: Array | None = None
-    ratio: float = NO_LEVEL
-    of_site: LevelSums | None = None
+    ratio: float = NO_LEVEL  # of the variances of noise and of sites' levels
+    of_site: LevelSums | None = None  # what the site's level follows from
 
     @cached_property
     def level(self) -> Array:
@@ -448,110 +345,58 @@ class SharedPart:
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Rows that a second training was without. They stay at the site, and are dropped when their errors are known.
-
-    Parameters
-    ----------
-    own : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        What the site's model would predict for them.
-    alone : dict of str to ndarray
-        What the site would predict for them without any other site: by its mean, by ridge regression, by its trees.
-    best_alone : str
-        Which of these has the least error in all folds.
-    beneath : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        What the shared part would predict, without levels, if the second training did not fit it anew; otherwise 0.
-    fitted : callable
-        What the second training of the site predicts, for rows from anywhere, of all that it had to fit.
-    """
+    """Rows that a second training was without. They stay at the site, and are dropped when their errors are known."""
 
     rows: ArrayRows
-    own: Array
+    own: Array  # shape (n_rows,) or (n_rows, n_outputs): what the site's model would predict for them
+    # what the site would predict for them without any other site: by its mean, by ridge regression, by its trees
     alone: dict[str, Array]
-    best_alone: str
+    best_alone: str  # which of these has the least error in all folds
+    # shape (n_rows,) or (n_rows, n_outputs): what the shared part would predict, without levels, if the second training
+    # did not fit it anew; otherwise 0
     beneath: Array
+    # what the second training of the site predicts, for rows from anywhere, of all that it had to fit
     fitted: Callable[[Array], Array]
 
 
 @dataclass
 class Outcome:
-    """What a site ends a run with.
-
-    Parameters
-    ----------
-    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
-    rounds : int
-        Updates made.
-    settled : bool
-        Whether `tol` was reached.
-    ended_by : str
-        What ended the rounds before `tol` or `max_rounds`, in words; empty if nothing did.
-    relative_residual : float
-        The last relative residual that all sites knew.
-    objective_shares : list of float
-        This site's share of the objective before each round and after the last.
-    path : list of ndarray
-        Coefficients before each round and after the last, where they are kept.
-    dual_path : list of ndarray
-        The multipliers of the same rounds, of methods that have them.
-    own_weight : float
-        The weight of the site's own model when it predicts with its neighbourhood.
-    tuned : Tuned or None
-        What cross-validation chose, where settings were tuned.
-    ready : SetUp or None
-        The maps and sums, from which training can go on.
-    privacy : Spent or None
-        The privacy budget that the site spent.
-    admission : callable or None
-        The rule by which rows were in sums, for later sums.
-    calibration : Calibration or None
-        What intervals are made of, where the run found it.
-    classes : ClassCalibration or None
-        How predictions of class codes become probabilities, where the responses are codes.
-    shared : SharedPart or None
-        The part that is the same at all sites, where there is one. The coefficients above fit what it leaves.
-    home : Home or None
-        What the site adds for its own rows, and sends to nobody.
-    column_scales : ndarray of shape (n_columns,), or None
-        What the response depends on, as all sites agreed; the largest is 1.
-    sigma : float or None
-        The bandwidth that sites agreed on, where none was given.
-    encoding : Columns or None
-        What raw columns became, where the sites of the run agreed on it.
-    held_out : HeldOut or None
-        Rows that a second training was without, where there was one.
-    hessian : ndarray of shape (n_features, n_features), or None
-        H_jj, for as long as training lasts.
-    out_of_fold : OutOfFold or None
-        What would be predicted for the site's rows if each had not been seen, for as long as training lasts.
-    """
+    """What a site ends a run with."""
 
     roster: Roster
     scaling: AnyScaling
     feature_map: FeatureMap
-    coefficients: Array
+    coefficients: Array  # shape (n_features,) or (n_features, n_outputs)
     neighbor_maps: dict[str, FeatureMap] = field(default_factory=dict)
     neighbor_coefficients: dict[str, Array] = field(default_factory=dict)
-    rounds: int = 0
-    settled: bool = True
-    ended_by: str = ""
-    relative_residual: float = 0.0
+    rounds: int = 0  # updates made
+    settled: bool = True  # whether `tol` was reached
+    ended_by: str = ""  # what ended the rounds before `tol` or `max_rounds`, in words; empty if nothing did
+    relative_residual: float = 0.0  # the last relative residual that all sites knew
+    # this site's share of the objective before each round and after the last
     objective_shares: list[float] = field(default_factory=list)
+    # coefficients before each round and after the last, where they are kept
     path: list[Array] = field(default_factory=list)
+    # the multipliers of the same rounds, of methods that have them
     dual_path: list[Array] = field(default_factory=list)
-    own_weight: float = 0.5
-    tuned: Tuned | None = None
-    ready: SetUp | None = None
-    privacy: Spent | None = None
-    admission: AnyAdmission | None = None
-    calibration: Calibration | None = None
+    own_weight: float = 0.5  # the weight of the site's own model when it predicts with its neighbourhood
+    tuned: Tuned | None = None  # what cross-validation chose, where settings were tuned
+    ready: SetUp | None = None  # the maps and sums, from which training can go on
+    privacy: Spent | None = None  # the privacy budget that the site spent
+    admission: AnyAdmission | None = None  # the rule by which rows were in sums, for later sums
+    calibration: Calibration | None = None  # what intervals are made of, where the run found it
+    # how predictions of class codes become probabilities, where the responses are codes
     classes: ClassCalibration | None = None
+    # the part that is the same at all sites, where there is one. The coefficients above fit what it leaves.
     shared: SharedPart | None = None
-    home: Home | None = None
+    home: Home | None = None  # what the site adds for its own rows, and sends to nobody
+    # shape (n_columns,): what the response depends on, as all sites agreed; the largest is 1
     column_scales: Array | None = None
-    sigma: float | None = None
-    encoding: Columns | None = None
-    held_out: HeldOut | None = None
-    hessian: Array | None = None
+    sigma: float | None = None  # the bandwidth that sites agreed on, where none was given
+    encoding: Columns | None = None  # what raw columns became, where the sites of the run agreed on it
+    held_out: HeldOut | None = None  # rows that a second training was without, where there was one
+    hessian: Array | None = None  # shape (n_features, n_features): H_jj, for as long as training lasts
+    # what would be predicted for the site's rows if each had not been seen, for as long as training lasts
     out_of_fold: Any = None
 
     @classmethod
@@ -579,11 +424,7 @@ class Outcome:
     ) -> Iterator[tuple[FeatureMap, Array, float]]:
         """Yield the maps, coefficients and weights of the agreed part: the site's own first, then its neighbours'.
 
-        Parameters
-        ----------
-        prediction : {"own", "neighborhood"}
-        own_weight : float, optional
-            Instead of that of predictions elsewhere.
+        `own_weight` stands in for that of predictions elsewhere.
         """
         maps = self.neighbor_maps if prediction == "neighborhood" else {}
         weights = neighborhood_weights(len(maps), self.own_weight if own_weight is None else own_weight)
@@ -594,12 +435,7 @@ class Outcome:
     def others(self, X: Array, prediction: str, home: Home | None = None) -> Array:
         """Return what the shared and the agreed part predict for scaled rows, shape (n_rows,) or (n_rows, n_outputs).
 
-        Parameters
-        ----------
-        X : ndarray of shape (n_rows, n_columns)
-        prediction : {"own", "neighborhood"}
-        home : Home, optional
-            For rows of the site's own, which have its own weight; without it, rows are from anywhere.
+        Rows of the site's own have the own weight of its `home`; without it, rows are from anywhere.
         """
         members = self.agreed_members(prediction, None if home is None else home.own_weight)
         found = np.asarray(np.sum([w * known.apply(X, theta) for known, theta, w in members], axis=0))
@@ -626,15 +462,9 @@ class Outcome:
 
 
 class OpenRounds:
-    """The rounds where C_jp is in the block row: coefficients are all that sites send.
+    """The rounds where C_jp is in the block row: coefficients are all that sites send."""
 
-    Attributes
-    ----------
-    behind : float
-        By how much to multiply what the block row knows of the neighbours' errors, to know of all.
-    """
-
-    behind = 1.0
+    behind = 1.0  # by how much to multiply what the block row knows of the neighbours' errors, to know of all
 
     def __init__(self, site: Site) -> None:
         self._site = site

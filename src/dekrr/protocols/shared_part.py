@@ -144,33 +144,15 @@ def most_shared(wanted: int | str, n_rows: int, n_columns: int, rows_per_feature
 
 @dataclass(frozen=True)
 class Candidates:
-    """What some features of a shared model are taken from: a pool that all sites draw alike.
+    """What some features of a shared model are taken from: a pool that all sites draw alike."""
 
-    Parameters
-    ----------
-    purpose : str
-        Names the pool: each purpose has its own.
-    n_features : int
-        As many are taken.
-    column_scales : tuple of tuples of float
-        As `dekrr.selection.Chooser` has them.
-    rough : bool, default=True
-        Whether there are Laplacian candidates.
-    whole : bool, default=False
-        Whether all candidates depend on all columns; otherwise half of them depend on few.
-    voted : bool, default=True
-        Whether the sites vote; otherwise there are no more candidates than features.
-    max_rows : int
-        The most rows that a site votes by.
-    """
-
-    purpose: str
-    n_features: int
-    column_scales: tuple[tuple[float, ...], ...] = ()
-    rough: bool = True
-    whole: bool = False
-    voted: bool = True
-    max_rows: int = _MOST_ROWS
+    purpose: str  # names the pool: each purpose has its own
+    n_features: int  # as many are taken
+    column_scales: tuple[tuple[float, ...], ...] = ()  # as `dekrr.selection.Chooser` has them
+    rough: bool = True  # whether there are Laplacian candidates
+    whole: bool = False  # whether all candidates depend on all columns; otherwise half of them depend on few
+    voted: bool = True  # whether the sites vote; otherwise there are no more candidates than features
+    max_rows: int = _MOST_ROWS  # the most rows that a site votes by
 
     def chooser(self, sigma: float, *, linear: bool) -> Mixed:
         """Return the choice from the pool."""
@@ -188,14 +170,9 @@ class Candidates:
 
 
 def both_kinds(n_features: int, sets: Scales, of_whole: Scales) -> list[Candidates]:
-    """Return the candidates of the shared part: half of mixed kinds, half smooth and of all columns.
+    """Return the candidates of the shared part: half of mixed kinds in `sets`, half smooth and of all columns.
 
-    Parameters
-    ----------
-    sets : tuple of tuples of float
-        The column scales of the mixed kinds.
-    of_whole : tuple of tuples of float
-        Those of the others; where there are none, neither are these.
+    The latter are in the scales `of_whole`; where there are none, neither are these.
     """
     n_whole = n_features // 2 if of_whole else 0
     kinds = [Candidates("shared part", n_features - n_whole, sets)]
@@ -214,23 +191,12 @@ def fit_shared(
     fold: int | None = None,
     ratio: float = NO_LEVEL,
 ) -> Procedure[SharedPart]:
-    """Return a model that is the same at all sites, but for their levels.
+    """Return a model of the rows of `start` that is the same at all sites, but for their levels.
 
     Where it has more features than there are columns, a constant and the raw columns come on top; where sites have
-    levels, at least the constant.
-
-    Parameters
-    ----------
-    start : Start
-        With the rows to fit.
-    sigma : float
-        The bandwidth, the same at all sites.
-    ridge : float, optional
-        See `solve_shared`.
-    fold : int, optional
-        See `solve_held_out`; without one, no rows are held out.
-    ratio : float, default=inf
-        Of the variances of noise and of levels.
+    levels, at least the constant. The bandwidth `sigma` is the same at all sites. With a `fold`, its rows are held out
+    (`solve_held_out`); without one, the ridge is at least `ridge` (`solve_shared`). `ratio` is of the variances of
+    noise and of levels.
     """
     linear = sum(kind.n_features for kind in kinds) > start.rows.n_columns
     maps: list[FeatureMap] = []
@@ -384,17 +350,9 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, r
 def largest_ratio(ratios: Sequence[float], errors: Array, noise: Array) -> float:
     """Return the largest ratio whose held-out error is next to the least, or no level where none lowers it clearly.
 
-    Levels take from the shared part what it can know of differences between sites, the more the smaller the ratio is.
-    A row from elsewhere has no level. So levels hold no more than they must.
-
-    Parameters
-    ----------
-    ratios : sequence of float
-        In ascending order; the last is that of no levels.
-    errors : ndarray of shape (n_ratios,)
-        Held-out errors.
-    noise : ndarray of shape (n_ratios,)
-        By how much the error must be below that without levels: about its standard error over sites.
+    Levels take from the shared part what it can know of differences between sites, the more the smaller the ratio is. A
+    row from elsewhere has no level. So levels hold no more than they must. Ratios ascend, and the last is that of no
+    levels. An error must be below that one by its `noise`: about its standard error over sites.
 
     Examples
     --------
@@ -553,41 +511,24 @@ _LEAST_FALL = 0.05  # of the held-out error, for which squares are taken
 
 
 class Learnt(NamedTuple):
-    """What the models that scales are learnt from tell.
+    """What the models that scales are learnt from tell."""
 
-    Parameters
-    ----------
-    scales : ndarray of shape (n_columns,), or None
-        A scale for each column, the largest 1; None where all count alike.
-    of_whole : ndarray of shape (n_columns,), or None
-        The same for features that are smooth and depend on all columns; None where there should be none.
-    ridge : float or None
-        The least ridge for what follows.
-    ratio : float
-        Of the variances of noise and of sites' levels.
-    """
-
+    # shape (n_columns,): a scale for each column, the largest 1; None where all count alike
     scales: Array | None = None
+    # shape (n_columns,): the same for features that are smooth and depend on all columns; None where there should be
+    # none
     of_whole: Array | None = None
-    ridge: float | None = None
-    ratio: float = NO_LEVEL
+    ridge: float | None = None  # the least ridge for what follows
+    ratio: float = NO_LEVEL  # of the variances of noise and of sites' levels
 
 
 def agree_on_scales(
     start: Start, run: Run, wanted: str | Sequence[float] | None, n_features: int, sigma: float, spreads: Array
 ) -> Procedure[Learnt]:
-    """Return a scale for each column, and what else was learnt with them.
+    """Return a scale for each column, as the run `wanted` it, and what else was learnt with them.
 
-    Parameters
-    ----------
-    wanted : "auto", sequence of float, or None
-        What the run asks for; see `dekrr.settings.DeKRRSettings`.
-    n_features : int
-        Of the model whose gradients are taken.
-    sigma : float
-        Its bandwidth.
-    spreads : ndarray of shape (n_columns,)
-        The standard deviations of the columns.
+    The model whose gradients are taken has `n_features` and the bandwidth `sigma`; `spreads` are the columns' standard
+    deviations.
     """
     if isinstance(wanted, str):
         return (yield from learn_scales(start, run, n_features, sigma, spreads))
@@ -662,13 +603,8 @@ def candidate_scales(scales: Array | None, spreads: Array) -> Scales:
     """Return the column scales that candidates take turns in: none, half and all of what was learnt.
 
     Where most columns do not matter, no candidates are drawn in equal scales. The scales are brought to the same mean
-    square over rows, so that a bandwidth means the same in all of them.
-
-    Parameters
-    ----------
-    scales : ndarray of shape (n_columns,), or None
-    spreads : ndarray of shape (n_columns,)
-        The standard deviations of the columns.
+    square over rows, by the `spreads` (standard deviations) of columns, so that a bandwidth means the same in all of
+    them.
 
     Examples
     --------

@@ -57,25 +57,15 @@ def _unwatched(stage: str) -> None:
 
 
 class Kept:
-    """What a site keeps of a run when another site is lost; see `dekrr.mesh.after_loss`.
-
-    Attributes
-    ----------
-    epoch : str
-        What is lost in the present epoch, in words; empty in the first one.
-    summed_in : str or None
-        The epoch in which the site has sent its first masked words about rows.
-    reached : list of (Outcome or None)
-        What training could end with, of the sums formed so far, the last one last: all sites have the same, as far as
-        they have come. None stands for what the site adds at home alone.
-    at_home : callable or None
-        Returns an outcome, or one of no sums, with what the site adds for its own rows, without any other site.
-    """
+    """What a site keeps of a run when another site is lost; see `dekrr.mesh.after_loss`."""
 
     def __init__(self) -> None:
-        self.epoch = ""
-        self.summed_in: str | None = None
+        self.epoch = ""  # what is lost in the present epoch, in words; empty in the first one
+        self.summed_in: str | None = None  # the epoch in which the site has sent its first masked words about rows
+        # What training could end with, of the sums formed so far, the last one last: all sites have the same, as far as
+        # they have come. None stands for what the site adds at home alone.
         self.reached: list[Any] = []
+        # Returns an outcome, or one of no sums, with what the site adds for its own rows, without any other site.
         self.at_home: Callable[[Any, Any], Procedure[Any]] | None = None
 
     @property
@@ -91,52 +81,32 @@ class Kept:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What one site has before a run: its name, its neighbours' names and its rows.
-
-    Parameters
-    ----------
-    seed : int, default=0
-        The run's seed, the same at all sites; `rng` makes the site's own stream of it.
-    feature_map : FeatureMap, optional
-        Features to use instead of choosing some.
-    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs), optional
-        Where the rounds start: those of an earlier model with these features, or an empty array for 0. All sites of a
-        run have this, or none has.
-    ledger : AskedMaps
-        The maps that its neighbours have asked sums for.
-    vault : Vault
-        What the site has released under differential privacy, so that resuming releases nothing new.
-    hash_of : callable
-        How the site hashes its rows, which folds are made by; a node has a secret key for it.
-    admission : callable, optional
-        The rule of an earlier run by which rows are in sums that leave the site; otherwise the rule is learnt.
-    limits : pair of ndarray of shape (n_columns + n_outputs,), optional
-        What values are moved to that lie outside, as all sites agreed where a site has values far off the others'.
-    identity : Identity
-        The site's key for masks, and how it is proved.
-    kept : Kept
-        What it keeps when another site is lost.
-    tell : callable
-        Is told, in words and with a category of warnings, what the site should know about its run; by default it warns.
-    enter : callable
-        Is told the name of each stage of the run that the site enters, for whoever watches it.
-    """
+    """What one site has before a run: its name, its neighbours' names and its rows."""
 
     name: str
     neighbors: tuple[str, ...]
     rows: Rows
     _: KW_ONLY
-    seed: int = 0
-    feature_map: FeatureMap | None = None
+    seed: int = 0  # the run's seed, the same at all sites; `rng` makes the site's own stream of it
+    feature_map: FeatureMap | None = None  # features to use instead of choosing some
+    # shape (n_features,) or (n_features, n_outputs): where the rounds start: those of an earlier model with these
+    # features, or an empty array for 0. All sites of a run have this, or none has.
     coefficients: Array | None = None
-    ledger: AskedMaps = field(default_factory=AskedMaps)
+    ledger: AskedMaps = field(default_factory=AskedMaps)  # the maps that its neighbours have asked sums for
+    # what the site has released under differential privacy, so that resuming releases nothing new
     vault: Vault = field(default_factory=Vault)
+    # how the site hashes its rows, which folds are made by; a node has a secret key for it
     hash_of: HashOf = field(default_factory=RowHash)
+    # the rule of an earlier run by which rows are in sums that leave the site; otherwise the rule is learnt
     admission: AnyAdmission | None = None
+    # shape (n_columns + n_outputs,): what values are moved to that lie outside, as all sites agreed where a site has
+    # values far off the others'
     limits: Limits | None = None
-    identity: Identity = field(default_factory=Identity)
-    kept: Kept = field(default_factory=Kept)
+    identity: Identity = field(default_factory=Identity)  # the site's key for masks, and how it is proved
+    kept: Kept = field(default_factory=Kept)  # what it keeps when another site is lost
+    # is told, in words and with a category of warnings, what the site should know about its run; by default it warns
     tell: Callable[..., None] = warn
+    # is told the name of each stage of the run that the site enters, for whoever watches it
     enter: Callable[[str], None] = _unwatched
 
     @property
@@ -174,10 +144,7 @@ class Site:
     def withholding(self, max_leverage: float) -> "Site":
         """Return the site without the rows that are withheld: they have no part in anything that leaves it.
 
-        Parameters
-        ----------
-        max_leverage : float
-            For the rule, where the site has none yet; 1 admits all rows.
+        The rule is learnt by `max_leverage` where the site has none yet; 1 admits all rows.
         """
         if max_leverage >= 1 or not self.neighbors or not self.n_rows:
             return self

@@ -76,13 +76,6 @@ class SparseSums:
 class BranchSums:
     """How Z'Z and some further sums over the sites of a branch travel in one vector.
 
-    Parameters
-    ----------
-    size : int
-        D, the number of features.
-    n_beside : int
-        How many numbers are beside Z'Z.
-
     Examples
     --------
     >>> sums, Z = BranchSums(4, 1), np.array([[0.0, 1.0, 2.0, 3.0]])
@@ -91,8 +84,8 @@ class BranchSums:
     (5, 11, [0.0, 9.0, 18.0, 27.0])
     """
 
-    size: int
-    n_beside: int
+    size: int  # d, the number of features
+    n_beside: int  # how many numbers are beside Z'Z
 
     @property
     def most_rows(self) -> int:
@@ -153,12 +146,8 @@ def tree_sum(
     Under masks a partial sum tells nothing. A site shares masks with its neighbours and with their neighbours. The
     masks of two sites cancel where the partial sums of both have met. All have met at the root alone. So a parent sees
     a child's sum only where no third site shares masks with a site behind that child, as in a network of two sites.
-
-    Parameters
-    ----------
-    values : ndarray of shape (n,)
-    largest : float or ndarray of shape (n,), default=1.0
-        A public bound on every site's values. Masked sums are right to about 1e-18 of it, times the number of sites.
+    Every site's values are at most `largest`, which is public; masked sums are right to about 1e-18 of it, times the
+    number of sites.
     """
     form = SparseSums(len(values))
     own = form.of(values) if masks is None else values
@@ -177,16 +166,9 @@ def tree_result(
 ) -> Procedure[Array]:
     """Return what the root of the tree computes of the sum of all sites' vectors; the sum itself stays at the root.
 
-    Parameters
-    ----------
-    values : ndarray of shape (n,), or callable
-        Without masks, a function that returns them is called when the site's turn comes.
-    compute : callable
-        Takes the sum, and returns a vector of `n_results` numbers. The root alone calls it.
-    largest : float or ndarray of shape (n,), default=1.0
-        As in `tree_sum`.
-    form : Form, optional
-        How vectors are added whose entries are not just numbers; not for masks.
+    Without masks, values may be a function that is called when the site's turn comes, and a `form` may say how vectors
+    are added whose entries are not just numbers. The root alone calls `compute`, which returns `n_results` numbers. See
+    `tree_sum` for `largest`.
     """
     if masks is None:
         partial, children = yield from _climb(site, roster, values, Total, "values", form)

@@ -58,22 +58,11 @@ def train_parts(
     keep_sums: bool = True,
     at_home: bool = True,
 ) -> Procedure[Outcome]:
-    """Train one site's model, with all its parts, together with its neighbours.
+    """Train one site's model, with all the parts that settings name, together with its neighbours.
 
-    Parameters
-    ----------
-    chooser : Chooser
-        Of the agreed part. Where its sigma is None, the sites agree on one by the spread of their rows.
-    settings : DeKRRSettings
-        `shared`, `local` and `column_scales` say which parts there are.
-    tuning : Tuning, optional
-        For the agreed part.
-    prediction : {"neighborhood", "own"}
-        How the site will predict with the agreed part.
-    keep_sums : bool, default=True
-        Keep the sums in the outcome, so that training can go on from them.
-    at_home : bool, default=True
-        Whether to find what the site adds for its own rows.
+    Chooser and tuning are of the agreed part. Where the chooser's sigma is None, the sites agree on one by the spread
+    of their rows. The sums from which training can go on are in the outcome with `keep_sums`, what the site adds for
+    its own rows with `at_home`.
     """
     if not has_parts(settings):
         return (yield from dekrr.train(site, chooser, settings, tuning, keep_sums=keep_sums))
@@ -169,18 +158,10 @@ def _mixed(n_features: int, sigma: float, mapping: str, sets: tuple[tuple[float,
 
 @dataclass(frozen=True)
 class SecondTraining:
-    """A training without some rows, which intervals or probabilities of classes are made of.
+    """A training without some rows, which intervals or probabilities of classes are made of."""
 
-    Parameters
-    ----------
-    keep : callable
-        What to keep of it; see `dekrr.protocols.calibration`.
-    fits_shared : bool, default=True
-        Whether it fits the shared part anew, which most of a fit's bytes are for.
-    """
-
-    keep: Keep
-    fits_shared: bool = True
+    keep: Keep  # what to keep of it; see `dekrr.protocols.calibration`
+    fits_shared: bool = True  # whether it fits the shared part anew, which most of a fit's bytes are for
 
 
 def train(
@@ -193,14 +174,7 @@ def train(
     second: SecondTraining | None = None,
     keep_sums: bool = True,
 ) -> Procedure[Outcome]:
-    """Train one site's model together with its neighbours; see `train_parts`.
-
-    Parameters
-    ----------
-    prediction : {"neighborhood", "own"}
-    keep_sums : bool, default=True
-        Keep the sums in the outcome, so that training can go on from them.
-    """
+    """Train one site's model together with its neighbours, and a `second` time where wanted; see `train_parts`."""
     if second is not None:
         site = site.in_order()
         check_second(site, chooser, settings)

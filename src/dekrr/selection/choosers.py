@@ -86,13 +86,7 @@ class Pool:
         return Pool(self.frequencies[:, chosen], phases, self.amplitudes[chosen])
 
     def keep(self, chosen: np.ndarray, weights: Array | None = None) -> FeatureMap:
-        """Return the map of the chosen candidates: sqrt(2/D) times their amplitudes times `weights`.
-
-        Parameters
-        ----------
-        chosen : ndarray of int, shape (n_chosen,)
-        weights : ndarray of shape (n_chosen,), optional
-        """
+        """Return the map of the chosen candidates (their places): sqrt(2/D) times their amplitudes times `weights`."""
         kept = self.take(chosen).feature_map
         amplitudes = kept.amplitudes * np.sqrt(2 / max(kept.n_features, 1))
         if weights is not None:
@@ -105,18 +99,10 @@ def random_columns(
 ) -> Array:
     """Return factors for frequencies by which each candidate depends on 1 to `most` random columns only.
 
-    The expected squared length of a frequency stays the same.
-
-    Parameters
-    ----------
-    scales : ndarray of shape (n_columns, n_candidates), optional
-        What frequencies are multiplied by besides. A column is drawn with a chance that is proportional to its scale,
-        and the factors make up for the scales of the columns that are drawn: their mean square counts as 1.
-
-    Returns
-    -------
-    ndarray of shape (n_columns, n_candidates)
-        0 for a column that a candidate does not depend on, sqrt(n_columns / q) for each of its q columns.
+    The expected squared length of a frequency stays the same. The shape is (n_columns, n_candidates): 0 for a column
+    that a candidate does not depend on, sqrt(n_columns / q) for each of its q columns. `scales`, of the same shape, are
+    what frequencies are multiplied by besides. A column is drawn with a chance that is proportional to its scale, and
+    the factors make up for the scales of the columns that are drawn: their mean square counts as 1.
 
     Examples
     --------
@@ -459,13 +445,7 @@ def outputs(y: Array) -> list[Array]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plain(Chooser):
-    """No selection: `n_features` features, drawn from the kernel's spectral density.
-
-    `pool_ratio` has no effect here.
-
-    See Also
-    --------
-    Chooser : the parameters that all choosers share.
+    """No selection: `n_features` features, drawn from the kernel's spectral density; `pool_ratio` has no effect here.
 
     Examples
     --------

@@ -111,13 +111,6 @@ class Greedy(Chooser):
         """Return a shortlist for each fold, from the rows outside the fold, and last a shortlist from all rows.
 
         The sums over the rows of each fold are computed once and then added, so that all folds cost one pass.
-
-        Parameters
-        ----------
-        X : ndarray of shape (n_rows, n_columns)
-        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        fold_of : ndarray of int, shape (n_rows,)
-        weight : ndarray of shape (n_rows,), optional
         """
         pool = large_enough_pool(self, X.shape[1], rng)
         n_listed = min(round(self.n_kept * self.shortlist), max(self.n_kept, len(y)), pool.n_candidates)
@@ -207,24 +200,6 @@ class Products:
     it is needed, and each column reads the features of the whole pool. Where compiled loops are available, these
     features are in single precision; products and sums are in double precision. Z'Z is then exact for features that
     differ from the true ones by their rounding.
-
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-    n_taken : int
-        The number of candidates that will be taken.
-    fold_of : ndarray of int, shape (n_rows,), optional
-    weight : ndarray of shape (n_rows,), optional
-
-    Attributes
-    ----------
-    folds : ndarray of int, shape (n_folds,)
-        The folds that have rows.
-    n_rows : ndarray of shape (n_folds,)
-        The sums of the rows' weights.
-    moments : ndarray of shape (n_folds, n_features, n_outputs)
-        Z'y of every fold.
     """
 
     def __init__(
@@ -239,8 +214,8 @@ class Products:
         fold_of = np.zeros(len(y), dtype=int) if fold_of is None else fold_of
         order = np.argsort(fold_of, kind="stable")
         folds, counts = np.unique(fold_of, return_counts=True)
-        self.folds: np.ndarray = folds if len(y) else np.zeros(1, dtype=int)
-        self.n_rows: np.ndarray = counts if len(y) else np.zeros(1, dtype=int)
+        self.folds: np.ndarray = folds if len(y) else np.zeros(1, dtype=int)  # those that have rows
+        self.n_rows: np.ndarray = counts if len(y) else np.zeros(1, dtype=int)  # of each fold, by weights
         whole = n_taken * len(self.folds) >= _WHOLE_FROM * pool.n_candidates
         n_features = pool.n_candidates * pool.width
         single = not whole and loops_for(len(y) * n_features) is not None
@@ -258,7 +233,7 @@ class Products:
             y = (y.T * root[:, 0]).T
             self.n_rows = np.array([weight[order][rows].sum() for rows in places])
         self._parts = [features[rows] for rows in places]
-        self.moments = np.array(
+        self.moments = np.array(  # Z'y, shape (n_folds, n_features, n_outputs)
             [
                 np.transpose([weigh(column, part) for column in outputs(y[rows])])
                 for rows, part in zip(places, self._parts, strict=True)
@@ -286,13 +261,7 @@ class Products:
 
 
 class PoolSums:
-    """Sums over the rows of some folds.
-
-    Parameters
-    ----------
-    folds : ndarray of int, optional
-        Indices into `products.folds`; all folds by default.
-    """
+    """Sums over the rows of some folds, given by their places in `products.folds`; all by default."""
 
     def __init__(self, products: Products, folds: np.ndarray | None = None) -> None:
         self._products = products
@@ -312,22 +281,8 @@ class PoolSums:
 def greedy_path(sums: CandidateSums, n_taken: int, *, ridge: float, width: int = 1) -> tuple[np.ndarray, Array]:
     """Return the candidates that orthogonal least squares takes, in order, and the reduction of the objective by each.
 
-    The function needs sums over rows only.
-
-    Parameters
-    ----------
-    sums : object with `moment`, `column(i)` and `diagonal(offset)`
-        Z'y and Z'Z of all candidates. For ``width=2``, candidate i is the pair of features i and
-        n_candidates + i.
-    ridge : float
-        mu of `Greedy`.
-    width : {1, 2}
-
-    Returns
-    -------
-    taken : ndarray of int, shape (n_taken,)
-    gains : ndarray of shape (n_taken,)
-        Each gain is summed over the outputs.
+    It needs sums over rows only. With the width 2, candidate i is the pair of features i and n_candidates + i. `ridge`
+    is mu of `Greedy`; each gain is summed over the outputs.
     """
     correlation = np.atleast_2d(sums.moment.T)  # one row per output
     n_features = correlation.shape[1]
@@ -382,17 +337,8 @@ def _compiled_path(
 def _gain(correlation: Array, remaining: Array, pair_product: Array, width: int, floor: float) -> Array:
     """Return the gain of each candidate, r's^-1 r summed over outputs; s is a number, or a 2 x 2 matrix for a pair.
 
-    Parameters
-    ----------
-    correlation : ndarray of shape (n_outputs, n_features)
-        r.
-    remaining : ndarray of shape (n_features,)
-        The diagonal of s.
-    pair_product : ndarray of shape (n_candidates,)
-        The off-diagonal entry of s, for pairs.
-    width : {1, 2}
-    floor : float
-        The lower limit of s.
+    r are correlations of shape (n_outputs, n_features); s has the diagonal `remaining`, at least `floor`, and
+    `pair_product`.
     """
     if width == 1:
         return np.asarray((correlation**2).sum(axis=0) / np.maximum(remaining, floor))
@@ -474,20 +420,10 @@ class Mixed(Greedy):
     def votes(
         self, pool: Pool, X: Array, y: Array, n_taken: int, rng: np.random.Generator, weight: Array | None = None
     ) -> Array:
-        """Return the gain of each candidate on the greedy path over some rows; 0 for those that are not taken.
+        """Return the gain of each candidate on the greedy path, 0 where not taken: shape (n_candidates,).
 
-        Parameters
-        ----------
-        X : ndarray of shape (n_rows, n_columns)
-        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        rng : Generator
-            Of the sample, where there are more than `max_rows` rows.
-        weight : ndarray of shape (n_rows,), optional
-
-        Returns
-        -------
-        ndarray of shape (n_candidates,)
-            Reductions of the squared error over all rows.
+        It is the reduction of the squared error over all rows. The generator is of the sample of more than `max_rows`
+        rows.
         """
         sample = self._sample(len(y), rng)
         n_taken = min(n_taken, pool.n_candidates)
@@ -509,14 +445,8 @@ def with_columns(maps: Sequence[FeatureMap], sigma: float, long_wave: float = Mi
     """Return the cosines of several maps with equal amplitudes, a constant and the raw columns.
 
     A raw column has a slope of 1 / sigma, as steep as the cosines are. So the ridge bears on it as on them: where some
-    rows are far from all others, a plane is what is known of the responses there.
-
-    Parameters
-    ----------
-    maps : sequence of FeatureMap
-        With one phase for each frequency.
-    long_wave : float, default=0.02
-        The frequency of the cosine that represents a raw column; see `Greedy`.
+    rows are far from all others, a plane is what is known of the responses there. It is a cosine of the frequency
+    `long_wave`; see `Greedy`.
 
     Examples
     --------

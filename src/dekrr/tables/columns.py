@@ -43,11 +43,7 @@ def years(dates: np.ndarray) -> Array:
 
 
 def places(dates: np.ndarray, part: str) -> Array:
-    """Return where dates are on a circle: a share of its round in [0, 1); NaN where there is none.
-
-    Parameters
-    ----------
-    part : {"day of year", "hour", "weekday"}
+    """Return where dates are on a circle, the "day of year", "hour" or "weekday": in [0, 1), NaN where there is none.
 
     Examples
     --------
@@ -67,24 +63,13 @@ def places(dates: np.ndarray, part: str) -> Array:
 
 
 class Dates(NamedTuple):
-    """Words read as dates and times, by the clock on the wall.
+    """Words read as dates and times, by the clock on the wall."""
 
-    Parameters
-    ----------
-    values : dict of str to int
-        What each word says, in microseconds since 1970; with the day before the month, where the word leaves that open.
-    swapped : dict of str to int
-        What the words say with the month before the day, where all of them can be read so.
-    order : {"", "day", "month", "either"}
-        What comes first where the order matters, by the words themselves: a part above 12 is a day.
-    short : bool
-        Whether a year has two digits.
-    """
-
+    # what each word says, in microseconds since 1970; with the day before the month, where the word leaves that open
     values: dict[str, int]
-    swapped: dict[str, int]
-    order: str
-    short: bool
+    swapped: dict[str, int]  # what the words say with the month before the day, where all of them can be read so
+    order: str  # what comes first where the order matters, by the words themselves: a part above 12 is a day
+    short: bool  # whether a year has two digits
 
 
 class OrderError(ValueError):
@@ -260,30 +245,17 @@ LONGEST = 200  # characters of a category
 
 
 class Raw(NamedTuple):
-    """The values of a column.
-
-    Parameters
-    ----------
-    kind : {"number", "boolean", "category", "datetime", "empty"}
-    values : ndarray of shape (n_rows,)
-        Numbers and booleans are float64 with NaN, dates are datetime64[us] with NaT, categories are objects, str or
-        None. Dates are read with the day before the month, where their words leave that open.
-    swapped : ndarray of shape (n_rows,), optional
-        Dates with the month before the day, where all words can be read so as well.
-    words : ndarray of shape (n_rows,), optional
-        Dates as they are written, str or None.
-    order : {"", "day", "month", "either"}
-        What comes first in dates whose words say it, or leave it open.
-    short : bool
-        Whether a year has two digits.
-    """
+    """The values of a column."""
 
     kind: Kind
+    # shape (n_rows,): numbers and booleans are float64 with NaN, dates are datetime64[us] with NaT, categories are
+    # objects, str or None. Dates are read with the day before the month, where their words leave that open.
     values: np.ndarray
+    # shape (n_rows,): dates with the month before the day, where all words can be read so as well
     swapped: np.ndarray | None = None
-    words: np.ndarray | None = None
-    order: str = ""
-    short: bool = False
+    words: np.ndarray | None = None  # shape (n_rows,): dates as they are written, str or None
+    order: str = ""  # what comes first in dates whose words say it, or leave it open
+    short: bool = False  # whether a year has two digits
 
     @property
     def missing(self) -> np.ndarray:
@@ -308,11 +280,7 @@ class Raw(NamedTuple):
 def raw_of(values: np.ndarray, start: int = 0) -> Raw:
     """Return an array as a raw column, or raise an `UnusableError` that says why it cannot be used.
 
-    Parameters
-    ----------
-    values : ndarray of shape (n_rows,)
-    start : int
-        The number of rows before these, for messages.
+    `start` is the number of rows before these, for messages.
 
     Examples
     --------
@@ -565,10 +533,7 @@ def require_columns(table: Any, names: Sequence[str], where: str = "the frame") 
 def array_of(table: Any, name: str, *, exact: bool = False) -> np.ndarray:
     """Return a column as an array: categories as words, times by the clock on the wall.
 
-    Parameters
-    ----------
-    exact : bool, default=False
-        Whether integers stay integers, where none is missing: they may be labels. Otherwise all numbers are float64.
+    With `exact` integers stay integers where none is missing: they may be labels. Otherwise all numbers are float64.
     """
     if not isinstance(table, Mapping):
         table = select(table, [name])
@@ -621,12 +586,7 @@ def _array(column: Any, *, exact: bool) -> np.ndarray:
 def read_raw(table: Any, names: Sequence[str], where: str = "the frame", start: int = 0) -> RawTable:
     """Return some columns of a table; refuse those that cannot be used, all of them at once.
 
-    Parameters
-    ----------
-    where : str
-        What to call the table in messages.
-    start : int
-        The number of rows before these, for messages.
+    `where` and `start`, the number of rows before these, are for messages.
 
     Examples
     --------
@@ -678,34 +638,19 @@ class Sample:
 
 
 class FactsOfColumn:
-    """What a site knows of one of its columns, from rows that are added batch by batch.
-
-    Attributes
-    ----------
-    kind : str
-    n_rows, n_missing : int
-    absent : bool
-        Whether a table has no such column.
-    counts : Counter
-        Rows by category.
-    parts : dict of str to float or None
-        Of dates: the parts with their only value, None where they differ.
-    orders : dict of str to str
-        Of dates: what comes first, "day", "month" or "either", and "short" for years of two digits, each with a place
-        that has it.
-    dated : bool
-        Whether all numbers are dates such as 20141013.
-    """
+    """What a site knows of one of its columns, from rows that are added batch by batch."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.kind: Kind = "empty"
         self.n_rows = self.n_missing = 0
-        self.absent = False
-        self.counts: Counter[str] = Counter()
-        self.parts: dict[str, float | None] = {}
+        self.absent = False  # whether a table has no such column
+        self.counts: Counter[str] = Counter()  # rows by category
+        self.parts: dict[str, float | None] = {}  # of dates, with their only value, None where they differ
+        # Of dates: what comes first, "day", "month" or "either", and "short" for years of two digits, each with a place
+        # that has it.
         self.orders: dict[str, str] = {}
-        self.dated = True
+        self.dated = True  # whether all numbers are dates such as 20141013
         # numbers; and years, which depend on whether the day or the month comes first
         self._samples = {reading: Sample() for reading in ("number", "", "day", "month")}
 
@@ -768,15 +713,10 @@ class FactsOfColumn:
         self.parts = joined_parts(self.parts, _only_values(dates))
 
     def middle(self, min_rows: int = 1, reading: str = "number") -> tuple[float, float]:
-        """Return the middle and the spread of the numbers or years, both rounded.
+        """Return the middle and the spread of the numbers, or of years by what comes first in dates, both rounded.
 
         Where most values are the same, the spread is their standard deviation. It would tell the size of a single value
         that is far from all others. So the `min_rows` - 1 values at each end count as the next one does.
-
-        Parameters
-        ----------
-        reading : {"number", "", "day", "month"}
-            Of dates: what comes first.
         """
         values = self._samples[reading].values
         if reading in ("day", "month"):
@@ -835,15 +775,7 @@ class Facts:
 
 
 def joined_kind(name: str, one: tuple[str, str], other: tuple[str, str]) -> Kind:
-    """Return the kind of a column that is of two kinds in two places; refuse kinds that do not go together.
-
-    Parameters
-    ----------
-    name : str
-        The column.
-    one, other : pair of str
-        The kind and the place.
-    """
+    """Return the kind of a column of two kinds, each given with its place; refuse kinds that do not go together."""
     kinds = {one[0], other[0]} - {"empty"}
     kind: Any = next(iter(kinds), "empty")
     if len(kinds) == 2:
@@ -906,23 +838,6 @@ def _rounded(value: float, spread: float) -> float:
 class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A column of the user's table, and what it becomes.
 
-    Parameters
-    ----------
-    kind : {"number", "boolean", "category", "datetime", "none"}
-        "none" is left out: nothing can be learnt from it.
-    fill : float
-        What stands for a missing number, share of True, or year.
-    spread : float
-        The unit of numbers and years.
-    missing : bool
-        Whether there is a column for rows without a value.
-    parts : tuple of str
-        Of a date.
-    order : {"", "day", "month"}
-        What comes first in dates such as 02/11/2014.
-    absent : bool
-        Whether a site's table has no such column: rows to predict may come without.
-
     Examples
     --------
     >>> Column(name="wind", kind="category", categories=("E", "N", "W"), missing=True).names_out
@@ -932,14 +847,15 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     name: str
+    # "none" is left out: nothing can be learnt from it
     kind: Literal["number", "boolean", "category", "datetime", "none"]
-    fill: float = 0.0
-    spread: float = 1.0
-    missing: bool = False
+    fill: float = 0.0  # what stands for a missing number, share of True, or year
+    spread: float = 1.0  # the unit of numbers and years
+    missing: bool = False  # whether there is a column for rows without a value
     categories: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
-    order: str = ""
-    absent: bool = False
+    parts: tuple[str, ...] = ()  # of a date
+    order: str = ""  # what comes first in dates such as 02/11/2014
+    absent: bool = False  # whether a site's table has no such column: rows to predict may come without
 
     @property
     def names_out(self) -> list[str]:
@@ -958,15 +874,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return [*names, f"{self.name} missing"] if self.missing else names
 
     def encode(self, raw: Raw, where: str = "the frame", start: int = 0) -> Array:
-        """Return the columns that it becomes, shape (n_rows, len(names_out)).
-
-        Parameters
-        ----------
-        where : str
-            What to call the table in messages.
-        start : int
-            The number of rows before these.
-        """
+        """Return the columns that it becomes, shape (n_rows, len(names_out)); `where` and `start` are for messages."""
         if self.kind == "none":
             return np.empty((len(raw.values), 0))
         missing, values = raw.missing, self.values(raw, where, start)
@@ -1065,20 +973,9 @@ class Columns(msgspec.Struct, frozen=True):
         return len(self.names_out)
 
     def encode(self, table: Any, where: str = "the frame", start: int = 0) -> Array:
-        """Return the rows of a table as numbers.
+        """Return the rows of a table as numbers, shape (n_rows, n_out); `where` and `start` are for messages.
 
-        Parameters
-        ----------
-        table : frame, mapping of name to array, or array-like of shape (n_rows, n_columns)
-            It may have further columns. The columns of an array are taken to be these, in this order.
-        where : str
-            What to call the table in messages.
-        start : int
-            The number of rows before these.
-
-        Returns
-        -------
-        ndarray of shape (n_rows, n_out)
+        The table may have further columns. The columns of an array are taken to be these, in this order.
         """
         raw = self.read(table, where, start)
         return np.hstack([column.encode(raw[column.name], where, start) for column in self.used])

@@ -49,13 +49,6 @@ def _within(size: int, n_rows: int) -> int:
 class Weighed(NamedTuple):
     """Sums over the weights of rows.
 
-    Parameters
-    ----------
-    total : float
-        The sum of the weights: how many rows of weight 1 count as much.
-    squares : float
-        The sum of the squared weights.
-
     Examples
     --------
     >>> equal, unequal = Weighed(total=100.0, squares=100.0), Weighed(total=100.0, squares=9_100.0)
@@ -63,8 +56,8 @@ class Weighed(NamedTuple):
     (100.0, 1.1)
     """
 
-    total: float
-    squares: float
+    total: float  # the sum of the weights: how many rows of weight 1 count as much
+    squares: float  # the sum of the squared weights
 
     @classmethod
     def of(cls, block: Block) -> "Weighed":
@@ -89,11 +82,6 @@ class Survey:
     The sample is Vitter's reservoir (Algorithm R, ACM Transactions on Mathematical Software 11, 1985). For row i,
     counted from 0, one of i + 1 places is drawn; if the reservoir has that place, the row takes it. The sample does not
     depend on the division into blocks.
-
-    Parameters
-    ----------
-    size : int, optional
-        The size of the sample; `SAMPLE_ROWS` by default.
 
     Examples
     --------
@@ -172,30 +160,16 @@ Admits = Callable[[Array], np.ndarray]
 
 
 class Rows(ABC):
-    """Rows of a site and their responses.
-
-    Attributes
-    ----------
-    n_columns : int
-    streamed : bool
-        Whether the rows are read in batches; `arrays` is then not available.
-    weighted : bool
-        Whether the rows have weights.
-    expansion : float
-        The number of rows of the site that each of these rows stands for; above 1 for a sample. It is not the weight of
-        a single row, which is in the `Block`.
-    seed : int
-        The seed of the sample.
-    hash_of : callable or None
-        How rows are hashed, where the sample is in the order of the hashes; see `in_order`.
-    """
+    """Rows of a site and their responses."""
 
     n_columns: int
-    streamed: bool = False
-    weighted: bool = False
+    streamed: bool = False  # whether the rows are read in batches; `arrays` is then not available
+    weighted: bool = False  # whether the rows have weights
+    # the number of rows of the site that each of these rows stands for; above 1 for a sample. It is not the weight of a
+    # single row, which is in the `Block`.
     expansion: float = 1.0
-    seed: int = 0
-    hash_of: HashOf | None = None
+    seed: int = 0  # the seed of the sample
+    hash_of: HashOf | None = None  # how rows are hashed, where the sample is in the order of the hashes; see `in_order`
 
     @abstractmethod
     def blocks(self, size: int) -> Iterator[Block]:
@@ -261,11 +235,6 @@ class Rows(ABC):
 
         What is computed from the sample then does not depend on the order in which the site has its rows. Rows that
         have hashes stay as they are.
-
-        Parameters
-        ----------
-        hash_of : callable
-            See `dekrr.tables.rows`.
         """
         return self._hashed_by(hash_of)
 
@@ -303,32 +272,16 @@ class Rows(ABC):
         return self.mapped(lambda block: block._replace(X=scaling.rows(block.X), y=scaling.responses(block.y)))
 
     def admitted(self, admits: Admits) -> "Rows":
-        """Return the rows that may be in sums.
-
-        Parameters
-        ----------
-        admits : callable
-            Takes rows of shape (n_rows, n_columns) and returns a mask: True for rows that may be in sums.
-        """
+        """Return the rows that may be in sums: `admits` takes rows (n_rows, n_columns) and returns a mask."""
         return _AdmittedRows(self, admits)
 
 
 class ArrayRows(Rows):
-    """Rows in memory.
+    """Rows in memory, with weights of shape (n_rows,) where they have some.
 
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-    weight : ndarray of shape (n_rows,), optional
-        The weight of each row; see `dekrr.types.Block`.
-    expansion : float, default=1.0
-        The number of rows of the site that each of these rows stands for.
-    seed : int, default=0
-        The seed of the sample.
-    hashes : ndarray of uint64, shape (n_rows,), optional
-        Of the rows as the site has them; they stay with the rows when these are scaled, or when something is taken off
-        their responses.
+    Each stands for `expansion` rows of the site; the seed is of the sample. Hashes of type uint64, shape (n_rows,), are
+    of the rows as the site has them; they stay with the rows when these are scaled, or when something is taken off
+    their responses.
 
     Examples
     --------
@@ -494,13 +447,7 @@ class _AdmittedRows(Rows):
 
 
 class ChainedRows(Rows):
-    """Rows of several kinds, one after another.
-
-    Parameters
-    ----------
-    parts : sequence of Rows
-        All have the same columns. A chain among them is replaced by its own parts, so that chains of chains stay flat.
-    """
+    """Rows of several kinds with the same columns, one after another; chains of chains stay flat."""
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self.parts: list[Rows] = []
@@ -549,13 +496,7 @@ def joined(blocks: Sequence[Block]) -> Block:
 
 
 class ForgottenRows(Rows):
-    """Rows that were not kept: all that is known of them is how many there were.
-
-    Parameters
-    ----------
-    weights : Weighed, optional
-        The sums of their weights, where they had some.
-    """
+    """Rows that were not kept: all that is known of them is how many there were, and the sums of their weights."""
 
     def __init__(self, n_rows: int, n_columns: int, weights: Weighed | None = None) -> None:
         self._n_rows = n_rows
@@ -587,14 +528,6 @@ _LEAST, LARGEST = 2 / 3, 3 / 2  # of an equal share of the rows, that a fold may
 class RowHash:
     """A keyed hash of rows.
 
-    Parameters
-    ----------
-    key : bytes
-        At most 64.
-    order : tuple of int, optional
-        The places of the columns in the order of their names: runs with the columns in another order have the same
-        folds.
-
     Examples
     --------
     >>> rows = Block(np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]), np.zeros(3))
@@ -605,7 +538,8 @@ class RowHash:
     False
     """
 
-    key: bytes = _OPEN
+    key: bytes = _OPEN  # at most 64
+    # the places of the columns in the order of their names: runs with the columns in another order have the same folds
     order: tuple[int, ...] | None = None
 
     def __call__(self, block: Block) -> np.ndarray:

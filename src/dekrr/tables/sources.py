@@ -46,18 +46,10 @@ _PLAIN = {"double": "f8", "float": "f4", "int64": "i8", "int32": "i4", "int16": 
 
 
 class Batch(NamedTuple):
-    """Some rows of a source.
+    """Some rows of a source."""
 
-    Parameters
-    ----------
-    where : str
-        The name of the file or of the source.
-    start : int
-        The number of rows before this batch in the file or the source.
-    """
-
-    where: str
-    start: int
+    where: str  # the name of the file or of the source
+    start: int  # the number of rows before this batch in the file or the source
     table: Any
 
 
@@ -95,17 +87,7 @@ def numbers_in(block: Block) -> bytes:
 def block_of(
     batch: Batch, columns: AnyColumns, response: str | Sequence[str] | None, weight: str | None = None
 ) -> Block:
-    """Return a batch's rows as finite float64 arrays.
-
-    Parameters
-    ----------
-    columns : sequence of str, int, or Columns
-        The names of the columns, their number where they have no names, or their encoding.
-    response : str, sequence of str, or None
-        The name of the response's column, or of the column of each output; a pair X, y does not need it.
-    weight : str, optional
-        The name of the column of weights.
-    """
+    """Return a batch's rows as finite float64 arrays; a pair X, y needs no name of a response."""
     if is_pair(batch.table):
         responses = np.asarray(batch.table[1])
         columns_of_y = responses.T if responses.ndim == 2 else [responses]
@@ -134,16 +116,7 @@ def block_of(
 
 
 def require_weights(weights: Array, where: str = "", start: int = 0) -> None:
-    """Refuse weights that are NaN, infinite or negative, and say where the first one is.
-
-    Parameters
-    ----------
-    weights : ndarray of shape (n_rows,)
-    where : str
-        What the error begins with.
-    start : int
-        The number of rows before these.
-    """
+    """Refuse weights that are NaN, infinite or negative; say `where` the first is, after `start` rows."""
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if bad.size:
         raise DataError(
@@ -250,13 +223,7 @@ TABLE = "the table"  # what messages call one in memory
 
 
 class Source(ABC):
-    """Rows that can be read more than once.
-
-    Parameters
-    ----------
-    name : str
-        The name of the source in error messages.
-    """
+    """Rows that can be read more than once; the name is for error messages."""
 
     guesses_types: bool = False  # True if a column can be read as numbers in one batch and as text in another
 
@@ -472,13 +439,7 @@ def _numbered(where: str, tables: Iterable[Any]) -> Iterator[Batch]:
 
 
 def open_source(given: Any, *, once: bool = False) -> Source:
-    """Return the `Source` for an object that a user has given; see the module's documentation.
-
-    Parameters
-    ----------
-    once : bool, default=False
-        Whether the caller needs one pass only; an iterator is then allowed, too.
-    """
+    """Return the `Source` for an object that a user has given; with `once` an iterator is allowed, too."""
     if isinstance(given, str | os.PathLike):
         return _Files(files_of(Path(given)))
     if _is_paths(given):
@@ -609,19 +570,7 @@ _BLOCK_ROWS = 1 << 14
 
 
 class StreamedRows(Rows):
-    """Rows that every pass reads from their source in batches, and checks.
-
-    Parameters
-    ----------
-    columns : sequence of str, int, or Columns
-        The names of the columns, their number where they have no names, or their encoding.
-    response : str, sequence of str, or None
-        The name of the response's column, or of the column of each output.
-    weight : str, optional
-        The name of the column of weights.
-    seed : int, default=0
-        The seed of the sample.
-    """
+    """Rows that every pass reads from their source in batches, and checks; response and weight are names of columns."""
 
     streamed = True
 
@@ -759,17 +708,8 @@ def split_by_site(
     """Return the rows of every site of one table, from one pass over it.
 
     The pass surveys all sites. If a site is larger than its sample, its rows go to a temporary file, and its sums are
-    later made from that file. Memory holds the samples and one batch. The table is not read again.
-
-    Parameters
-    ----------
-    seed : int
-        Of the samples.
-    weight : str, optional
-        The column that has the weight of each row.
-    here : callable, optional
-        Says which of all sites to read. A first pass, over the column of sites, then finds these. Rows of the other
-        sites are not kept.
+    later made from that file. Memory holds the samples and one batch. The table is not read again. Where not all sites
+    are read `here`, a pass over the column of sites comes first, and rows of the others are not kept.
     """
     labels = _labels_of_table(source, site_column) if here is not None else []
     wanted = None if here is None else here(labels)

@@ -23,13 +23,7 @@ from .shared import Prepared, prepare
 def train(
     site: Site, chooser: Chooser, settings: AllReduceSettings, *, shared: FeatureMap | None = None
 ) -> Procedure[Outcome]:
-    """Train one model, the same at all sites, from sums over all rows.
-
-    Parameters
-    ----------
-    shared : FeatureMap, optional
-        Features that all sites already have.
-    """
+    """Train one model, the same at all sites, from sums over all rows; all sites may have `shared` features already."""
     prepared = yield from prepare(site, chooser, settings, shared)
     own, roster = prepared.sums, prepared.roster
     size = len(own.moment)

@@ -18,10 +18,7 @@ def train(
 ) -> Procedure[Outcome]:
     """Train one site's model as AllReduce does, with the values of the least error on held-out rows.
 
-    Parameters
-    ----------
-    of_folds : DeKRRSettings
-        The same settings for the models of the folds: DeKRR of a lone site is the same ridge regression.
+    `of_folds` are the same settings for the models of the folds: DeKRR of a lone site is the same ridge regression.
     """
     in_order = site.in_order()
     if len(np.unique(in_order.fold_of(tuning.folds))) > 1:

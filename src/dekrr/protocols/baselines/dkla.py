@@ -32,14 +32,9 @@ def train(
     shared: FeatureMap | None = None,
     keep_path: bool = False,
 ) -> Procedure[Outcome]:
-    """Train one site's model together with its neighbours.
+    """Train one site's model together with its neighbours, which may have `shared` features already.
 
-    Parameters
-    ----------
-    shared : FeatureMap, optional
-        Features that all sites already have.
-    keep_path : bool, default=False
-        Keep coefficients and multipliers of every round in the outcome.
+    With `keep_path` the outcome has the coefficients and multipliers of every round.
     """
     prepared = yield from prepare(site, chooser, settings, shared)
     zeros = np.zeros_like(prepared.sums.moment)

@@ -37,16 +37,11 @@ class Prepared:
 def prepare(
     site: Site, chooser: Chooser, settings: SharedSettings, shared: FeatureMap | None = None
 ) -> Procedure[Prepared]:
-    """Agree on the network, the scaling and the features, and sum over the site's rows.
+    """Agree on the network, the scaling and the features, unless these are given, and sum over the site's rows.
 
     Rows of a high leverage are in no sum at all (`dekrr.privacy.admission`). A site must have twice `rows_per_feature`
     rows for each feature: sums over all its rows may reach a neighbour. Where nothing is asked of the rows but their
     sums, the roll is called after them, so that one pass over rows on disk counts them too.
-
-    Parameters
-    ----------
-    shared : FeatureMap, optional
-        Features that all sites already have.
     """
     preparation = preparation_of(settings)
     chooses_from_rows = shared is None and chooser.uses_rows
@@ -95,12 +90,7 @@ def share_features(
 ) -> Procedure[FeatureMap]:
     """Return features that one site chooses from its rows and that are flooded over the graph, in diameter exchanges.
 
-    Parameters
-    ----------
-    rows : Rows
-        In agreed units.
-    selecting_site : str or None
-        Who chooses; None is the site with most rows.
+    Without a `selecting_site` the site with most rows chooses.
     """
     selecting_site = selecting_site or roster.whole.most[1]
     if selecting_site not in roster.rows and roster.names_all:
