@@ -39,9 +39,7 @@ def test_a_bound_is_never_too_low_and_parts_are_noticed(seed, n_sites, share):
     assert diameter <= diameter_at_most(ends, n_sites, most_work=0) <= max(2 * diameter, 0)
 
 
-@pytest.mark.parametrize("words", [1, 3])
-def test_searches_in_several_batches_find_the_same(monkeypatch, words):
-    monkeypatch.setattr(roll_call, "_WORDS", words)
-    monkeypatch.setattr(roll_call, "_COLUMNS", 2)
+def test_searches_in_several_batches_find_the_same(monkeypatch):
+    monkeypatch.setattr(roll_call, "_AT_ONCE", 7)
     for graph in GRAPHS.values():
         assert diameter_at_most(np.array(graph.edges), len(graph)) == nx.diameter(graph)

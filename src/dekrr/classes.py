@@ -34,14 +34,7 @@ LEAST_PROBABILITY = 1e-6  # the least probability that is told
 
 
 def codes(places: np.ndarray, n_classes: int) -> Array:
-    """Return the codes of rows by the place of their class: shape (n_rows,) of two classes, else (n_rows, n_classes).
-
-    Examples
-    --------
-    >>> codes(np.array([2, 0]), 3)
-    array([[0., 0., 1.],
-           [1., 0., 0.]])
-    """
+    """Return the codes of rows by the place of their class: shape (n_rows,) of two, else (n_rows, n_classes)."""
     return np.asarray(places if n_classes == 2 else np.eye(n_classes)[places], dtype=np.float64)
 
 

@@ -35,15 +35,6 @@ def replacing(path: Path, *, private: bool = True, durable: bool = False) -> Ite
 
     Only its owner may read a `private` file. Another has the mode of the file that it replaces, or the default mode of
     a new one. A `durable` file and its name are on the disk when the block has ended.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "table.csv"
-    >>> with replacing(path, private=False) as unfinished:
-    ...     _ = unfinished.write_text("a,b")
-    >>> path.read_text()
-    'a,b'
     """
     mode = path.stat().st_mode & 0o777 if not private and path.exists() else None
     temporary = path.parent / f".unfinished-{secrets.token_hex(8)}"

@@ -91,14 +91,6 @@ def wave_blocks(
     The error is below 1e-13 (5e-5 in single precision) for angles of up to some hundred turns. Frequencies, in turns
     per unit of X, and phases are in turns, not in radians; all arrays are of one type. Without `out` all blocks share
     one buffer: each overwrites the one before.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> X, amplitudes = np.array([[0.25], [3.0]]), np.array([1.0, 2.0])
-    >>> for rows, block in wave_blocks(X, np.ones((1, 2)), np.array([0.25, 0.0]), amplitudes):
-    ...     print(rows, block.round(6).tolist())
-    slice(0, 2, None) [[-1.0, 0.0], [0.0, 2.0]]
     """
     n_rows, n_features = len(X), frequencies.shape[1]
     loops = loops_for(n_rows * n_features)

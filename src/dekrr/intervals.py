@@ -114,13 +114,7 @@ def require_coverage(coverage: float) -> None:
 
 
 def rows_for(coverage: float) -> int:
-    """Return how many held-out rows intervals of a coverage take.
-
-    Examples
-    --------
-    >>> rows_for(0.9), rows_for(0.95), rows_for(0.99)
-    (9, 19, 99)
-    """
+    """Return how many held-out rows intervals of a coverage take."""
     return int(np.ceil(coverage / (1 - coverage) - 1e-9))
 
 

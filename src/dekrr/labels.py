@@ -13,14 +13,7 @@ _FEWEST_TO_TELL = 10  # rows, to tell labels of rows from those of sites
 
 
 def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
-    """Return the distinct labels, sorted if they can be compared, and for each row the index of its label.
-
-    Examples
-    --------
-    >>> labels, index = factorise(["north", "east", "north"], 3)
-    >>> labels, index.tolist()
-    (['east', 'north'], [1, 0, 1])
-    """
+    """Return the distinct labels, sorted if they can be compared, and for each row the index of its label."""
     if isinstance(sites, str):
         raise DataError(
             f"sites={sites!r} is one word: give the site of every row, or rows in a frame or a file that has the sites "
@@ -78,13 +71,7 @@ def _factorise_objects(values: Sequence[Any]) -> tuple[list[Hashable], np.ndarra
 
 
 def places_of(index: np.ndarray, n_labels: int) -> list[np.ndarray]:
-    """Return for each label the indices of its rows, ascending; `index` has for each row the index of its label.
-
-    Examples
-    --------
-    >>> [rows.tolist() for rows in places_of(np.array([1, 0, 1]), 2)]
-    [[1], [0, 2]]
-    """
+    """Return for each label the indices of its rows, ascending; `index` has for each row the index of its label."""
     in_order = np.argsort(index.astype(np.min_scalar_type(n_labels)), kind="stable")
     return np.split(in_order, np.cumsum(np.bincount(index, minlength=n_labels)))[:-1]
 
@@ -106,13 +93,7 @@ def refuse_rows_as_sites(labels: Sequence[Hashable], n_rows: int) -> None:
 
 
 def remedy(small: Sequence[Hashable], n_rows: Mapping[Hashable, int]) -> str:
-    """Return what to do with sites of too few rows, in words and in code.
-
-    Examples
-    --------
-    >>> remedy(["c"], {"a": 40, "b": 30, "c": 2})
-    "Join such sites to others, as in sites.replace({'c': 'a'}), or drop their rows, as in table[~sites.isin(['c'])]"
-    """
+    """Return what to do with sites of too few rows, in words and in code."""
     others = [label for label in n_rows if label not in small]
     if not others:
         return "Join such sites to others, or drop their rows"
@@ -159,12 +140,6 @@ def _name(label: Hashable) -> str:
 
 
 def listed(labels: Sequence[Any], most: int = 8) -> str:
-    """Return the first labels in a line, for messages.
-
-    Examples
-    --------
-    >>> listed(["a", 1, "b"], most=2)
-    "'a', 1, ... (3 in all)"
-    """
+    """Return the first labels in a line, for messages."""
     shown = ", ".join(repr(label) for label in labels[:most])
     return shown + (f", ... ({len(labels)} in all)" if len(labels) > most else "")

@@ -25,16 +25,6 @@ class Scaling:
     """The bounds of the columns, followed by the bounds of each output.
 
     The number of outputs follows from the shape of the response; see `dekrr.types.Block`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> scaling = Scaling(lower=np.array([0.0, 10.0]), upper=np.array([4.0, 20.0]))
-    >>> scaling.rows(np.array([[1.0], [4.0]]))
-    array([[0.25],
-           [1.  ]])
-    >>> scaling.undo(scaling.responses(np.array([10.0, 15.0])))
-    array([10., 15.])
     """
 
     lower: Array  # lower, upper: shape (n_columns + n_outputs,): a constant column, or output, is mapped to 0
@@ -55,13 +45,6 @@ class Scaling:
 
         An output is moved where it is more than a span outside its bounds: clipped responses are another problem to
         solve, but a response of any size would outweigh all others in a sum.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> scaling = Scaling.clipping(np.array([0.0, 10.0]), np.array([4.0, 20.0]), n_columns=1)
-        >>> scaling.rows(np.array([[-1.0], [9.97e36]])).ravel(), scaling.responses(np.array([25.0, 99.0]))
-        (array([0., 1.]), array([2., 3.]))
         """
         rooms = np.where(np.arange(len(lower)) < n_columns, room, 1.0) * (upper - lower)
         return cls(lower, upper, (lower - rooms, upper + rooms))
@@ -126,14 +109,7 @@ def _outputs(y: Array) -> slice | int:
 
 @dataclass(frozen=True)
 class Unscaled:
-    """No scaling: the methods of `Scaling`, which here return rows and responses unchanged.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> Unscaled().undo(np.array([3.0]))
-    array([3.])
-    """
+    """No scaling: the methods of `Scaling`, which here return rows and responses unchanged."""
 
     def rows(self, X: Array) -> Array:
         """Return the rows."""
@@ -201,13 +177,7 @@ NAMES = tuple(_NAMED)
 
 @dataclass(frozen=True, eq=False)
 class Response:
-    """The way of responses to those that sites train on, and back.
-
-    Examples
-    --------
-    >>> Response("log1p").forward(np.array([0.0, 1.0])), Response("log1p").back(np.array([-1.0, 0.0]))
-    (array([0.        , 0.69314718]), array([0., 0.]))
-    """
+    """The way of responses to those that sites train on, and back."""
 
     # one of `NAMES`, or an object with the methods transform and inverse_transform, which is used as it is
     transform: Any = None

@@ -93,14 +93,7 @@ class Entry:
 
 @cache
 def entries(kind: type[msgspec.Struct]) -> Mapping[str, Entry]:
-    """Return the settings in a struct, by name.
-
-    Examples
-    --------
-    >>> from dekrr.settings import DeKRRSettings, entries
-    >>> entries(DeKRRSettings)["alpha"].mistake(-1.0)
-    'alpha is -1.0; it must be a positive number'
-    """
+    """Return the settings in a struct, by name."""
     hints = get_type_hints(kind, include_extras=True)
     found = {}
     for field in msgspec.structs.fields(kind):
@@ -167,14 +160,7 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, given: "DifferentialPrivacy | float | None") -> "DifferentialPrivacy | None":
-        """Return the promise that is given; a number is its epsilon.
-
-        Examples
-        --------
-        >>> from dekrr import DifferentialPrivacy
-        >>> DifferentialPrivacy.of(1.0) == DifferentialPrivacy(epsilon=1.0)
-        True
-        """
+        """Return the promise that is given; a number is its epsilon."""
         return cls(given) if isinstance(given, float | int) else given
 
     def delta_for(self, n_rows: int) -> float:
@@ -609,14 +595,7 @@ def grid_with_parts(name: str, given: Any, shared: Any) -> tuple[float, ...]:
 
 
 def private_sigma(n_columns: int) -> float:
-    """Return what "auto" is for the bandwidth in a private run: the distance of rows that fill their bounds evenly.
-
-    Examples
-    --------
-    >>> from dekrr.settings import private_sigma
-    >>> private_sigma(6)
-    1.0
-    """
+    """Return what "auto" is for the bandwidth in a private run: the distance of rows that fill their bounds evenly."""
     return float(np.sqrt(n_columns / 6))
 
 
@@ -626,14 +605,7 @@ def is_auto(given: Any) -> bool:
 
 
 def grid_of(name: str, given: Any) -> tuple[float, ...]:
-    """Return the values of a setting to choose from: those of "auto", those given, or the only one given.
-
-    Examples
-    --------
-    >>> from dekrr.settings import grid_of
-    >>> grid_of("alpha", 1e-3), grid_of("consensus", [0.0, 0.5]), grid_of("sigma", "auto")
-    ((0.001,), (0.0, 0.5), (0.125, 0.25, 1.0, 4.0))
-    """
+    """Return the values of a setting to choose from: those of "auto", those given, or the only one given."""
     if mistake := entries(TuningSettings)[name].mistake(given):
         raise SettingsError(mistake)
     if isinstance(given, str):

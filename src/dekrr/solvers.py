@@ -38,25 +38,13 @@ SelfPenalty = float | str
 
 @dataclass(frozen=True)
 class SiteSystem:
-    """A site's data for a solver: its block row, and the sums and weights that make up the block row.
+    """A site's data for a solver: its block row, and the sums and weights that make up the block row."""
 
-    Parameters
-    ----------
-    row : BlockRow
-        H_jj, P_jp and d_j.
-    own : OwnSums
-        Z_jj'Z_jj and Z_jj'y_j.
-    received : mapping of neighbour p to CrossSums
-        B_jp and C_jp.
-    consensus : float
-        c. The penalties in `weights` are computed from it.
-    """
-
-    row: BlockRow
-    own: OwnSums
-    received: Mapping[str, CrossSums]
+    row: BlockRow  # H_jj, P_jp and d_j
+    own: OwnSums  # Z_jj'Z_jj and Z_jj'y_j
+    received: Mapping[str, CrossSums]  # B_jp and C_jp
     weights: Weights
-    consensus: float
+    consensus: float  # c. The penalties in `weights` are computed from it.
 
     @classmethod
     def assembled(
@@ -167,17 +155,10 @@ def inverse(matrix: Array) -> Array:
 
 
 class JacobiState(NamedTuple):
-    """The state of `Jacobi`.
+    """The state of `Jacobi`."""
 
-    Parameters
-    ----------
-    coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
-    inverse : ndarray of shape (n_features, n_features)
-        (H_jj + U_j)^-1.
-    """
-
-    coefficients: Array
-    inverse: Array
+    coefficients: Array  # shape (n_features,) or (n_features, n_outputs)
+    inverse: Array  # shape (n_features, n_features): (H_jj + U_j)^-1
 
 
 @dataclass(frozen=True)
@@ -198,13 +179,7 @@ class Jacobi:
             raise SettingsError(f'self_penalty must be 0 or more, or "bound"; got {self_penalty!r}')
 
     def start(self, system: SiteSystem, coefficients: Array) -> JacobiState:
-        """Return the state before the first round.
-
-        Parameters
-        ----------
-        coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
-            Where to start.
-        """
+        """Return the state before the first round."""
         if self.self_penalty == "bound":
             self_penalty = proposition_1(system.own, system.received, system.weights)
         else:
@@ -213,35 +188,20 @@ class Jacobi:
         return JacobiState(coefficients, inverse(system.row.hessian + self_penalty * gram))
 
     def update(self, state: JacobiState, residual: Array) -> JacobiState:
-        """Return the state after theta_j += (H_jj + U_j)^-1 residual.
-
-        Parameters
-        ----------
-        residual : ndarray of shape (n_features,) or (n_features, n_outputs)
-        """
+        """Return the state after theta_j += (H_jj + U_j)^-1 residual."""
         return state._replace(coefficients=state.coefficients + state.inverse @ residual)
 
 
 class ChebyshevState(NamedTuple):
-    """The state of `Chebyshev`, for one system or for a batch of systems of one site.
+    """The state of `Chebyshev`, for one system or for a batch of systems of one site."""
 
-    Parameters
-    ----------
-    coefficients, previous : ndarray of shape (n_features,) or (..., n_features, n_outputs)
-        The coefficients after this round and after the round before.
-    relaxation : float
-        The relaxation factor of the last round; 0 before the first round.
-    inverse : ndarray of shape (..., n_features, n_features)
-        H_jj^-1.
-    radius : float
-        1 - a for eigenvalues in [a, 2 - a].
-    """
-
+    # coefficients, previous: shape (n_features,) or (..., n_features, n_outputs): the coefficients after this round and
+    # after the round before
     coefficients: Array
     previous: Array
-    relaxation: float
-    inverse: Array
-    radius: float
+    relaxation: float  # the relaxation factor of the last round; 0 before the first round
+    inverse: Array  # shape (..., n_features, n_features): H_jj^-1
+    radius: float  # 1 - a for eigenvalues in [a, 2 - a]
 
     @classmethod
     def at(cls, coefficients: Array, inverse: Array, consensus: float) -> "ChebyshevState":
@@ -264,23 +224,12 @@ class Chebyshev:
     """Chebyshev's semi-iteration on block Jacobi, for eigenvalues of B^-1 H in [a, 2 - a]; see `lower_end`."""
 
     def start(self, system: SiteSystem, coefficients: Array) -> ChebyshevState:
-        """Return the state before the first round.
-
-        Parameters
-        ----------
-        coefficients : ndarray of shape (n_features,) or (n_features, n_outputs)
-            Where to start.
-        """
+        """Return the state before the first round."""
         consensus = system.consensus if system.received else 0.0
         return ChebyshevState.at(coefficients, inverse(system.row.hessian), consensus)
 
     def update(self, state: ChebyshevState, residual: Array) -> ChebyshevState:
-        """Return the state after one round: relaxation (theta + H_jj^-1 residual - previous) + previous.
-
-        Parameters
-        ----------
-        residual : ndarray of shape (n_features,) or (n_features, n_outputs)
-        """
+        """Return the state after one round: relaxation (theta + H_jj^-1 residual - previous) + previous."""
         relaxed = state.relaxed()
         step = state.inverse @ residual
         moved = relaxed.relaxation * (state.coefficients + step - state.previous) + state.previous
@@ -323,19 +272,7 @@ SOLVERS: dict[str, type[Any]] = {"chebyshev": Chebyshev, "jacobi": Jacobi}
 
 
 def make_solver(solver: str | Solver[Any], self_penalty: SelfPenalty = 5.0) -> Solver[Any]:
-    """Return the solver that has the name `solver`, or `solver` itself where it is an object.
-
-    Parameters
-    ----------
-    solver : {"chebyshev", "jacobi"} or Solver
-    self_penalty : float or "bound", default=5.0
-        For "jacobi" only.
-
-    Examples
-    --------
-    >>> make_solver("jacobi", self_penalty="bound"), make_solver(Chebyshev())
-    (Jacobi(self_penalty='bound'), Chebyshev())
-    """
+    """Return the solver that has the name `solver`, or `solver` itself where it is an object."""
     if not isinstance(solver, str):
         return solver
     if solver not in SOLVERS:

@@ -88,14 +88,7 @@ def pack_symmetric(matrix: Array) -> Array:
 
 
 def unpack_symmetric(packed: Array, size: int) -> Array:
-    """Return the symmetric matrix whose upper triangle is `packed`.
-
-    Examples
-    --------
-    >>> unpack_symmetric(np.array([1.0, 2.0, 3.0]), 2)
-    array([[1., 2.],
-           [2., 3.]])
-    """
+    """Return the symmetric matrix whose upper triangle is `packed`."""
     return packed.take(_upper(size)[1])
 
 
@@ -159,16 +152,7 @@ def accumulate(
     others: Mapping[str, FeatureMap],
     precision: str = "double",
 ) -> tuple[OwnSums, dict[str, CrossSums]]:
-    """Return a site's own sums and the sums for each neighbour, from one pass over its rows.
-
-    Parameters
-    ----------
-    rows : RowBlocks
-        For instance `dekrr.tables.rows.Rows`.
-    precision : {"double", "mixed"}, default="double"
-        "mixed" computes the features and the products of a block of rows in single precision, and adds the blocks in
-        double precision. It is about twice as fast; its error is below 1e-5 of a sum's largest entry.
-    """
+    """Return a site's own sums and the sums for each neighbour, from one pass over its rows."""
     spread = getattr(rows, "summed", None)  # rows on several machines
     if spread is not None:
         own_sums, cross_sums = spread(partial(_accumulate, own=own, others=others, precision=precision), _plus)
@@ -315,13 +299,6 @@ def path_of(
     The error is the mean squared residual divided by (1 - t / n)^2, where n is the number of rows and t is the trace of
     the hat matrix. Where `n_rows` is the sum of their weights, n is `n_unweighted`. The degrees of freedom of what was
     eliminated from the sums, `n_others`, count in t.
-
-    Examples
-    --------
-    >>> Z, y = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 3.0]]), np.array([0.0, 1.0, 2.0, 3.1])
-    >>> fit = min(path_of(OwnSums(Z.T @ Z, Z.T @ y, float(y @ y)), 4, [1e-6, 1.0]), key=lambda fit: fit.error)
-    >>> fit.ridge, fit.coefficients.round(2)
-    (1e-06, array([-0.02,  1.03]))
     """
     values, vectors = np.linalg.eigh(sums.gram / n_rows)
     values = np.maximum(values, 0.0)
@@ -343,14 +320,6 @@ def squared_gradients(rows: RowBlocks, feature_map: FeatureMap, coefficients: Ar
     """Return the diagonal of G: for each column, the sum over rows and outputs of the squared derivative.
 
     A row of weight w counts w times.
-
-    Examples
-    --------
-    >>> from dekrr.tables.rows import ArrayRows
-    >>> rows = ArrayRows(np.array([[0.0, 5.0], [np.pi / 2, 7.0]]), np.zeros(2))
-    >>> cosine = FeatureMap(np.array([[1.0], [0.0]]), np.zeros(1), np.ones(1))
-    >>> squared_gradients(rows, cosine, np.array([3.0])).round(6)  # the derivatives of 3 cos(x) are 0 and -3
-    array([9., 0.])
     """
     sines = FeatureMap(feature_map.frequencies, feature_map.phases - np.pi / 2, feature_map.amplitudes)
     by_output = coefficients.reshape(feature_map.n_features, -1)

@@ -294,13 +294,7 @@ def validate(
 
 
 def mean_excess(of_sites: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the mean of several sites' `excess`, and its standard error; sites of one row have none, and do not count.
-
-    Examples
-    --------
-    >>> mean_excess([(0.1, 0.3), (0.3, 0.4), (9.0, float("inf"))])
-    (0.2, 0.25)
-    """
+    """Return the mean of sites' `excess`, and its standard error; sites of one row have none, and do not count."""
     means, errors = np.array([each for each in of_sites if np.isfinite(each).all()]).reshape(-1, 2).T
     n_sites = max(len(means), 1)
     return float(means.sum() / n_sites), float(np.sqrt(errors @ errors) / n_sites)
@@ -357,15 +351,6 @@ def share_of_few(rows: Mapping[Hashable, Rows]) -> tuple[float, int]:
 
     Of several outputs it is the largest share. Rows that are read in batches are judged by the sites' samples. Rows of
     other processes do not count, nor do rows that would have to be read once more.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dekrr.tables.rows import ArrayRows
-    >>> costs = np.append(np.tile([9.0, 11.0], 100), 49_454.0)
-    >>> share, n_rows = share_of_few({"a": ArrayRows(np.zeros((201, 1)), costs)})
-    >>> round(share, 2), n_rows
-    (1.0, 201)
     """
     parts = [part for own in rows.values() for part in _responses(own) if len(part)]
     if not parts:

@@ -438,17 +438,7 @@ def seed_of(random_state: Any) -> int:
 def sites_of(
     rows: Mapping[Hashable, Rows], graph: Graph, *, seed: int = 0, names: Mapping[Hashable, str] | None = None
 ) -> dict[Hashable, Site]:
-    """Return a site for each label, with its neighbours and rows; names are by default as from `labels.names_of`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dekrr.tables.rows import ArrayRows
-    >>> rows = dict.fromkeys([1, 2], ArrayRows(np.zeros((3, 1)), np.zeros(3)))
-    >>> sites = sites_of(rows, {1: [2], 2: [1]})
-    >>> sites[1].name, sites[1].neighbors
-    ('1', ('2',))
-    """
+    """Return a site for each label, with its neighbours and rows; names are by default as from `labels.names_of`."""
     labels = list(rows)
     names = names or dict(zip(labels, names_of(labels), strict=True))
     once = WarnOnce()

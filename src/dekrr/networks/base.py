@@ -30,18 +30,7 @@ Edge = tuple[Any, Any]
 
 
 class Traffic:
-    """The encoded messages over each directed edge; the framing of a network is not counted.
-
-    Examples
-    --------
-    >>> traffic = Traffic()
-    >>> traffic.count("a", "b", "Sums", 100)
-    >>> traffic.count("a", "b", "Coefficients", 10)
-    >>> traffic.bytes
-    Counter({('a', 'b'): 110})
-    >>> traffic.messages_by_kind
-    Counter({'Sums': 1, 'Coefficients': 1})
-    """
+    """The encoded messages over each directed edge; the framing of a network is not counted."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[Any, Any, str], list[int]] = {}  # messages and bytes

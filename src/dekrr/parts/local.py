@@ -395,13 +395,6 @@ def weights_of(products: Array, prior: Array | None = None, of_prior: Array | No
 
     `products` are as from `error_products`. The weights stay near to `prior`, if there is one, which is worth
     `_PRIOR_ROWS` rows; `of_prior` are the products per row of the rows that it is from.
-
-    Examples
-    --------
-    >>> weights_of(np.array([[1.0, 0.0], [0.0, 3.0]]))
-    array([0.75, 0.25])
-    >>> weights_of(np.array([[1.0, 2.0], [2.0, 9.0]]))  # the better one alone
-    array([1., 0.])
     """
     n = len(products)
     strength = 0.0 if of_prior is None else _PRIOR_ROWS * float(np.trace(of_prior)) / n

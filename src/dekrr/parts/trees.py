@@ -379,16 +379,6 @@ def fit_trees(
     """Fit boosted trees to a site's rows, for each output of their own; None where no tree could have a split.
 
     That is where there are too few rows, or all are equal or in one fold. Folds may differ in size.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dekrr.parts.trees import fit_trees
-    >>> X = np.random.default_rng(0).uniform(size=(200, 2))
-    >>> y = np.where(X[:, 0] > 0.5, 1.0, -1.0)
-    >>> fitted = fit_trees(X, y, None, np.arange(200) % 5, seed=0)
-    >>> fitted.trees.predict(np.array([[0.2, 0.5], [0.8, 0.5]])).round(1).ravel().tolist()
-    [-1.0, 1.0]
     """
     n_rows = len(X)
     usual = settings_for(n_rows)

@@ -71,15 +71,7 @@ class MaskError(DekrrError):
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers as words modulo 2^64, such that a sum of `n_terms` of them fits.
-
-    Examples
-    --------
-    >>> point = FixedPoint(exponent=3, n_terms=2)
-    >>> words = point.words(np.array([0.5, -7.25])) + point.words(np.array([1.0, 0.25]))
-    >>> point.numbers(words)
-    array([ 1.5, -7. ])
-    """
+    """Numbers as words modulo 2^64, such that a sum of `n_terms` of them fits."""
 
     exponent: int  # no number is larger than 2^exponent
     n_terms: int
@@ -192,14 +184,6 @@ class Pads:
     """What one site adds to its words for one centre: its streams with all partners, added or subtracted.
 
     A partner may be there several times, with different keys.
-
-    Examples
-    --------
-    >>> key = bytes(32)
-    >>> a, b = Pads("a", [("b", key)]), Pads("b", [("a", key)])
-    >>> words = a.words(0, 3) + b.words(0, 3)
-    >>> words.tolist()
-    [0, 0, 0]
     """
 
     def __init__(self, own: str, keys: Sequence[tuple[str, bytes]]) -> None:
@@ -211,14 +195,6 @@ class Pads:
         """Make all further words depend on something that all partners were told; where they differ, nothing cancels.
 
         A digest has at most 64 bytes.
-
-        Examples
-        --------
-        >>> a, b = Pads("a", [("b", bytes(32))]), Pads("b", [("a", bytes(32))])
-        >>> a.bind(b"the same"), b.bind(b"another")
-        (None, None)
-        >>> bool((a.words(0, 3) + b.words(0, 3)).any())
-        True
         """
         self._keys = [(hashlib.blake2b(digest, key=key, digest_size=32).digest(), adds) for key, adds in self._keys]
         self._made = {}
@@ -279,13 +255,7 @@ def derived_secret(secret: bytes, *labels: str) -> bytes:
 
 
 def exponent_of(largest: float) -> int:
-    """Return the least e with 2^e >= largest; 0 for a number of 1 or less.
-
-    Examples
-    --------
-    >>> exponent_of(1.0), exponent_of(1000.0), exponent_of(0.0)
-    (0, 10, 0)
-    """
+    """Return the least e with 2^e >= largest; 0 for a number of 1 or less."""
     return int(np.ceil(np.log2(largest))) if largest > 1 else 0
 
 

@@ -112,12 +112,6 @@ def leverages_of(features: Array, summed: Array, times: float, ridge: float) -> 
 
     Where these are fewer than features, it is (z'z - k'(S S' + (r / t) I)^-1 k) / r, with k = S z: a system as large as
     the number of rows.
-
-    Examples
-    --------
-    >>> S = np.array([[1.0, 2.0, 0.0]])
-    >>> leverages_of(S, S, 2.0, 1.0).round(4), (S @ np.linalg.solve(2 * S.T @ S + np.eye(3), S.T)).round(4)
-    (array([0.4545]), array([[0.4545]]))
     """
     if not 0 < len(summed) < summed.shape[1]:
         gram = summed.T @ summed * times
@@ -156,11 +150,6 @@ def with_sum(leverages: Array, total: float, most: float) -> Array:
 
     The odds are those of the other rows, which a common factor makes count for more or fewer. The factor is between 1 /
     `most` and `most`.
-
-    Examples
-    --------
-    >>> with_sum(np.array([0.1, 0.5]), 0.95, 10.0).round(3)
-    array([0.226, 0.724])
     """
     odds = leverages / np.maximum(1 - leverages, 1e-6)
     least, largest = np.log(1 / most), np.log(most)
@@ -285,11 +274,6 @@ def shrunk_mean(left: Array) -> Array:
     """Return the mean over rows of each output (n_rows, n_outputs), shrunk towards 0 by what of it is due to chance.
 
     It is the positive-part rule of James and Stein for one mean: m max(0, 1 - v / (n m^2)), v the variance of n rows.
-
-    Examples
-    --------
-    >>> shrunk_mean(np.array([[1.0, 1.0], [3.0, -1.0]]))
-    array([1.5, 0. ])
     """
     if len(left) < 2:
         return np.zeros(left.shape[1])

@@ -96,11 +96,6 @@ def rounded_counts(values: Array, edges: Array, fewest: int) -> Array:
     """Return how many values (n_rows, n_columns) lie below each edge (n_edges, n_columns), shape (n_edges, n_columns).
 
     They are rounded so that no edge separates fewer than `fewest` of them. Edges ascend.
-
-    Examples
-    --------
-    >>> rounded_counts(np.arange(25.0)[:, None], np.array([[3.0], [12.0], [14.0], [21.0]]), fewest=10).ravel()
-    array([ 0., 10., 15., 25.])
     """
     n_rows = len(values)
     pairs = zip(np.sort(values, axis=0).T, edges.T, strict=True)

@@ -302,11 +302,6 @@ def neighborhood_weights(n_neighbors: int, own_weight: float = 0.5) -> list[floa
     """Return the weights of a site's own model and of its neighbours' models in a neighbourhood prediction.
 
     The own model has `own_weight`; the neighbours share the rest equally. Without neighbours the own weight is 1.
-
-    Examples
-    --------
-    >>> neighborhood_weights(4)
-    [0.5, 0.125, 0.125, 0.125, 0.125]
     """
     return [own_weight, *[(1 - own_weight) / n_neighbors] * n_neighbors] if n_neighbors else [1.0]
 

@@ -36,15 +36,7 @@ class Form(Protocol):
 
 @dataclass(frozen=True)
 class SparseSums:
-    """Vectors of `size` numbers: the places and values of those that are not 0, where that is shorter.
-
-    Examples
-    --------
-    >>> sums = SparseSums(8)
-    >>> one = sums.of(np.array([0.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
-    >>> sums.plus([one, one]).tolist(), sums.whole(sums.plus([one, one])).tolist()
-    ([1.0, 10.0], [0.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-    """
+    """Vectors of `size` numbers: the places and values of those that are not 0, where that is shorter."""
 
     size: int
 
@@ -74,15 +66,7 @@ class SparseSums:
 
 @dataclass(frozen=True)
 class BranchSums:
-    """How Z'Z and some further sums over the sites of a branch travel in one vector.
-
-    Examples
-    --------
-    >>> sums, Z = BranchSums(4, 1), np.array([[0.0, 1.0, 2.0, 3.0]])
-    >>> one = sums.of_rows(Z, np.array([5.0]))
-    >>> len(one), len(sums.plus([one, one, one])), sums.whole(sums.plus([one, one, one]))[0][3].tolist()
-    (5, 11, [0.0, 9.0, 18.0, 27.0])
-    """
+    """How Z'Z and some further sums over the sites of a branch travel in one vector."""
 
     size: int  # d, the number of features
     n_beside: int  # how many numbers are beside Z'Z

@@ -103,12 +103,6 @@ def random_columns(
     that a candidate does not depend on, sqrt(n_columns / q) for each of its q columns. `scales`, of the same shape, are
     what frequencies are multiplied by besides. A column is drawn with a chance that is proportional to its scale, and
     the factors make up for the scales of the columns that are drawn: their mean square counts as 1.
-
-    Examples
-    --------
-    >>> scales = np.array([[3.0], [1e-9], [1e-9]])
-    >>> random_columns(3, 1, 1, np.random.default_rng(0), scales).round(3).ravel()
-    array([0.577, 0.   , 0.   ])
     """
     how_many = np.minimum(rng.integers(1, most + 1, n_candidates), n_columns)
     draws = rng.random((n_columns, n_candidates))
@@ -445,15 +439,7 @@ def outputs(y: Array) -> list[Array]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plain(Chooser):
-    """No selection: `n_features` features, drawn from the kernel's spectral density; `pool_ratio` has no effect here.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dekrr.selection import Plain
-    >>> Plain(6).select(np.zeros((4, 3)), np.zeros(4), np.random.default_rng(0)).n_features
-    6
-    """
+    """No selection: `n_features` features of the kernel's spectral density; `pool_ratio` has no effect here."""
 
     uses_rows: ClassVar[bool] = False
 

@@ -447,13 +447,6 @@ def with_columns(maps: Sequence[FeatureMap], sigma: float, long_wave: float = Mi
     A raw column has a slope of 1 / sigma, as steep as the cosines are. So the ridge bears on it as on them: where some
     rows are far from all others, a plane is what is known of the responses there. It is a cosine of the frequency
     `long_wave`; see `Greedy`.
-
-    Examples
-    --------
-    >>> cosine = FeatureMap(np.array([[3.0]]), np.zeros(1), np.ones(1))
-    >>> with_columns([cosine, cosine], sigma=0.5)(np.array([[0.0], [0.1]])).round(3)
-    array([[0.707, 0.707, 1.414, 0.   ],
-           [0.676, 0.676, 1.414, 0.2  ]])
     """
     cosines, n_columns = cosines_of(maps), maps[0].n_columns
     n_features = cosines.n_features + 1 + n_columns

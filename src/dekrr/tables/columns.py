@@ -27,13 +27,7 @@ _MICROSECONDS = 3_600_000_000  # of an hour
 
 
 def years(dates: np.ndarray) -> Array:
-    """Return dates as years, with fractions; NaN where there is none.
-
-    Examples
-    --------
-    >>> years(np.array(["2024-01-01", "NaT"], dtype="datetime64[us]")).tolist()
-    [2024.0, nan]
-    """
+    """Return dates as years, with fractions; NaN where there is none."""
     missing = np.isnat(dates)
     known = np.where(missing, np.datetime64("1970-01-01", "us"), dates)
     start = known.astype("datetime64[Y]")
@@ -43,13 +37,7 @@ def years(dates: np.ndarray) -> Array:
 
 
 def places(dates: np.ndarray, part: str) -> Array:
-    """Return where dates are on a circle, the "day of year", "hour" or "weekday": in [0, 1), NaN where there is none.
-
-    Examples
-    --------
-    >>> places(np.array(["2024-01-01T06:00"], dtype="datetime64[us]"), "hour").tolist()
-    [0.25]
-    """
+    """Return where dates are on a circle ("day of year", "hour" or "weekday"): in [0, 1), NaN where there is none."""
     missing = np.isnat(dates)
     known = np.where(missing, np.datetime64("1970-01-01", "us"), dates)
     days = known.astype("datetime64[D]")
@@ -206,14 +194,7 @@ def _time(parts: Mapping[str, str | None]) -> int | None:
 
 
 def dates_of_numbers(numbers: Array) -> np.ndarray | None:
-    """Return numbers such as 20141013 as dates; None where one of them is no date between 1800 and 2199.
-
-    Examples
-    --------
-    >>> dates_of_numbers(np.array([20141013.0, np.nan])).astype(str).tolist()
-    ['2014-10-13T00:00:00.000000', 'NaT']
-    >>> dates_of_numbers(np.array([20141313.0]))
-    """
+    """Return numbers such as 20141013 as dates; None where one of them is no date between 1800 and 2199."""
     missing = np.isnan(numbers)
     known = numbers[~missing]
     if not len(known) or not ((known >= 18000101) & (known <= 21991231) & (known % 1 == 0)).all():
@@ -281,13 +262,6 @@ def raw_of(values: np.ndarray, start: int = 0) -> Raw:
     """Return an array as a raw column, or raise an `UnusableError` that says why it cannot be used.
 
     `start` is the number of rows before these, for messages.
-
-    Examples
-    --------
-    >>> raw_of(np.array([True, None], dtype=object))[:2]
-    ('boolean', array([ 1., nan]))
-    >>> raw_of(np.array(["13.3.2024", "2.3.2024"])).values.astype("M8[D]").astype(str).tolist()
-    ['2024-03-13', '2024-03-02']
     """
     if values.ndim != 1:
         raise UnusableError(f"has values of shape {values.shape[1:]}; give each its own column")
@@ -541,13 +515,7 @@ def array_of(table: Any, name: str, *, exact: bool = False) -> np.ndarray:
 
 
 def arrays_of(table: Any, names: Sequence[str], *, exact: bool = False) -> Iterator[np.ndarray]:
-    """Give columns as arrays, one after another, as `array_of` does; a table of many columns is looked into once.
-
-    Examples
-    --------
-    >>> [column.tolist() for column in arrays_of({"gust": [1, 2], "temp": [3, 4], 7: [5, 6]}, ["temp", "7"])]
-    [[3, 4], [5, 6]]
-    """
+    """Give columns as arrays, one after another, as `array_of` does; a table of many columns is looked into once."""
     if isinstance(table, Mapping):
         columns = {str(key): column for key, column in table.items()}
         yield from (np.asarray(columns[name]) for name in names)
@@ -587,12 +555,6 @@ def read_raw(table: Any, names: Sequence[str], where: str = "the frame", start: 
     """Return some columns of a table; refuse those that cannot be used, all of them at once.
 
     `where` and `start`, the number of rows before these, are for messages.
-
-    Examples
-    --------
-    >>> table = read_raw({"wind": np.array(["N", None], dtype=object), "gust": np.array([1, 2])}, ["wind", "gust"])
-    >>> [raw.kind for raw in table.values()]
-    ['category', 'number']
     """
     require_columns(table, names, where)
     found: RawTable = {}
@@ -746,15 +708,7 @@ class FactsOfColumn:
 
 
 class Facts:
-    """What a site knows of its columns.
-
-    Examples
-    --------
-    >>> facts = Facts(["wind"])
-    >>> facts.add({"wind": Raw("category", np.array(["N"] * 12 + ["S"], dtype=object))})
-    >>> facts.columns["wind"].told_counts(min_rows=10)
-    {'N': 10}
-    """
+    """What a site knows of its columns."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.columns = {name: FactsOfColumn(name) for name in names}
@@ -939,16 +893,7 @@ _NUMERIC = {"number", "boolean"}
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """All columns that a model is made from, as the user has them.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> columns = Columns((Column(name="gust", kind="number"), Column(name="wet", kind="boolean", fill=0.5)))
-    >>> columns.encode(pd.DataFrame({"wet": [True, None], "gust": [3, 4]}))
-    array([[3. , 1. ],
-           [4. , 0.5]])
-    """
+    """All columns that a model is made from, as the user has them."""
 
     columns: tuple[Column, ...]
 
@@ -1003,14 +948,7 @@ class Columns(msgspec.Struct, frozen=True):
         return {name: rows[:, j] for j, name in enumerate(self.names)}
 
     def spread(self, values: Sequence[float] | Array) -> Array:
-        """Return one number per column that the user's become from one per column of the user: each for all its parts.
-
-        Examples
-        --------
-        >>> when = Column(name="when", kind="datetime", parts=("hour",))
-        >>> Columns((when, Column(name="gust", kind="number"))).spread([0.5, 1.0])
-        array([0.5, 0.5, 1. ])
-        """
+        """Return one number per column that the user's become from one per column of the user, for all its parts."""
         sizes = [len(column.names_out) for column in self.columns]
         return np.repeat(np.asarray(values, dtype=np.float64), sizes)
 

@@ -47,14 +47,7 @@ def _within(size: int, n_rows: int) -> int:
 
 
 class Weighed(NamedTuple):
-    """Sums over the weights of rows.
-
-    Examples
-    --------
-    >>> equal, unequal = Weighed(total=100.0, squares=100.0), Weighed(total=100.0, squares=9_100.0)
-    >>> equal.n_effective, round(unequal.n_effective, 1)
-    (100.0, 1.1)
-    """
+    """Sums over the weights of rows."""
 
     total: float  # the sum of the weights: how many rows of weight 1 count as much
     squares: float  # the sum of the squared weights
@@ -82,13 +75,6 @@ class Survey:
     The sample is Vitter's reservoir (Algorithm R, ACM Transactions on Mathematical Software 11, 1985). For row i,
     counted from 0, one of i + 1 places is drawn; if the reservoir has that place, the row takes it. The sample does not
     depend on the division into blocks.
-
-    Examples
-    --------
-    >>> survey = Survey(seed=0, size=2)
-    >>> survey.add(Block(np.arange(6.0).reshape(3, 2), np.zeros(3)))
-    >>> survey.n_rows, survey.expansion, survey.is_whole, survey.bounds.upper.tolist()
-    (3, 3.0, False, [4.0, 5.0, 0.0])
     """
 
     def __init__(self, seed: int, size: int | None = None) -> None:
@@ -282,13 +268,6 @@ class ArrayRows(Rows):
     Each stands for `expansion` rows of the site; the seed is of the sample. Hashes of type uint64, shape (n_rows,), are
     of the rows as the site has them; they stay with the rows when these are scaled, or when something is taken off
     their responses.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rows = ArrayRows(np.arange(6.0).reshape(3, 2), np.zeros(3))
-    >>> rows.n_rows, rows.bounds.upper.tolist(), [block.n_rows for block in rows.blocks(2)]
-    (3, [4.0, 5.0, 0.0], [2, 1])
     """
 
     def __init__(
@@ -526,17 +505,7 @@ _LEAST, LARGEST = 2 / 3, 3 / 2  # of an equal share of the rows, that a fold may
 
 @dataclass(frozen=True)
 class RowHash:
-    """A keyed hash of rows.
-
-    Examples
-    --------
-    >>> rows = Block(np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]), np.zeros(3))
-    >>> hashes = RowHash()(rows)
-    >>> bool(hashes[0] == hashes[2] != hashes[1])
-    True
-    >>> bool((hashes == RowHash(b"another key")(rows)).any())
-    False
-    """
+    """A keyed hash of rows."""
 
     key: bytes = _OPEN  # at most 64
     # the places of the columns in the order of their names: runs with the columns in another order have the same folds
@@ -559,24 +528,13 @@ def fold_of(hashes: np.ndarray, n_folds: int) -> np.ndarray:
     """Return the fold of each row, shape (n_rows,).
 
     Folds have equally many rows in the mean where 20 is a multiple of their number. A fold can be empty.
-
-    Examples
-    --------
-    >>> fold_of(np.array([0, 21, 104], dtype=np.uint64), 5)
-    array([0, 1, 4])
     """
     cells = hashes % np.uint64(CELLS) if n_folds <= CELLS else hashes
     return np.asarray(cells % np.uint64(n_folds), dtype=np.intp)
 
 
 def is_usual(n_held: float, n_rows: float, n_folds: int) -> bool:
-    """Return whether a fold has about as many rows as others: guards count on it, and a hash does not promise it.
-
-    Examples
-    --------
-    >>> is_usual(20, 100, 5), is_usual(10, 100, 5), is_usual(40, 100, 5)
-    (True, False, False)
-    """
+    """Return whether a fold has about as many rows as others: guards count on it, and a hash does not promise it."""
     return _LEAST * n_rows <= n_held * n_folds <= LARGEST * n_rows
 
 
