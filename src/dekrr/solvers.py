@@ -162,7 +162,7 @@ class JacobiState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Jacobi:
+class Jacobi(Solver[JacobiState]):
     """The paper's update, with its self penalty.
 
     Parameters
@@ -220,7 +220,7 @@ class ChebyshevState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chebyshev:
+class Chebyshev(Solver[ChebyshevState]):
     """Chebyshev's semi-iteration on block Jacobi, for eigenvalues of B^-1 H in [a, 2 - a]; see `lower_end`."""
 
     def start(self, system: SiteSystem, coefficients: Array) -> ChebyshevState:
