@@ -185,6 +185,7 @@ _CONSTANTS = {  # names that are neither classes nor functions, so that no docst
     "dekrr.networks.base.Observer": "the type of a function that is told of each exchange of messages",
     "dekrr.settings.ALONE": "settings that leave DeKRR alone, without the other parts: `DeKRRRegressor(**ALONE)`",
     "dekrr.settings.GRIDS": 'what "auto" chooses from where sigma, alpha and consensus are tuned',
+    "dekrr.settings.GONE": "values of settings that are deprecated, for which the defaults stand",
     "dekrr.settings.DEPLOYED": "which choices of a setting a node takes, where those are fewer than an estimator takes",
     "dekrr.settings.PRIVATE": 'what "auto" is in a private run, which must not look at rows',
     "dekrr.settings.PRECISIONS": "the values of `precision`",

@@ -66,9 +66,8 @@ class Problem:
         make_selector = (Energy, Greedy, Plain)[int(3 * rng.uniform())]
         draw = np.random.default_rng([seed, 1]).choice
         self.selector = make_selector(4, mapping=str(draw(["cos", "cossin"], p=[0.8, 0.2])))
-        allocations = ["equal", "sqrt", "gain"] if make_selector is Greedy else ["equal", "sqrt"]
         self.settings = msgspec.structs.replace(
-            SETTINGS, verify_features=bool(draw([True, False])), allocation=str(draw(allocations))
+            SETTINGS, verify_features=bool(draw([True, False])), allocation=str(draw(["equal", "sqrt"]))
         )
         self.most_named = int(draw([256, 3, 1], p=[0.6, 0.2, 0.2]))  # sites; more are counted by a census
         guarded = draw([True, False], p=[0.25, 0.75])

@@ -110,9 +110,8 @@ def test_models_equal_those_without_masks(graph, selector):
 
 
 SOME = [
-    {"solver": "jacobi", "self_penalty": "bound"},
+    {"solver": "jacobi", "self_penalty": 2.0},
     {"scale": None},
-    {"allocation": "gain"},
     {"allocation": "sqrt"},
     {"wire": Wire(precision="int8")},
     {"wire": Wire(censor_start=0.01)},
@@ -271,7 +270,7 @@ def test_no_mask_is_used_twice_in_a_run_of_two_trainings(monkeypatch, scale, out
     for name, site in sites_of(GRAPHS["complete"], n_rows=60).items():
         rows = ArrayRows(site.X, np.column_stack([site.y] * outputs) if outputs > 1 else site.y)
         sites[name] = replace(site, rows=rows, identity=Identity("run", derived_secret(b"secret", name)))
-    settings = msgspec.structs.replace(SETTINGS, masks=True, scale=scale, allocation="gain", max_rounds=4, tol=0.0)
+    settings = msgspec.structs.replace(SETTINGS, masks=True, scale=scale, allocation="sqrt", max_rounds=4, tol=0.0)
     second = SecondTraining(keep_intervals, fits_shared=False)
     run_all(sites, lambda site: train(site, Greedy(4), settings, prediction="own", second=second))
     assert len(used) > 100

@@ -185,7 +185,7 @@ def test_a_private_run_of_several_outputs():
     [
         *(regressor(features=name) for name in ("greedy", "plain", "energy", "leverage", "surrogate")),
         regressor(exchange="features"),
-        regressor(allocation="gain"),
+        regressor(allocation="sqrt"),
         AllReduceRegressor(n_features=12, features="greedy", **FIXED),
         DKLARegressor(n_features=12, tol=0.0, max_rounds=40, **FIXED),
         LocalRegressor(n_features=12, **FIXED),

@@ -171,7 +171,7 @@ def test_one_table_with_a_site_column(suffix, tmp_path, small_sample, small_batc
 
 
 def test_tuning_from_samples_is_the_same_from_disk(tmp_path, small_sample, small_batches):
-    grid = {**FIXED, "alpha": (1e-4, 1e-2), "consensus": (0.25, 1.0), "folds": 2, "allocation": "gain"}
+    grid = {**FIXED, "alpha": (1e-4, 1e-2), "consensus": (0.25, 1.0), "folds": 2, "allocation": "sqrt"}
     expected = DeKRRRegressor(**grid).fit(TABLE[COLUMNS], Y, sites=SITES)
     regressor = DeKRRRegressor(**grid).fit({label: source_of("csv", label, tmp_path) for label in LABELS}, "power")
     same_coefficients(regressor, expected)

@@ -402,7 +402,7 @@ def test_greedy_of_several_outputs_is_brute_force(seed, ridge, width):
     np.testing.assert_allclose(gains, lowered, rtol=1e-6, atol=1e-9)
 
 
-def test_shortlists_and_gains_of_several_outputs_add_up_over_folds():
+def test_shortlists_of_several_outputs_add_up_over_folds():
     X, _ = problem(n_rows=90)
     Y = responses_of(X)
     fold_of = np.arange(90) % 3
@@ -415,10 +415,6 @@ def test_shortlists_and_gains_of_several_outputs_add_up_over_folds():
     features = shortlists[-1].feature_map(X)
     sums = features.T @ features, features.T @ Y
     assert chooser.choose_from(shortlists[-1], *sums, 90.0).n_features == 10
-    first = chooser.gains(X, Y, 1, np.random.default_rng(0))[0]
-    pool = chooser.draw_pool(3, np.random.default_rng(0)).feature_map(X)
-    best = np.max(((pool.T @ Y) ** 2).sum(axis=1) / ((pool**2).sum(axis=0) + 90e-6))
-    assert first == pytest.approx(best, rel=1e-6)
 
 
 @pytest.mark.parametrize("mapping", ["cos", "cossin"])
@@ -529,12 +525,9 @@ def test_what_a_chooser_lacks_is_named():
     for call, method in (
         (lambda: Idle().shortlisted(X, y, rng), "shortlisted"),
         (lambda: Idle().choose_from(Idle().draw_pool(3, rng), np.eye(2), np.ones(2), 5.0), "choose_from"),
-        (lambda: Idle().gains(X, y, 3, rng), "gains"),
     ):
         with pytest.raises(SettingsError, match=f"Idle must have the method {method}"):
             call()
-    with pytest.raises(SettingsError, match=r'allocation=.gain.: choose "equal", "sqrt" or, for greedy'):
-        DeKRRRegressor(features=Smoothest(sigma=0.2), allocation="gain", **NUMBERS).fit(ROWS, RESPONSES, sites=SITES)
 
 
 class Blind(Smoothest):

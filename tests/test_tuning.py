@@ -210,3 +210,12 @@ def test_objective_is_told_to_have_no_effect():
     np.testing.assert_array_equal(given.predict(X, sites=SITES), plain.predict(X, sites=SITES))
     with pytest.raises(SettingsError, match="objective"):
         DeKRRRegressor(objective="all").fit(X, y, sites=SITES)
+
+
+@pytest.mark.parametrize(("name", "value"), [("allocation", "gain"), ("self_penalty", "bound")])
+def test_a_value_that_is_gone_warns_and_stands_for_the_default(name, value):
+    numbers = {**SMALL, **ALONE, "sigma": 0.5, "alpha": 1e-4, "consensus": 1.0, "solver": "jacobi"}
+    plain = DeKRRRegressor(**numbers).fit(X, y, sites=SITES)
+    with pytest.warns(FutureWarning, match=f"{name}='{value}' is gone"):
+        given = DeKRRRegressor(**numbers, **{name: value}).fit(X, y, sites=SITES)
+    np.testing.assert_array_equal(given.predict(X, sites=SITES), plain.predict(X, sites=SITES))

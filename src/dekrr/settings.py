@@ -185,8 +185,11 @@ ALONE: dict[str, Any] = dict.fromkeys(("shared", "site_effect", "local", "column
 WITH_SHARED = {"alpha": 1e-4, "consensus": 1.0, "own_weight": 1 / 3}
 # What "auto" is in a private run, which must not look at rows; docs/how-to/differential-privacy.md has the evidence.
 PRIVATE = {"alpha": 1e-6, "consensus": 3.0}
+GONE = {"allocation": "gain", "self_penalty": "bound"}
 PRECISIONS = ("double", "mixed")
 WIRE_PRECISIONS = ("double", "single", "int8")
+# Values of release 0.2 that an estimator takes until release 0.4, as its default and with a warning.
+_GONE = {name: Rule(f'"{value}", which is deprecated', value.__eq__) for name, value in GONE.items()}
 _NOT_NEGATIVE = number(0)
 _COUNT = whole_number(1)
 _PART = rules.or_auto(_COUNT)
@@ -388,14 +391,7 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
         ),
     ] = "chebyshev"
     self_penalty: Annotated[
-        float | str,
-        Setting(
-            'Damping of jacobi, in units of c~_j; "bound" is the smallest of the paper\'s Proposition 1.',
-            Rule(
-                'a number of at least 0, or "bound"',
-                lambda value: value == "bound" if isinstance(value, str) else _NOT_NEGATIVE.allows(value),
-            ),
-        ),
+        float, Setting("Damping of jacobi, in units of c~_j.", _NOT_NEGATIVE, objects=_GONE["self_penalty"])
     ] = 5.0
     tol: Annotated[float, Setting("Relative residual at which all sites stop; 0 runs max_rounds.", _NOT_NEGATIVE)] = (
         1e-6
@@ -410,9 +406,9 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     allocation: Annotated[
         str,
         Setting(
-            "Features per site: all the same; or, at the same mean, in proportion to the square root of its rows, or "
-            "where they lower the squared error most (for greedy features; from a third to three times the mean).",
-            one_of("equal", "sqrt", "gain"),
+            "Features per site: all the same; or, at the same mean, in proportion to the square root of its rows.",
+            one_of("equal", "sqrt"),
+            objects=_GONE["allocation"],
         ),
     ] = "equal"
     own_weight: Annotated[
@@ -725,6 +721,7 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 __all__ = [
     "ALONE",
     "DEPLOYED",
+    "GONE",
     "GRIDS",
     "PRECISIONS",
     "PRIVATE",

@@ -24,16 +24,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from scipy.linalg import eigvalsh
 from scipy.linalg.lapack import dpotrf, dpotri
 
 from .errors import SettingsError
-from .statistics import BlockRow, CrossSums, OwnSums, Weights, assemble, pack_symmetric, pull, unpack_symmetric
+from .statistics import BlockRow, CrossSums, OwnSums, Weights, assemble, pack_symmetric, unpack_symmetric
 from .types import Array
 
 __all__ = ["Chebyshev", "ChebyshevState", "Jacobi", "JacobiState", "SiteSystem", "Solver", "State"]
-
-SelfPenalty = float | str
 
 
 @dataclass(frozen=True)
@@ -167,25 +164,20 @@ class Jacobi(Solver[JacobiState]):
 
     Parameters
     ----------
-    self_penalty : float or "bound", default=5.0
-        In units of c~_j. "bound" takes the smallest value that the paper's Proposition 1 allows.
+    self_penalty : float, default=5.0
+        In units of c~_j.
     """
 
-    self_penalty: SelfPenalty = 5.0
+    self_penalty: float = 5.0
 
     def __post_init__(self) -> None:
-        self_penalty = self.self_penalty
-        if not (self_penalty == "bound" if isinstance(self_penalty, str) else self_penalty >= 0):
-            raise SettingsError(f'self_penalty must be 0 or more, or "bound"; got {self_penalty!r}')
+        if not self.self_penalty >= 0:
+            raise SettingsError(f"self_penalty must be a number of at least 0; got {self.self_penalty!r}")
 
     def start(self, system: SiteSystem, coefficients: Array) -> JacobiState:
         """Return the state before the first round."""
-        if self.self_penalty == "bound":
-            self_penalty = proposition_1(system.own, system.received, system.weights)
-        else:
-            self_penalty = float(self.self_penalty)
         gram = system.weights.own_penalty * system.own.gram
-        return JacobiState(coefficients, inverse(system.row.hessian + self_penalty * gram))
+        return JacobiState(coefficients, inverse(system.row.hessian + self.self_penalty * gram))
 
     def update(self, state: JacobiState, residual: Array) -> JacobiState:
         """Return the state after theta_j += (H_jj + U_j)^-1 residual."""
@@ -250,28 +242,10 @@ def lower_end(consensus: float) -> float:
     return 1 / (1 + 2.1 * consensus)
 
 
-def proposition_1(own: OwnSums, received: Mapping[str, CrossSums], weights: Weights) -> float:
-    """Return the smallest self penalty that the paper's Proposition 1 allows, in units of c~_j.
-
-    |N_j| + lambda_max(sum_p c~_p B_jp) / (c~_j lambda_min(Z_jj'Z_jj)).
-    """
-    if not received or weights.own_penalty == 0:
-        return 0.0
-    smallest = eigvalsh(own.gram, subset_by_index=[0, 0])[0]
-    if smallest <= 1e-14 * np.trace(own.gram):
-        raise SettingsError(
-            'self_penalty="bound" needs linearly independent features on every site\'s rows: '
-            "use fewer features, or a number, as in self_penalty=5.0"
-        )
-    last = len(own.gram) - 1
-    largest = eigvalsh(unpack_symmetric(pull(received, weights), last + 1), subset_by_index=[last, last])[0]
-    return float(len(received) + largest / (weights.own_penalty * smallest))
-
-
 SOLVERS: dict[str, type[Any]] = {"chebyshev": Chebyshev, "jacobi": Jacobi}
 
 
-def make_solver(solver: str | Solver[Any], self_penalty: SelfPenalty = 5.0) -> Solver[Any]:
+def make_solver(solver: str | Solver[Any], self_penalty: float = 5.0) -> Solver[Any]:
     """Return the solver that has the name `solver`, or `solver` itself where it is an object."""
     if not isinstance(solver, str):
         return solver

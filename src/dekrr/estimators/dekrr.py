@@ -31,6 +31,7 @@ from ..selection import Chooser
 from ..settings import (
     ALONE,
     DEPLOYED,
+    GONE,
     GRIDS,
     PRIVATE,
     WITH_SHARED,
@@ -473,6 +474,7 @@ class DeKRRRegressor(NetworkRegressor):
             DeKRRSettings,
             **first,
             **parts,
+            **self._in_place_of_gone(),
             wire=settings_of(self, Wire),
             max_leverage=leverage.default if self.rows_per_feature else leverage.in_process,
             bounds=_as_bounds(self.bounds),
@@ -481,6 +483,10 @@ class DeKRRRegressor(NetworkRegressor):
         if self.deployment:
             settings = deployed(settings, FeatureSettings().n_features if is_auto(self.n_features) else self.n_features)
         return msgspec.structs.replace(settings, **changes)
+
+    def _in_place_of_gone(self) -> dict[str, Any]:
+        """Return the defaults of settings whose value is deprecated."""
+        return {name: entries(DeKRRSettings)[name].default for name in GONE if getattr(self, name) == GONE[name]}
 
     def _parts(self) -> dict[str, Any]:
         """Return which parts the models have; "auto" is none where the run cannot have any."""
@@ -505,7 +511,7 @@ class DeKRRRegressor(NetworkRegressor):
         if self._parts()["shared"] is not None and is_auto(choosing.setting("sigma")):
             choosing = replace(choosing, leaves_sigma=True)
         n_features = choosing.setting("n_features")
-        if self.allocation != "equal" and not (is_auto(n_features) or isinstance(n_features, Integral)):
+        if self.allocation == "sqrt" and not (is_auto(n_features) or isinstance(n_features, Integral)):
             raise SettingsError(
                 f"allocation={self.allocation!r} divides one n_features among the sites; give a single number, or "
                 "leave it out"
@@ -529,6 +535,12 @@ class DeKRRRegressor(NetworkRegressor):
                 "adds for its own, as in models_[site].predict(X, elsewhere=True)",
                 FutureWarning,
             )
+        for name, value in self._in_place_of_gone().items():
+            warn(
+                f"{name}={GONE[name]!r} is gone, for it gained nothing: {value!r} is used; leave it out. It is an "
+                "error from release 0.4 on",
+                FutureWarning,
+            )
         choosing = self._choosing()
         grids = {"sigma": choosing.sigmas(), "alpha": self._grid("alpha"), "consensus": self._grid("consensus")}
         tuned = [name for name, grid in grids.items() if len(grid) > 1]
@@ -549,7 +561,7 @@ class DeKRRRegressor(NetworkRegressor):
             sifted = sift(self, rows, graph, seed, settings, self._here(seed, first=True))
         rows, graph = sifted.rows, sifted.graph
         counts = is_auto(choosing.setting("n_features"))  # rows of sources are counted by a pass over them
-        if counts and self.privacy is None and not self.deployment and self.allocation == "equal":
+        if counts and self.privacy is None and not self.deployment and self.allocation != "sqrt":
             here = {label: 0 if isinstance(part, RowsElsewhere) else part.n_rows for label, part in rows.items()}
             choosing = choosing.sized(here, graph)
         if self.deployment:

@@ -32,7 +32,6 @@ from .masking import ROOM, unit_of, unit_of_gram
 from .roll_call import Roster
 from .run import Allocation, Offers, Run, Start
 from .site import Inbox, Procedure, Site, without_exchange
-from .spanning_tree import tree_sum
 
 
 def exchange_maps(site: Site, own_map: FeatureMap, run: Run) -> Procedure[Offers]:
@@ -123,12 +122,6 @@ def read_features(sender: str, message: Features) -> FeatureMap:
     return FeatureMap(message.frequencies, message.phases, message.amplitudes)
 
 
-# Squared error per row of the whole network, in scaled units, from high to low; and how far from the mean a site's
-# number of features may be.
-_THRESHOLDS = np.logspace(-2, -12, 121)
-_MOST_OF_MEAN = 3
-
-
 class Equal(Allocation):
     """All sites have the chooser's number of features."""
 
@@ -151,41 +144,7 @@ class BySqrt(Allocation):
         return _in_candidates(run.chooser, mean * roster.n_sites * math.sqrt(start.site.n_rows) / roster.whole.roots)
 
 
-class ByGain(Allocation):
-    """Each feature goes to the site where it lowers the squared error most.
-
-    Sites sum over the spanning tree how many features each would take at every threshold of a fixed scale. The
-    threshold at which the total is right tells each site its number.
-    """
-
-    looks_at_rows = 'allocation="gain" gives sites different features: use allocation="equal"'
-
-    def reasons(self, site: Site, run: Run) -> list[str]:
-        """Return that the chooser does not tell gains, if so."""
-        if not site.neighbors or run.chooser.tells_gains:
-            return []
-        return ['allocation=\'gain\': choose "equal", "sqrt" or, for greedy features, "gain"']
-
-    def n_features(self, start: Start, run: Run) -> Procedure[int]:
-        """Return this site's number of features."""
-        roster = yield from start.roll.roster()
-        chooser, mean = run.chooser, int(run.chooser.n_features)
-        if roster.n_sites == 1:
-            return mean
-        sample, width = start.rows.sample, chooser.width
-        n_taken, weight = _MOST_OF_MEAN * mean // width, weights_for(chooser, "gains", sample.weight)
-        gains = sample.expansion * chooser.gains(sample.X, sample.y, n_taken, start.site.rng(), **weight)
-        gains = np.maximum.accumulate(gains[::-1])[::-1]
-        candidates = np.sum(gains[:, None] >= _THRESHOLDS * roster.n_counted, axis=0)
-        wanted = width * np.maximum(candidates, max(1, mean // _MOST_OF_MEAN // width)).astype(float)
-        masks = (yield from start.masking.agreed()) if start.masking is not None else None
-        total = yield from tree_sum(
-            start.site, roster, wanted, masks, largest=float((_MOST_OF_MEAN + 1) * mean + width)
-        )
-        return _in_candidates(chooser, np.interp(mean * roster.n_sites, total, wanted))
-
-
-ALLOCATIONS: dict[str, type[Allocation]] = {"equal": Equal, "sqrt": BySqrt, "gain": ByGain}
+ALLOCATIONS: dict[str, type[Allocation]] = {"equal": Equal, "sqrt": BySqrt}
 
 
 def _in_candidates(chooser: Chooser, n_features: float) -> int:

@@ -129,7 +129,6 @@ class Chooser:
     - a field `shortlist` above 1: the chooser asks neighbours. The site first calls `shortlisted` with its own rows.
       The shortlist has `shortlist` times `n_features` features. The neighbours send their sums over these features,
       and the site calls `choose_from` with the sums over the rows of all.
-    - ``tells_gains = True``: the chooser has a method `gains`, which ``allocation="gain"`` needs.
 
     Sites that verify each other's features (``verify_features=True``) draw each other's pools again. They accept only
     features of the first pool that `draw_pool` draws with the generator that `select` gets.
@@ -174,7 +173,6 @@ class Chooser:
     """
 
     uses_rows: ClassVar[bool] = True
-    tells_gains: ClassVar[bool] = False
     rules: ClassVar[Mapping[str, Rule]] = {
         "n_features": whole_number(1),
         "kernel": Rule("one of " + ", ".join(map(repr, KERNELS)) + ", or a dekrr.Kernel", is_kernel),
@@ -359,17 +357,6 @@ class Chooser:
             Z'y.
         """
         raise _lacks(self, "choose_from(pool, gram, moment, n_rows)")
-
-    def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator, weight: Array | None = None) -> Array:
-        """Return the reduction of the squared error on these rows by each further candidate, for up to `n_taken`.
-
-        Parameters
-        ----------
-        X : ndarray of shape (n_rows, n_columns)
-        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        weight : ndarray of shape (n_rows,), optional
-        """
-        raise _lacks(self, "gains(X, y, n_taken, rng)")
 
     def _draw(self, n_columns: int, n_candidates: int, rng: np.random.Generator) -> Pool:
         parts = np.array_split(np.arange(n_candidates), len(self.bandwidths))

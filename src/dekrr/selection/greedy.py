@@ -55,7 +55,6 @@ class Greedy(Chooser):
     Chooser : the parameters that all choosers share.
     """
 
-    tells_gains: ClassVar[bool] = True
     rules: ClassVar[Mapping[str, Rule]] = {
         **Chooser.rules,
         "linear": FLAG,
@@ -119,15 +118,6 @@ class Greedy(Chooser):
         outside = [np.flatnonzero(products.folds != fold) for fold in range(n_folds)]
         kept = [*outside, np.arange(len(products.folds))]
         return [pool.take(self._order(pool, PoolSums(products, folds), n_listed)) for folds in kept]
-
-    def gains(self, X: Array, y: Array, n_taken: int, rng: np.random.Generator, weight: Array | None = None) -> Array:
-        """Return the reduction of the squared error on these rows by each further candidate, for up to `n_taken`."""
-        pool = large_enough_pool(self, X.shape[1], rng)
-        sample = self._sample(len(y), rng)
-        n_taken = min(n_taken, pool.n_candidates)
-        sums = PoolSums(Products(pool, X[sample], y[sample], n_taken, weight=_part(weight, sample)))
-        gains = greedy_path(sums, n_taken, ridge=self.ridge * sums.n_rows, width=pool.width)[1]
-        return np.asarray(gains * (len(y) if weight is None else weight.sum()) / sums.n_rows)
 
     def choose_from(self, pool: Pool, gram: Array, moment: Array, n_rows: float) -> FeatureMap:
         """Return the map of the best candidates, given Z'Z and Z'y over `n_rows` (weighted) rows."""

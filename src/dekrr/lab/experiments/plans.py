@@ -93,7 +93,7 @@ def _imbalanced(data: str) -> Iterator[dict[str, Any]]:
 
 
 def _per_site(data: str) -> Iterator[dict[str, Any]]:
-    yield from (plan for plan in _allocations(100) if plan["allocation"] != "gain")
+    yield from _allocations(100)
 
 
 def _allocations(n_features: int) -> Iterator[dict[str, Any]]:
@@ -104,7 +104,6 @@ def _allocations(n_features: int) -> Iterator[dict[str, Any]]:
         ("DeKRR-DDRF", "sqrt"),
         ("ours", "equal"),
         ("ours", "sqrt"),
-        ("ours", "gain"),
     ):
         yield {"partition": "imbalanced", "n_features": n_features, "method": method, "allocation": allocation}
 
