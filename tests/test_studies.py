@@ -259,7 +259,7 @@ def test_new_rows_call_for_a_run_and_too_few_are_refused(consortium):
 
 
 def test_a_model_that_a_site_in_other_units_has_ruined_is_held_back(consortium, logged):
-    digest = propose(consortium, parts="")
+    digest = propose(consortium, parts='exclude = "none"\n')
     approve(consortium, digest)
     with Standing(consortium) as sites:
         wait_until(consortium.done(1), 60)

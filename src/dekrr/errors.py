@@ -24,6 +24,7 @@ __all__ = [
     "SettingsError",
     "TopologyError",
     "UnusableError",
+    "WrongRowsWarning",
 ]
 
 _PACKAGE = str(Path(__file__).parent)
@@ -142,6 +143,10 @@ class DekrrWarning(UserWarning):
 
 class NoiseWarning(DekrrWarning):
     """Noise of differential privacy costs much of a model's accuracy, or all of it."""
+
+
+class WrongRowsWarning(DekrrWarning):
+    """The rows of a site look wrong beside those of the others."""
 
 
 class PoorFitWarning(DekrrWarning):

@@ -494,12 +494,13 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
         str | None,
         Setting(
             '"harmful" leaves out, and names, a site without which nearly all others have a clearly lower error on '
-            "held-out rows: other units, codes for missing values, a changed sign. It needs a shared part. None leaves "
-            "out nobody.",
-            one_of("harmful").or_none(),
+            'held-out rows: other units, codes for missing values, a changed sign. "warn" names such a site, and '
+            '"stop" ends the run before training. Between organisations nobody can be left out, and a site is named '
+            "for what it finds in its own rows beside all. It needs a shared part. None does not look.",
+            one_of("harmful", "warn", "stop").or_none(),
             in_process="harmful",
         ),
-    ] = None
+    ] = "warn"
     max_maps: Annotated[int, Setting("The most feature maps that a neighbour may have sums for in a run.", _COUNT)] = 64
     max_features: Annotated[
         int, Setting("The most features that a neighbour may choose; 0 means no limit.", whole_number(0))

@@ -857,7 +857,9 @@ def sift(
             f"{harmful!r}, and {one.without_site:.3g} without"
         )
         rest = {label: own for label, own in sifted.rows.items() if label != harmful}
-        stays = here is not None or len(sifted.apart) == most
+        if settings.exclude == "stop":
+            raise DataError(f'{harm}. Put it right, or give exclude="harmful" or "warn"')
+        stays = here is not None or settings.exclude == "warn" or len(sifted.apart) == most
         graph = None if stays else _graph_of(regressor, sifted.graph, rest, seed)
         if graph is None:
             warn(f"{harm}. It is in the fit all the same: put it right, or fit without it")

@@ -283,6 +283,11 @@ def _check_settings(method: str, settings: Mapping[str, Any], mistakes: list[str
             mistakes.append(
                 f"settings.{key} is {settings[key]!r}; between organisations it must be {' or '.join(choices)}"
             )
+    if settings.get("exclude") == "harmful":
+        mistakes.append(
+            "settings.exclude: between organisations nobody can be left out of sums that masks are to hide; write "
+            '"warn" or "stop"'
+        )
     mistakes[:] = dict.fromkeys(mistakes)  # a setting may be in several groups
 
 

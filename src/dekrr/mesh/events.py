@@ -38,6 +38,12 @@ class Exposed(Event, frozen=True, tag="exposed"):
     reason: str
 
 
+class LooksWrong(Event, frozen=True, tag="looks wrong"):
+    """Rows of this site, or of another one, look wrong beside those of all."""
+
+    reason: str
+
+
 class Noisy(Event, frozen=True, tag="noisy"):
     """Noise of differential privacy costs much of the model's accuracy, or all of it."""
 

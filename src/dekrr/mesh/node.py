@@ -14,11 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from ..disk import replacing, synchronise
-from ..errors import DataError, DekrrError, NetworkError, NoiseWarning, SettingsError
+from ..errors import DataError, DekrrError, NetworkError, NoiseWarning, SettingsError, WrongRowsWarning
 from ..messages import Offer
 from ..model import Header, SiteClassifier, SiteModel, model_of, uncalibrated
 from ..privacy.admission import AskedMaps
@@ -29,7 +30,7 @@ from ..tables.columns import Columns
 from . import keys
 from .after_loss import KeptOnDisk, guarded
 from .carrier import Carrier, Ways
-from .events import Ended, Exposed, Noisy, Started, Stopped, finished
+from .events import Ended, Exposed, LooksWrong, Noisy, Started, Stopped, finished
 from .identity import CertificateSigner
 from .identity import Identity as CertifiedIdentity
 from .network import Keys, Link, MeshNetwork
@@ -258,7 +259,8 @@ class Node:
     def _tell_once(self, text: str, category: type[Warning] = UserWarning) -> None:
         if text not in self._told:
             self._told.add(text)
-            self._events.append(Noisy(reason=text) if category is NoiseWarning else Exposed(reason=text))
+            kinds: dict[type[Warning], Any] = {NoiseWarning: Noisy, WrongRowsWarning: LooksWrong}
+            self._events.append(kinds.get(category, Exposed)(reason=text))
 
     def _model(self, outcome: Outcome) -> SiteModel:
         features, columns = self.config.features(), outcome.encoding

@@ -12,14 +12,14 @@ from typing import IO, Any
 import msgspec
 
 from ..disk import create
-from .events import Exposed, ModelNotWritten, Noisy, Stopped
+from .events import Exposed, LooksWrong, ModelNotWritten, Noisy, Stopped
 from .session.events import CheckpointLost, Event, Exchanged, Gone, Refused, Refusing, Unconfirmed
 
 RECORD = "run.jsonl"
 logger = logging.getLogger("dekrr")
 _EXCHANGES_AT_A_TIME = 128  # lines of a record in one write
 _LEFT_OUT = ("event", "neighbors", "terms", "site")  # fields that a line of the text log does not repeat
-_WARNINGS = (CheckpointLost, Exposed, Gone, ModelNotWritten, Noisy, Refused, Refusing, Stopped, Unconfirmed)
+_WARNINGS = (CheckpointLost, Exposed, Gone, LooksWrong, ModelNotWritten, Noisy, Refused, Refusing, Stopped, Unconfirmed)
 
 
 def _line(event: Event, **before: Any) -> dict[str, Any]:

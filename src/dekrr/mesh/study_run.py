@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import DekrrError, GoneError, one_line
+from .events import LooksWrong
 from .node import CHECKPOINT, MODEL, Node
 from .record import RECORD, Log, Record
 from .session import Phase
+from .session.events import Event
 from .studies.book import StudyState
 from .studies.ends import WHOLE
 from .studies.gate import figures, why_held_back
@@ -46,6 +48,7 @@ class StudyRun(threading.Thread):
         self._node: Node | None = None
         self._stop_reason: str | None = None
         self._quietly = False
+        self._remarks: list[str] = []
         checkpoint = versions.place(number) / CHECKPOINT
         self.resumes = checkpoint.exists() and checkpoint.stat().st_size > 0
 
@@ -95,7 +98,7 @@ class StudyRun(threading.Thread):
             why = "" if number == versions.current else self._why_held_back()
             if not why and number > (versions.current or 0):  # one that is taken up late does not replace a newer one
                 versions.use(number)
-            versions.note(number, HELD_BACK if why else "done", why)
+            versions.note(number, HELD_BACK if why else "done", "; ".join([*([why] if why else []), *self._remarks]))
             digest = digest_of_file(place / MODEL)
             site.trail.decide("model", study=self._state.digest, run=number, digest=digest)
             about = site.config.site, number, self._state.label
@@ -117,8 +120,14 @@ class StudyRun(threading.Thread):
         self._versions.note(self.number, "running", n_rows=node.n_rows)
         if self._stop_reason is not None:
             node.stop(self._stop_reason or "the site is stopped")
-        node.listeners += [Log(**self._about), Record(place / RECORD)]
+        node.listeners += [Log(**self._about), Record(place / RECORD), self._hear]
         node.run()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, LooksWrong):
+            self._remarks.append(event.reason)
+            self._site.trail.decide("looks wrong", study=self._state.digest, run=self.number, reason=event.reason)
+            self._site.call_hook("looks wrong", self._state.label)
 
     def _fail(self, state: str, error: Exception) -> None:
         """Note the whole reason here, and tell the other sites a code; see `studies.outward`."""

@@ -14,15 +14,21 @@ of these.
 
 Under masks no site sees the sums of another one, and nobody can tell whether they are those of its rows: what is
 measured at a site is what it says.
+
+Between organisations that is too much to tell: from a model of all others, and the sums of all, much of a site's own
+sums follows. There each site compares itself with all (`look_under_guards`). Sums that masks are to hide have to be
+over one set of sites, so no site can be left out once they are formed; and what rows mixed up or other functions do to
+the others remains unseen, until the others' own rows tell it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from ..features import FeatureMap
 from ..parts.local import NO_LEVEL, LevelSums
 from ..privacy.admission import check_leverages, check_rows_of_shared
 from ..scaling import Scaling
@@ -30,13 +36,23 @@ from ..selection import Auto
 from ..selection.greedy import with_columns
 from ..settings import DeKRRSettings
 from ..statistics import OwnSums, accumulate, pack_symmetric, path_of, unpack_symmetric
-from ..tables.rows import LARGEST, ArrayRows
-from ..types import Array
+from ..tables.rows import LARGEST, ArrayRows, Rows
+from ..types import Array, Block
 from .dekrr import agreement_of, plan, start_of
 from .masking import Masks, unit_of, unit_of_gram
 from .preparation import agree_on_quantiles
 from .roll_call import RollCall, Roster
-from .shared_part import FOLDS, RIDGES, Candidates, agree_on_spreads, bandwidth_of, elect, held_out, shared_size
+from .run import Start, weigh_rows
+from .shared_part import (
+    FOLDS,
+    RIDGES,
+    Candidates,
+    agree_on_spreads,
+    bandwidth_of,
+    elect,
+    held_out,
+    shared_size,
+)
 from .site import Limits, Procedure, Site
 from .spanning_tree import tree_sum
 
@@ -60,6 +76,17 @@ _FAR = 100.0  # spreads from the quartiles
 _MANY_OF_SITES = 5  # more than one in so many that have far values: the column is like that
 _ROOM_OF_LIMITS = 4.0  # spreads from the quartiles that far values are moved to
 _OTHER_UNITS = 5.0  # times the spread
+_MOST_SLOPE = -0.3  # of a response over what the others' model predicts, where its sign is changed
+_MOST_CORRELATION = -0.4  # of both, where none of the others was asked
+_MOST_TOLD = 3  # findings of a site
+KINDS = {  # what other sites are told of a finding
+    "code": "seems to have a code for missing values",
+    "constant": "is constant",
+    "units": "seems to be in other units",
+    "shifted": "seems to be shifted",
+    "sign": "seems to have another sign",
+    "relation": "has little to do with the columns",
+}
 
 
 class Finding(NamedTuple):
@@ -67,6 +94,10 @@ class Finding(NamedTuple):
 
     place: int  # of the column; -1 is the response, or the last of them
     text: str  # what it looks like, and a guess at the reason
+    kind: str  # of `KINDS`
+
+
+_AGAINST = Finding(-1, "falls where the others' rises: is its sign changed?", "sign")
 
 
 class Contribution(NamedTuple):
@@ -89,6 +120,28 @@ class Looked:
     findings: tuple[Finding, ...] = ()  # what looks wrong at this site
     # shape (n_columns + n_outputs,): what to move values to that are far off; infinite where no site has such values
     limits: Limits | None = None
+    # by site, the places and kinds of what sites tell each other of their findings, where they do so
+    told: Mapping[str, tuple[tuple[int, str], ...]] = field(default_factory=dict)
+
+
+class _Begun(NamedTuple):
+    """What sites agree on at the beginning of a look: quartiles, units, and which values are far off."""
+
+    whole: ArrayRows
+    start: Start
+    roster: Roster
+    masks: Masks | None
+    lower: Array
+    upper: Array
+    limits: Limits | None
+    is_limited: np.ndarray
+
+    @property
+    def responses_vary(self) -> bool:
+        return bool((self.upper > self.lower)[self.start.rows.n_columns :].all())
+
+    def findings(self, **more: bool) -> Iterator[Finding]:
+        return _findings(self.whole, self.lower, self.upper, self.is_limited, **more)
 
 
 class _Measured(NamedTuple):
@@ -107,25 +160,12 @@ class _Measured(NamedTuple):
 
 def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     """Return what is known of the rows of all sites, and of this site's, before any of them are in a model."""
-    run = plan(Auto(1), settings)  # what it says of masks and guards is asked for here alone
-    site = site.withholding(run.max_leverage).in_order()
-    roll = RollCall(site)
-    roster = yield from roll.roster()
-    site.enter("looking at rows")
-    if roster.n_sites < FEWEST_SITES:
+    begun = yield from _begin(site, settings)
+    if begun is None:
         return Looked()
-    agreement = agreement_of(site, roll, run)
-    masks = (yield from agreement.masks()) if agreement is not None else None
-    lower, upper = yield from _quartiles(site, roster, settings.min_rows, masks)
-    spread = upper - lower
-    rooms = np.full(len(lower), _ROOM)
-    rooms[site.rows.n_columns :] = _ROOM_OF_RESPONSES if masks is None else 1.0
-    ends = lower - spread, upper + spread
-    rooms = rooms * (ends[1] - ends[0])
-    start = start_of(site, Scaling(*ends, (ends[0] - rooms, ends[1] + rooms)), roll, agreement)
-    limits, is_limited = yield from _limits(site, roster, lower, upper, masks)
-    findings = tuple(_findings(site.rows.sample, lower, upper, is_limited))
-    if not roster.names_all or not spread[site.rows.n_columns :].all():
+    start, roster, masks, limits = begun.start, begun.roster, begun.masks, begun.limits
+    site, findings = start.site, tuple(begun.findings())
+    if not roster.names_all or not begun.responses_vary:
         return Looked(findings=findings, limits=limits)
     sigma = bandwidth_of((yield from agree_on_spreads(start)))
     wanted = max(1, min(_MOST_FEATURES, roster.n_rows // _ROWS_PER_FEATURE))
@@ -137,10 +177,7 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     folds = range(FOLDS if roster.n_sites <= _MANY_SITES and not settings.rows_per_feature else 1)
     parts = [held_out(start, settings, fold) for fold in folds]
     for rows, _ in parts:
-        check_rows_of_shared(site.name, rows.n_rows, feature_map, site.neighbors, settings.rows_per_feature)
-        if settings.max_leverage < 1 and site.neighbors and rows.n_rows:
-            around = dict.fromkeys(site.neighbors, feature_map)
-            check_leverages(site.name, rows, None, around, settings.rows_per_feature)
+        _check(site, rows, feature_map, settings)
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
     ratio = _RATIO if settings.site_effect is not None else NO_LEVEL
     levels, reduced = [], []
@@ -152,11 +189,7 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     packed, shape = np.array(reduced), own.moment.shape
     largest: Array | float = 1.0
     if masks is not None:
-        of_rows, of_responses = 2.0**masks.rows, 2.0**masks.responses
-        unit = np.repeat(np.abs(unit_of(feature_map)), own.moment.size // feature_map.n_features)
-        of_energy = np.array([of_responses**2 * site.rows.n_outputs, 1.0])
-        sizes = [np.abs(unit_of_gram(feature_map)), of_responses * unit, of_energy]
-        largest = np.tile(2.0 * of_rows * np.concatenate(sizes), len(parts))
+        largest = np.tile(2.0 * _largest(masks, feature_map, site.rows.n_outputs), len(parts))
     total = (yield from tree_sum(site, roster, packed.ravel(), masks, largest)).reshape(packed.shape)
     names = tuple(sorted(roster.rows))
     place = names.index(site.name)
@@ -182,27 +215,148 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     found = _Measured(*sums.reshape(own_told.shape))
     harmful = _harmful(found)
     if harmful == place:
-        findings = tuple(_findings(site.rows.sample, lower, upper, is_limited, of_harmful=True))
-        if not findings:
-            findings = (_of_relation(predicted[2 + place], y),)
+        findings = tuple(begun.findings(of_response=True)) or (_of_relation(predicted[2 + place], y),)
     per_row = np.maximum(found.n_rows_of_others, 1.0)
     errors = zip((found.with_site / per_row).tolist(), (found.without_site / per_row).tolist(), strict=True)
     contributions = {name: Contribution(*pair) for name, pair in zip(names, errors, strict=True)}
     return Looked(contributions, None if harmful is None else names[harmful], findings, limits)
 
 
+def look_under_guards(site: Site, settings: DeKRRSettings, *, has_codes: bool = False) -> Procedure[Looked]:
+    """Return what looks wrong at this site beside all, in its own words, and what other sites tell of theirs.
+
+    What is told is counts, one sum over the rows of all sites, from which each takes its own, and for each of a site's
+    findings the column and the kind.
+
+    Parameters
+    ----------
+    has_codes : bool, default=False
+        Whether responses are codes of classes, which have no units.
+    """
+    begun = yield from _begin(site, settings)
+    if begun is None:
+        return Looked()
+    site, roster, n_outputs = begun.start.site, begun.roster, begun.start.rows.n_outputs
+    findings = [
+        one for one in begun.findings(of_response=True) if one.place >= 0 or not has_codes or one.kind == "constant"
+    ]
+    if begun.responses_vary and roster.whole.fewest[0] >= settings.min_rows:
+        is_against = yield from _is_against(begun, settings)
+        if is_against and all(one.place >= 0 for one in findings):
+            findings.append(_AGAINST)
+    names, kinds = tuple(sorted(roster.rows)), tuple(KINDS)
+    told = np.zeros((len(names), _MOST_TOLD))
+    for i, one in enumerate(findings[:_MOST_TOLD]):
+        told[names.index(site.name), i] = 1 + kinds.index(one.kind) + len(kinds) * (one.place + n_outputs)
+    most = float(len(kinds) * (site.rows.n_columns + n_outputs))
+    total = np.rint((yield from tree_sum(site, roster, told.ravel(), begun.masks, most))).reshape(told.shape)
+    heard: dict[str, tuple[tuple[int, str], ...]] = {}
+    for name, own in zip(names, total, strict=True):
+        places = [divmod(int(one) - 1, len(kinds)) for one in own if 1 <= one <= most]
+        if places:
+            heard[name] = tuple((place - n_outputs, kinds[kind]) for place, kind in places)
+    return Looked(findings=tuple(findings), limits=begun.limits, told=heard)
+
+
+def _begin(site: Site, settings: DeKRRSettings) -> Procedure[_Begun | None]:
+    run = plan(Auto(1), settings)  # what it says of masks and guards is asked for here alone
+    whole = site.rows.sample
+    site = site.withholding(run.max_leverage).in_order()
+    roll = RollCall(site)
+    roster = yield from roll.roster()
+    site.enter("looking at rows")
+    if roster.n_sites < FEWEST_SITES:
+        return None
+    if run.settings.weighted:
+        yield from weigh_rows(site, roll)
+        roster = yield from roll.roster()
+    agreement = agreement_of(site, roll, run)
+    masks = (yield from agreement.masks()) if agreement is not None else None
+    lower, upper = yield from _quartiles(site, roster, settings.min_rows, masks)
+    spread = upper - lower
+    rooms = np.full(len(lower), _ROOM)
+    rooms[site.rows.n_columns :] = _ROOM_OF_RESPONSES if masks is None else 1.0
+    ends = lower - spread, upper + spread
+    rooms = rooms * (ends[1] - ends[0])
+    start = start_of(site, Scaling(*ends, (ends[0] - rooms, ends[1] + rooms)), roll, agreement)
+    limits, is_limited = yield from _limits(site, whole, settings.min_rows, roster, lower, upper, masks)
+    return _Begun(whole, start, roster, masks, lower, upper, limits, is_limited)
+
+
+def _is_against(begun: _Begun, settings: DeKRRSettings) -> Procedure[bool]:
+    """Return whether this site's responses fall where those of the others rise, beyond chance.
+
+    Let G be the sum of all sites' squares and products, and m that of all others' products with the response. Then
+    G^-1 m predicts for this site's rows what the others' rows add to a model of all: little where they have none, so
+    that nothing is extrapolated. Each site's responses are in its own units, so that none counts for more by them.
+    """
+    start, roster, wanted = begun.start, begun.roster, settings.shared
+    sigma = bandwidth_of((yield from agree_on_spreads(start)))
+    most = _MOST_FEATURES if not isinstance(wanted, int) else min(_MOST_FEATURES, wanted)
+    wanted = max(1, min(most, roster.n_rows // _ROWS_PER_FEATURE))
+    n_columns = start.rows.n_columns
+    n_features = shared_size(wanted, roster, n_columns, settings.rows_per_feature)
+    linear = n_features > n_columns
+    kind = Candidates("looking", n_features, rough=False, voted=False)
+    feature_map = yield from elect(start, sigma, kind, linear=linear)
+    if linear:
+        feature_map = with_columns([feature_map], sigma)
+    low, middle, high = np.quantile(start.rows.sample.y, [0.25, 0.5, 0.75], axis=0)
+    unit = np.where(high > low, high - low, np.inf)
+
+    def in_own_units(block: Block) -> Block:
+        return block._replace(y=np.clip((block.y - middle) / unit, -1.0, 1.0))
+
+    rows = start.rows.mapped(in_own_units)
+    _check(start.site, rows, feature_map, settings)
+    own, _ = accumulate(rows, feature_map, {}, settings.precision)
+    packed = np.array([*pack_symmetric(own.gram), *own.moment.ravel(), own.response_energy, rows.weights.total])
+    masks = (yield from start.masking.agreed()) if start.masking is not None else None
+    largest = _largest(masks, feature_map, rows.n_outputs) if masks is not None else 1.0
+    total = yield from tree_sum(start.site, roster, packed, masks, largest)
+    sums, count = _unpacked(total, own.moment.shape)
+    ridge = min(path_of(sums, count, RIDGES), key=lambda fit: fit.error).ridge
+    (of_others,) = path_of(replace(sums, moment=sums.moment - own.moment), count, [ridge])
+    fitted = feature_map.apply(rows.sample.X, of_others.coefficients)
+    fitted, y = (part.reshape(len(part), -1) - part.mean(axis=0).ravel() for part in (fitted, rows.sample.y))
+    norms = np.linalg.norm(fitted, axis=0) * np.linalg.norm(y, axis=0)
+    correlations = (fitted * y).sum(axis=0) / np.maximum(norms, np.finfo(float).tiny)
+    return bool((correlations <= min(_MOST_CORRELATION, -_LEAST_Z / np.sqrt(max(len(y), 1)))).any())
+
+
+def _check(site: Site, rows: Rows, feature_map: FeatureMap, settings: DeKRRSettings) -> None:
+    """Refuse sums from which rows could be computed."""
+    check_rows_of_shared(site.name, rows.n_rows, feature_map, site.neighbors, settings.rows_per_feature)
+    if settings.max_leverage < 1 and site.neighbors and rows.n_rows:
+        check_leverages(site.name, rows, None, dict.fromkeys(site.neighbors, feature_map), settings.rows_per_feature)
+
+
+def _largest(masks: Masks, feature_map: FeatureMap, n_outputs: int) -> Array:
+    """Return public bounds of a site's packed sums."""
+    of_responses, unit = 2.0**masks.responses, np.repeat(np.abs(unit_of(feature_map)), n_outputs)
+    of_energy = np.array([of_responses**2 * n_outputs, 1.0])
+    return np.asarray(
+        2.0**masks.rows * np.concatenate([np.abs(unit_of_gram(feature_map)), of_responses * unit, of_energy])
+    )
+
+
 def _limits(
-    site: Site, roster: Roster, lower: Array, upper: Array, masks: Masks | None
+    site: Site, whole: ArrayRows, min_rows: int, roster: Roster, lower: Array, upper: Array, masks: Masks | None
 ) -> Procedure[tuple[Limits | None, np.ndarray]]:
     """Return limits of the columns and responses of which few sites have values that are far off, and which these are.
 
-    Where no site has such values, there are no limits; where many have, they are nothing to tell.
+    Where no site has such values, there are no limits; where many have, they are nothing to tell. Rows that are
+    withheld count where they are as many as may be told of.
     """
-    values = np.column_stack([site.rows.sample.X, site.rows.sample.y])
     room = upper - lower
-    is_far = ((values < lower - _FAR * room) | (values > upper + _FAR * room)).any(axis=0) & (room > 0)
-    n_far = np.rint((yield from tree_sum(site, roster, is_far.astype(float), masks)))
-    is_limited = (n_far > 0) & (n_far <= max(1, roster.n_sites // _MANY_OF_SITES))
+
+    def n_far(rows: ArrayRows) -> np.ndarray:
+        values = np.column_stack([rows.X, rows.y])
+        return np.asarray(((values < lower - _FAR * room) | (values > upper + _FAR * room)).sum(axis=0))
+
+    is_far = ((n_far(site.rows.sample) > 0) | (n_far(whole) >= max(min_rows, 1))) & (room > 0)
+    n_sites = np.rint((yield from tree_sum(site, roster, is_far.astype(float), masks)))
+    is_limited = (n_sites > 0) & (n_sites <= max(1, roster.n_sites // _MANY_OF_SITES))
     if not is_limited.any():
         return None, is_limited
     room = np.where(is_limited, _ROOM_OF_LIMITS * room, np.inf)
@@ -224,10 +378,13 @@ def _quartiles(site: Site, roster: Roster, min_rows: int, masks: Masks | None) -
 
 def _solved(packed: Array, shape: tuple[int, ...]) -> Array:
     """Return the coefficients of the ridge regression of some sums, its ridge by generalised cross-validation."""
+    return min(path_of(*_unpacked(packed, shape), RIDGES), key=lambda fit: fit.error).coefficients
+
+
+def _unpacked(packed: Array, shape: tuple[int, ...]) -> tuple[OwnSums, float]:
+    """Return sums, and the weight of their rows."""
     gram, moment, (energy, count) = np.split(packed, [-int(np.prod(shape)) - 2, -2])
-    sums = OwnSums(unpack_symmetric(gram, shape[0]), moment.reshape(shape), float(energy))
-    fits = path_of(sums, max(float(count), 1.0), RIDGES)
-    return min(fits, key=lambda fit: fit.error).coefficients
+    return OwnSums(unpack_symmetric(gram, shape[0]), moment.reshape(shape), float(energy)), max(float(count), 1.0)
 
 
 @lru_cache(maxsize=2 * FOLDS)
@@ -277,14 +434,14 @@ def _harmful(found: _Measured) -> int | None:
 
 
 def _findings(
-    rows: ArrayRows, lower: Array, upper: Array, is_limited: np.ndarray, *, of_harmful: bool = False
+    rows: ArrayRows, lower: Array, upper: Array, is_limited: np.ndarray, *, of_response: bool = False
 ) -> Iterator[Finding]:
-    """Yield what of a site's columns and responses is far from what sites agree on."""
+    """Yield what of a site's columns is far from what sites agree on, and of its responses, where it is asked for."""
     values = np.column_stack([rows.X, rows.y])
     n_columns = rows.n_columns
     for i in np.flatnonzero(upper > lower) if rows.n_rows else ():
         own, place = values[:, i], int(i if i < n_columns else i - len(lower))
-        if not is_limited[i] and not (of_harmful and place < 0):
+        if not is_limited[i] and not (of_response and place < 0):
             continue
         spread, middle = upper[i] - lower[i], (upper[i] + lower[i]) / 2
         low, median, high = np.quantile(own, [0.25, 0.5, 0.75])
@@ -292,13 +449,15 @@ def _findings(
         codes, counts = np.unique(own[np.abs(own - middle) > _FAR * spread], return_counts=True)
         most = int(counts.max(initial=0))
         if max(_FEWEST_ALIKE, _LEAST_ALIKE * len(own)) <= most < len(own) / 2:
-            yield Finding(place, f"is {codes[counts.argmax()]:.10g} in {most} of {len(own)} rows: a code for missing?")
+            text = f"is {codes[counts.argmax()]:.10g} in {most} of {len(own)} rows: a code for missing?"
+            yield Finding(place, text, "code")
         elif place < 0 and own.min() == own.max():
-            yield Finding(place, f"is {own[0]:.6g} in all {len(own)} rows: is it constant?")
-        elif ratio >= _OTHER_UNITS or (place < 0 and ratio <= 1 / _OTHER_UNITS):
-            yield Finding(place, f"is about {_rounded(ratio)} times the others': other units?")
+            yield Finding(place, f"is {own[0]:.6g} in all {len(own)} rows: is it constant?", "constant")
+        elif ratio >= _OTHER_UNITS or (place < 0 and 0 < ratio <= 1 / _OTHER_UNITS):
+            yield Finding(place, f"is about {_rounded(ratio)} times the others': other units?", "units")
         elif place < 0 and abs(median - middle) > _OTHER_UNITS * spread:
-            yield Finding(place, f"is about {median:.3g} where the others' is about {middle:.3g}: is it shifted?")
+            text = f"is about {median:.3g} where the others' is about {middle:.3g}: is it shifted?"
+            yield Finding(place, text, "shifted")
 
 
 def _rounded(ratio: float) -> str:
@@ -309,6 +468,6 @@ def _of_relation(fitted: Array, y: Array) -> Finding:
     """Return how the response of a site that harms the others relates to what they would predict for it."""
     fitted, y = fitted - fitted.mean(axis=0), y - y.mean(axis=0)
     slope = float(np.vdot(fitted, y)) / max(float(np.vdot(fitted, fitted)), np.finfo(float).tiny)
-    if slope < -0.3:
-        return Finding(-1, "falls where the others' rises: is its sign changed?")
-    return Finding(-1, "has little to do with the columns as the others' has: are rows mixed up?")
+    if slope < _MOST_SLOPE:
+        return _AGAINST
+    return Finding(-1, "has little to do with the columns as the others' has: are rows mixed up?", "relation")

@@ -26,7 +26,7 @@ from ..tables import NetworkFile
 from .network import SITE_FILE, SITES, site_tables
 from .node import INTERRUPTED, TERMINATED, Signalled, kilobytes, stop_on, waited_for
 
-_WARNINGS = ("noisy", "exposed")  # events that a person should read
+_WARNINGS = ("noisy", "exposed", "looks wrong")  # events that a person should read
 _WHERE_KNOWN = (*HELD_OUT, "gone")  # columns that most networks do not need
 _COLUMNS = ("site", "phase", "round", "residual", "kB sent", *HELD_OUT, "gone", "waiting for")
 _LEFT_OUT = ("kB sent", "residual", "waiting for", "round", "gone", *reversed(HELD_OUT))  # where it is narrow, in order

@@ -29,6 +29,7 @@ WORDS = {
     "rows": "its rows cannot be used as they are",
     "settings": "the settings of the study do not suit its rows, or the other sites",
     "transform": "a response is not one that the transform of the study takes",
+    "wrong-rows": "rows of a site look wrong beside those of all",
     "weights": "a weight is no finite number of at least 0",
 }
 

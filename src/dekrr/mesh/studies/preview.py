@@ -58,6 +58,8 @@ def preview(study: StudyFile, config: StandingFile, folder: Path) -> Preview:
     run = study.site_file("preview", me, dict.fromkeys(neighbors, ""), file, config.scheduler)
     if run.method != "dkla":  # the neighbourhoods of the other sites are made up, and nothing leaves
         run = msgspec.structs.replace(run, settings={**run.settings, "lone_neighbor": "warn"})
+    if run.settings.get("exclude") == "stop":  # made-up rows may look wrong
+        run = msgspec.structs.replace(run, settings={**run.settings, "exclude": "warn"})
     source = source_of(run, folder)
     facts = facts_of(run, source) if run.data.raw else None
     graph = {me: neighbors} | {p: sorted({me, *others} - {p}) if p in neighbors else [] for p in others}
