@@ -1,5 +1,6 @@
 """The documentation site: `make docs` builds it."""
 
+import logging as python_logging
 import os
 import re
 import sys
@@ -47,6 +48,7 @@ nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
+python_logging.getLogger("matplotlib.animation").setLevel("ERROR")  # without ffmpeg, Pillow makes the film: as well
 kernels = Path(tempfile.mkdtemp(prefix="dekrr-docs-"))  # pages run on this machine alone: no word on encryption is due
 (kernels / "profile_default").mkdir()
 (kernels / "profile_default" / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 'ERROR'\n")

@@ -116,10 +116,10 @@ def comparison(frame: Any, *, ax: Any = None) -> Any:
         axes.set_yticks(places, [str(site) for site in shown])
         axes.set(xlabel=f"{measure} of the site's own rows, held out")
     else:
-        axes.scatter(alone, pooled, s=8, marker="|", color="0.5", label="pooled")
-        axes.scatter(alone, together, s=12, color="C0", label="together")
+        axes.scatter(alone, pooled, s=14, marker="s", facecolor="none", edgecolor="0.5", label="pooled")
+        axes.scatter(alone, together, s=16, color="C0", label="together")
         ends = [min(alone.min(), together.min()), max(alone.max(), together.max())]
-        axes.plot(ends, ends, color="C1", linewidth=1, label="alone")
+        axes.plot(ends, ends, color="C1", linewidth=1, label="alone: sites below the line gain")
         axes.set(xlabel=f"{measure} alone", ylabel=f"{measure} together, and pooled", xscale="log", yscale="log")
     axes.legend()
     axes.set(title=frame.attrs.get("verdict", "").split(".")[0])
