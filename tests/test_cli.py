@@ -66,7 +66,7 @@ def test_a_dash_reads_standard_input(table, kind):
     named = run(
         "fit", table / "data.csv", "--target", "y", "--site", "station", "--out", table / "named", "--json", *SMALL
     )
-    assert fitted["held out"] == json.loads(named.stdout)["held out"]
+    assert fitted["held_out"] == json.loads(named.stdout)["held_out"]
     scored = ("--target", "y", "--site", "station", "--json")
     assert json.loads(piped("score", models, "-", *scored)) == json.loads(
         run("score", models, table / "data.csv", *scored).stdout

@@ -92,6 +92,15 @@ def test_classes_are_compared_by_log_loss():
     assert found.loc["all", "together"] < np.log(2)
 
 
+def test_a_target_of_two_values_is_told_to_be_compared_as_a_number():
+    table = table_of(n_sites=3, n_rows=40)
+    table["y"] = (table["y"] > table["y"].median()).astype(int)
+    with pytest.warns(DekrrWarning, match="two values alone, 0 and 1.*classes=True"):
+        as_numbers = dekrr.compare(table, "y", "site", test=0.25, **SMALL)
+    as_classes = dekrr.compare(table, "y", "site", test=0.25, classes=True, **SMALL)
+    assert (as_numbers.attrs["measure"], as_classes.attrs["measure"]) == ("RSE", "log loss")
+
+
 def test_a_site_of_one_row_is_never_tested_and_takes_part():
     table = pd.concat([table_of(n_sites=3, n_rows=40), table_of(n_sites=1, n_rows=1).assign(site="one")])
     found = dekrr.compare(table, "y", "site", test=0.5, **SMALL)
@@ -239,7 +248,7 @@ def test_fit_and_score_print_json(tmp_path):
     )
     facts = json.loads(fit.stdout)
     assert facts["sites"] == {f"s{k}": {"rows": 60} for k in range(3)}
-    assert set(facts["held out"]["sites"]) == set(facts["second training, RSE"]["sites"]) == {"s0", "s1", "s2"}
+    assert set(facts["held_out"]["sites"]) == set(facts["second_training"]["RSE"]["sites"]) == {"s0", "s1", "s2"}
     score = CliRunner().invoke(app, ["score", str(tmp_path / "models"), *common], catch_exceptions=False)
     found = json.loads(score.stdout)
     predicted = DeKRRRegressor(**SMALL).fit(tmp_path / "rows.csv", "y", sites="site").predict(table, sites="site")
@@ -257,7 +266,7 @@ def test_json_of_classes_has_the_figures_of_each_site_and_no_nan(tmp_path):
         result = CliRunner().invoke(app, arguments, catch_exceptions=False)
         return json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
-    fitted = printed("fit", *common, *out)["held out"]
+    fitted = printed("fit", *common, *out)["held_out"]
     scored = printed("score", str(tmp_path / "models"), *common)
     for found in (fitted, scored):
         assert found["measure"] == "accuracy and log loss"

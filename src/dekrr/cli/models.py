@@ -297,9 +297,9 @@ def _print_json(fitted: Any, out: Path, errors: Errors | ClassErrors | None = No
         "sites": {str(label): {"rows": n_rows} for label, n_rows in fitted.n_rows_.items()},
     }
     if errors is not None:
-        found["held out"] = errors.facts(own=True)
+        found["held_out"] = errors.facts(own=True)
     for name, measured in (fitted.validation_ or {}).items():
-        found[f"second training, {name}"] = {
+        found.setdefault("second_training", {})[name] = {
             "rows": sum(measured.n_rows.values()),
             "own": measured.mean_own,
             "alone": measured.mean_alone,

@@ -180,6 +180,13 @@ def _read(table: Any, target: Any, sites: Any, columns: Sequence[str] | None, cl
             raise DataError("the target has missing values, or words and numbers: drop or mend such rows") from None
     elif not np.isfinite(y.astype(float)).all():
         raise DataError("the target has missing or infinite values: drop such rows")
+    elif classes is None and len(two := np.unique(y)) == 2:
+        warnings.warn(
+            f"the target has two values alone, {two[0]:g} and {two[1]:g}, and is compared as a number; classes=True "
+            "(on the command line, --classes) compares classes",
+            DekrrWarning,
+            stacklevel=3,
+        )
     return _Trial(table, y if names is not None else y.astype(float), names, labels, index, _hashes(table, y))
 
 
