@@ -46,7 +46,6 @@ def cycles(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
 
     Parameters
     ----------
-    n_sites : int
     n_neighbors : int, default=4
         An even number.
     seed : int, optional
@@ -78,8 +77,6 @@ def random_regular(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Grap
 
     Parameters
     ----------
-    n_sites : int
-    n_neighbors : int, default=4
     seed : int, optional
     """
     if n_sites <= n_neighbors:
@@ -96,8 +93,6 @@ def watts_strogatz(n_sites: int, n_neighbors: int = 4, rewiring: float = 0.2, se
 
     Parameters
     ----------
-    n_sites : int
-    n_neighbors : int, default=4
     rewiring : float, default=0.2
         The probability that an edge is rewired.
     seed : int, optional
@@ -116,8 +111,6 @@ def erdos_renyi(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
 
     Parameters
     ----------
-    n_sites : int
-    n_neighbors : int, default=4
     seed : int, optional
     """
     generator = nx.utils.create_py_random_state(seed)

@@ -41,10 +41,6 @@ class Dataset:
 
 def read_table(path: str | os.PathLike[str]) -> Any:
     """Return the table in a CSV (or .csv.gz, .tsv) or Parquet file as a pandas DataFrame.
-
-    Parameters
-    ----------
-    path : str or path
     """
     pd = import_pandas()
     path = Path(path)

@@ -25,8 +25,6 @@ def by_response(y: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any
     ----------
     y : ndarray of shape (n_rows,)
         The responses; the paper's setting has scaled ones.
-    n_sites : int, default=10
-    mix : float, default=0.2
     random_state : int or None
 
     Returns
@@ -50,8 +48,6 @@ def by_norm(X: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any = N
     Parameters
     ----------
     X : ndarray of shape (n_rows, n_columns)
-    n_sites : int, default=10
-    mix : float, default=0.2
     random_state : int or None
 
     Examples
@@ -69,8 +65,6 @@ def imbalanced(n_rows: int, n_sites: int = 10, random_state: Any = None) -> np.n
 
     Parameters
     ----------
-    n_rows : int
-    n_sites : int, default=10
     random_state : int or None
 
     Examples
@@ -89,8 +83,6 @@ def iid(n_rows: int, n_sites: int = 10, random_state: Any = None) -> np.ndarray:
 
     Parameters
     ----------
-    n_rows : int
-    n_sites : int, default=10
     random_state : int or None
 
     Examples
@@ -116,10 +108,8 @@ def dirichlet(
     Parameters
     ----------
     y : ndarray of shape (n_rows,)
-    n_sites : int, default=10
     concentration : float, default=0.5
         If it is small, a site has rows of few quantiles, and sites differ in size. If it is large, all sites are alike.
-    n_quantiles : int, default=10
     mix : float, default=0.0
         The share of rows that is divided at random, in equal parts.
     random_state : int or None
@@ -156,7 +146,6 @@ def by_column(values: Any, n_sites: int | None = None, mix: float = 0.0, random_
     n_sites : int, optional
         None makes a site of each distinct value. A number sorts the rows by the column and divides them into that many
         runs.
-    mix : float, default=0.0
     random_state : int or None
 
     Examples
@@ -193,7 +182,6 @@ def partition(name: str, X: Array, y: Array, **settings: Any) -> np.ndarray:
 
     Parameters
     ----------
-    name : str
     X : ndarray of shape (n_rows, n_columns)
     y : ndarray of shape (n_rows,)
     **settings

@@ -23,7 +23,6 @@ def make_sites(
 
     Parameters
     ----------
-    n_sites : int, default=10
     rows_per_site : int, default=60
         The average number of rows of a site.
     n_columns : int, default=3
