@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dekrr.data.catalogue import PAPER
+from dekrr.lab.data_sets.catalogue import PAPER
 from dekrr.lab.experiments.figures import pictures_of, save
 from dekrr.lab.experiments.fits import PAPER_METHODS
 from dekrr.lab.experiments.paper_tables import (

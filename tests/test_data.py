@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from dekrr import data
 from dekrr.cli.app import app
-from dekrr.data import catalogue, loading, splits
 from dekrr.errors import DataError, SettingsError
+from dekrr.lab.data_sets import catalogue, loading, splits
 
 seeds = st.integers(0, 2**16)
 

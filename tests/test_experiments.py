@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from dekrr import AllReduceRegressor, DeKRRRegressor, DKLARegressor
 from dekrr.cli.app import app
 from dekrr.data import authors_split, make_sites
-from dekrr.data.splits import Split
 from dekrr.errors import DataError, SettingsError
 from dekrr.lab.commands.reproduce import command_line
+from dekrr.lab.data_sets.splits import Split
 from dekrr.lab.experiments import fits, paper_tables
 from dekrr.lab.experiments.fits import (
     ALPHAS,

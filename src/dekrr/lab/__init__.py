@@ -2,6 +2,7 @@
 
 - `attacks`: what curious neighbours learn.
 - `experiments`: the paper's tables and figures, and pages about results.
+- `data_sets`: the data sets of the paper, from their publishers' files.
 - `comparing`: each site alone beside all together; `yardsticks`: the methods that it compares with.
 - `commands`: `dekrr attack`, `bench`, `compare`, `demo`, `report` and `reproduce`.
 """

@@ -9,7 +9,6 @@ import numpy as np
 
 from ... import topology
 from ...data import by_response, halves, load, make_sites
-from ...data.loading import read_table
 from ...errors import DataError
 from ...networks.local import LocalNetwork
 from ...privacy.admission import Admission, learn, longest_shortlist
@@ -21,6 +20,7 @@ from ...selection import Chooser, Greedy
 from ...settings import DeKRRSettings
 from ...tables.rows import ArrayRows
 from ...types import Array
+from ..data_sets.loading import read_table
 
 _FEWEST_ROWS, _FEWEST_SITES = 80, 4  # of a table of one's own; one site is nobody's target or neighbour, and is lost
 _NEIGHBORS, _NEIGHBORS_OF_FEW = 4, 2

@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...cli.ranks import NetworkOption, network_of
-from ...data.loading import require
+from ..data_sets.loading import require
 from ..experiments.fits import PROTOCOLS, SPLITS
 from ..experiments.paper_tables import Table, tables_of
 from ..experiments.plans import EXPERIMENTS, Options, plan, run_name

@@ -24,9 +24,7 @@ from sklearn.model_selection import KFold
 from threadpoolctl import threadpool_limits
 
 from ... import topology
-from ...data import authors_split, halves, load, partition
-from ...data.catalogue import PAPER
-from ...data.splits import Split
+from ...data import halves, partition
 from ...estimators import AllReduceRegressor, COKERegressor, DeKRRRegressor, DKLARegressor
 from ...estimators.base import parameters_of
 from ...estimators.network import run, seed_of, sites_of
@@ -45,6 +43,9 @@ from ...settings import ALONE
 from ...statistics import Weights, accumulate, assemble, penalty
 from ...tables.rows import ArrayRows, Rows
 from ...types import Array
+from ..data_sets.catalogue import PAPER
+from ..data_sets.loading import load
+from ..data_sets.splits import Split, authors_split
 
 PROTOCOLS = ("honest", "paper")
 SPLITS = ("own", "authors")
@@ -113,7 +114,7 @@ class FitTask(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 def authors_division(experiment: str, partition: str) -> str:
-    """Return which of the authors' divisions an experiment's fits are on; see `dekrr.data.splits.AUTHORS_FILES`."""
+    """Return which of the authors' divisions an experiment's fits are on; see `splits.AUTHORS_FILES`."""
     return "per-site" if experiment == "per-site" else partition
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import ttest_rel
 
-from ...data.catalogue import CATALOGUE, PAPER
 from ...types import Array
+from ..data_sets.catalogue import CATALOGUE, PAPER
 from .fits import PAPER_METHODS, TABLE_METHODS
 
 SIGNIFICANCE = 0.01

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ...data.catalogue import PAPER
-from ...data.splits import has_authors_split
 from ...errors import SettingsError
+from ..data_sets.catalogue import PAPER
+from ..data_sets.splits import has_authors_split
 from .fits import METHODS, PROTOCOLS, SPLITS, TABLE_METHODS, FitTask, authors_division
 
 AT_HAND = ("houses", "airquality", "energy", "twitter13813", "tomshardware")

@@ -7,8 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ...data.catalogue import CATALOGUE
 from ...errors import DataError
+from ..data_sets.catalogue import CATALOGUE
 from .figures import Picture, networks_of, pictures_of, save, svg_of
 from .fits import METHODS
 from .paper_tables import Cell, Row, Table, by, column, ordered, tables_of, title_of

@@ -20,7 +20,6 @@ import msgspec
 import networkx as nx
 import numpy as np
 
-from ...data.loading import read_table
 from ...data.partitions import by_response
 from ...errors import DataError
 from ...estimators import DeKRRRegressor
@@ -32,6 +31,7 @@ from ...statistics import rows_per_block
 from ...tables.rows import SAMPLE_ROWS
 from ...topology import build
 from ...types import Array
+from ..data_sets.loading import read_table
 
 ROUNDS = 1500
 

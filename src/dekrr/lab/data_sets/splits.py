@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
-from ..types import Array
+from ...errors import DataError
+from ...types import Array
 from .loading import data_directory
 
 

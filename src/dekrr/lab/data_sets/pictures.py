@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from ..labels import factorise, names_of
-from ..types import Array
+from ...labels import factorise, names_of
+from ...types import Array
 
 
 def draw_sites(sites: Any, X: Array, y: Array, axes: Any = None) -> Any:

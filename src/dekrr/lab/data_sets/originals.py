@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
-from ..rules import is_number
+from ...errors import DataError
+from ...rules import is_number
 from .catalogue import DataSource
 from .loading import Dataset, import_pandas
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, one_line
-from ..types import Array
+from ...errors import DataError, one_line
+from ...types import Array
 from .catalogue import CATALOGUE, DataSource
 
 ENVIRONMENT_VARIABLE = "DEKRR_DATA"
@@ -40,8 +40,7 @@ class Dataset:
 
 
 def read_table(path: str | os.PathLike[str]) -> Any:
-    """Return the table in a CSV (or .csv.gz, .tsv) or Parquet file as a pandas DataFrame.
-    """
+    """Return the table in a CSV (or .csv.gz, .tsv) or Parquet file as a pandas DataFrame."""
     pd = import_pandas()
     path = Path(path)
     if not path.exists():
