@@ -411,7 +411,7 @@ def test_demo(tmp_path):
     result = run("demo", "--out", tmp_path)
     for word in ("own RSE", "union RSE", "rounds", "kB sent", "seconds", "DeKRR-DDRF", "DKLA", "COKE", "Local"):
         assert word in result.output
-    assert "less own error than each alone; pooled" in " ".join(result.output.split())
+    assert "less own error than each alone. Models of pooled rows" in " ".join(result.output.split())
     assert (tmp_path / "demo.png").stat().st_size > 10_000
 
 

@@ -135,9 +135,9 @@ def _yardsticks(problem: Problem) -> Iterator[Row]:
 def _meaning(alone: Row, pooled: Row, together: Row) -> str:
     """Return in a line what the first figures say."""
     gain = 1 - together.own / alone.own
-    joins = f"together these sites have {abs(gain):.0%} {'less' if gain > 0 else 'more'} own error than each alone"
+    joins = f"Together these sites have {abs(gain):.0%} {'less' if gain > 0 else 'more'} own error than each alone"
     more = pooled.own / together.own - 1
-    return f"{joins}; pooled rows, which no site would have, {abs(more):.0%} {'more' if more > 0 else 'less'}."
+    return f"{joins}. Models of pooled rows would have {abs(more):.0%} {'more' if more > 0 else 'less'} than together."
 
 
 def _fit_all(problem: Problem, seed: int) -> list[Row]:
