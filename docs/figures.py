@@ -274,15 +274,16 @@ def real_sites() -> str:
     """Return the default on tables with real sites beside what a site has alone, and what a centre would: own RSE."""
     alone, pooled = ("mean", "ridge", "trees"), ("ridge", "trees")
     methods = ["own", *(f"{kind} alone" for kind in alone), *(f"pooled {kind}" for kind in pooled)]
-    rows = []
-    for name, seeds in sorted(_json("real_sites.json").items()):
+    rows, n_seeds = [], set()
+    for name, seeds in sorted(_real_sites().items()):
         fits = list(seeds.values())
         means = {method: statistics.fmean(fit[method] for fit in fits) for method in (*methods, "union")}
         least = min(means[method] for method in methods)
         shown = [f"**{_rse(means[m])}**" if means[m] == least else _rse(means[m]) for m in methods]
-        shown[0] += f" / {_rse(means['union'])}"
-        rows.append([name, f"{fits[0]['sites']:.0f}", *shown, str(len(fits))])
-    return table(["", "sites", "dekrr: own / union", *methods[1:], "seeds"], rows)
+        rows.append([name, f"{fits[0]['sites']:.0f}", *shown, _rse(means["union"])])
+        n_seeds.add(len(fits))
+    head = ["", "sites", "dekrr", *methods[1:], "dekrr: union"]
+    return f"{table(head, rows)}\nSeeds of each table: {' to '.join(map(str, sorted({min(n_seeds), max(n_seeds)})))}.\n"
 
 
 _SHORT = {
@@ -324,7 +325,8 @@ def who_wins() -> str:
         }
         told.append(sum(own <= best[name] for name, own in found.items()))
     alone, pooled = told
-    return f"dekrr is no worse than alone on {alone} of {len(found)} tables, and no worse than pooled on {pooled}.\n"
+    where = f"Of {len(found)} tables with real sites"
+    return f"{where}, dekrr is no worse than alone on {alone}, and no worse than pooled on {pooled}.\n"
 
 
 def beside_real_sites() -> str:
