@@ -92,6 +92,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
+html_sidebars = {"faq": [], "install": []}  # there is nothing beside these
 html_show_sourcelink = False
 
 
