@@ -13,37 +13,30 @@ from .lazy import lazy_app
 
 # Modules by name, imported when their command is called: the command line imports no annex.
 COMMANDS = {
-    "attack": (
-        "dekrr.lab.commands.attack:attack",
-        "Play curious neighbours that want a site's rows, and print what they learn.",
-    ),
-    "bench": (
-        "dekrr.lab.commands.bench:bench",
-        "Time fits against the paper's algorithm in plain numpy, scikit-learn, and the least time the processor needs.",
-    ),
     "compare": (
         "dekrr.lab.commands.compare:compare",
         "Compare what each site would do alone with what sites do together, and with all rows in one place.",
     ),
-    "demo": ("dekrr.lab.commands.demo:demo", "Compare every method on ten sites, and draw the network."),
     "fit": (".models:fit", "Train a model for every site in a table, and write the models to a folder."),
+    "score": (
+        ".predicting:score",
+        "Measure the errors of models on a table: own and union relative squared error, and that of each site.",
+    ),
     "predict": (
         ".predicting:predict",
         "Predict each row of a table by its site's model, or all rows by the mean of the models.",
+    ),
+    "inspect": (
+        ".predicting:inspect",
+        "Show what is in model files: the site, the method, the settings and the columns.",
     ),
     "serve": (
         "dekrr.serving.commands:serve",
         "Serve predictions over HTTP; a newer model takes over without losing a request.",
     ),
     "export": ("dekrr.serving.commands:export", "Write a model as an ONNX graph, which runs without dekrr."),
-    "score": (
-        ".predicting:score",
-        "Measure the errors of models on a table: own and union relative squared error, and that of each site.",
-    ),
-    "inspect": (
-        ".predicting:inspect",
-        "Show what is in model files: the site, the method, the settings and the columns.",
-    ),
+    "demo": ("dekrr.lab.commands.demo:demo", "Compare every method on ten sites, and draw the network."),
+    "docs": (".docs:docs", "Read the documentation in the terminal."),
     "report": (
         "dekrr.lab.commands.report:report",
         "Write one self-contained HTML page about results, with figures as files for papers, or about a mesh run.",
@@ -60,15 +53,22 @@ COMMANDS = {
         "dekrr.mesh.commands.node:status",
         "Print what running sites on this machine wrote about themselves a second ago.",
     ),
-    "docs": (".docs:docs", "Read the documentation in the terminal."),
     "data": (".data:data", "List and download the data sets of the paper."),
-    "reproduce": ("dekrr.lab.commands.reproduce:reproduce", "Reproduce the paper's tables and figures."),
     "site": ("dekrr.mesh.commands.site:app", "Make the files of a standing site."),
     "study": ("dekrr.mesh.commands.study:study_app", "Propose, approve and follow studies of standing sites."),
     "audit": ("dekrr.mesh.commands.study:audit_app", "Check and read this site's audit trail."),
     "relay": ("dekrr.mesh.commands.study:relay", "Relay frames between sites that accept no connections."),
     "network": ("dekrr.mesh.commands.network:network_app", "Describe a network of sites and make its keys."),
     "keys": ("dekrr.mesh.commands.network:keys_app", "Make this site's private key, or a token for callers."),
+    "attack": (
+        "dekrr.lab.commands.attack:attack",
+        "Play curious neighbours that want a site's rows, and print what they learn.",
+    ),
+    "bench": (
+        "dekrr.lab.commands.bench:bench",
+        "Time fits against the paper's algorithm in plain numpy, scikit-learn, and the least time the processor needs.",
+    ),
+    "reproduce": ("dekrr.lab.commands.reproduce:reproduce", "Reproduce the paper's tables and figures."),
 }
 _EXTRAS = {
     "matplotlib": "plot",
