@@ -1,7 +1,7 @@
 """Rules for the values of parameters and settings: a check, and its description in words."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -41,7 +41,7 @@ class Rule:
 def whole_number(least: int, most: float = math.inf) -> Rule:
     """Return the rule for an integer of at least `least`, and of at most `most`."""
     words = f"an integer of at least {least}" if math.isinf(most) else f"an integer from {least} to {most}"
-    return Rule(words, lambda value: _is_whole(value) and least <= int(value) <= most)
+    return Rule(words, lambda value: _is_finite(value) and isinstance(value, Integral) and least <= int(value) <= most)
 
 
 def number(least: float, most: float = math.inf) -> Rule:
@@ -66,10 +66,6 @@ def instance_of(kind: type) -> Rule:
     return Rule(f"a {kind.__name__}", lambda value: isinstance(value, kind))
 
 
-def _is_whole(value: Any) -> bool:
-    return not FLAG.allows(value) and isinstance(value, Integral)
-
-
 def _is_finite(value: Any) -> bool:
     return not FLAG.allows(value) and isinstance(value, Real) and math.isfinite(float(value))
 
@@ -78,29 +74,13 @@ def _are_positive(values: Any) -> bool:
     return np.ndim(values) == 1 and len(values) > 0 and all(POSITIVE.allows(value) for value in values)
 
 
-def _are_scales(values: Any) -> bool:
-    return not isinstance(values, str) and isinstance(values, Sized) and all(map(_are_positive, values))  # type: ignore[call-overload]
-
-
 def _are_counts(values: Any) -> bool:
     values = list(values.values()) if isinstance(values, Mapping) else values
     return np.ndim(values) == 1 and all(map(whole_number(1).allows, values))
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, Sized) and not isinstance(value, str) and len(value) == 2
-
-
-def _are_several(values: Any) -> bool:
-    return not isinstance(values, str) and np.ndim(values) == 1 and len(set(np.asarray(values).tolist())) > 1
-
-
-def _are_callable(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(map(callable, values))
-
-
-def _is_random_state(value: Any) -> bool:
-    return isinstance(value, np.random.RandomState) or whole_number(0, 2**32 - 1).allows(value)
+def _is_collection(value: Any) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str)
 
 
 def or_auto(rule: Rule) -> Rule:
@@ -112,15 +92,26 @@ def or_auto(rule: Rule) -> Rule:
 
 POSITIVE = Rule("a positive number", lambda value: _is_finite(value) and value > 0)
 POSITIVES = Rule("positive numbers, one or more", _are_positive)
-COLUMN_SCALES = Rule("sequences of positive numbers, one for each column", _are_scales)
+COLUMN_SCALES = Rule(
+    "sequences of positive numbers, one for each column",
+    lambda values: _is_collection(values) and all(map(_are_positive, values)),
+)
 FLAG = Rule("True or False", lambda value: isinstance(value, bool | np.bool_))
 COUNTS = Rule("a mapping of site to such numbers, or a sequence in the order of the sorted sites", _are_counts)
-PAIR = Rule("a pair, lower and upper values", _is_pair)
-SEVERAL = Rule("a sequence of two values or more", _are_several)
+PAIR = Rule("a pair, lower and upper values", lambda value: _is_collection(value) and len(value) == 2)
+SEVERAL = Rule(
+    "a sequence of two values or more",
+    lambda values: np.ndim(values) == 1 and len(set(np.asarray(values).tolist())) > 1,
+)
 EDGES = Rule("edges or a networkx graph", lambda value: isinstance(value, Iterable) and not isinstance(value, str))
 CALLABLE = Rule("a function of the graph that returns a Network", callable)
-CALLABLES = Rule("a sequence of functions", _are_callable)
-RANDOM_STATE = Rule("an integer from 0 to 4294967295, a RandomState", _is_random_state)
+CALLABLES = Rule(
+    "a sequence of functions", lambda values: isinstance(values, list | tuple) and all(map(callable, values))
+)
+RANDOM_STATE = Rule(
+    "an integer from 0 to 4294967295, a RandomState",
+    lambda value: isinstance(value, np.random.RandomState) or whole_number(0, 2**32 - 1).allows(value),
+)
 
 
 def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:

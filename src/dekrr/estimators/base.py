@@ -690,7 +690,11 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         X, y, sites = self._scored(X, y, sites)
-        return matrix_of_errors(self.models_, self._checked(X), sites, partial(_relative_error, y))
+
+        def error_of(rows: np.ndarray, model: Any, X: Array, *, elsewhere: bool) -> float:
+            return rse(y[rows], model.predict_encoded(X[rows], elsewhere=elsewhere))
+
+        return matrix_of_errors(self.models_, self._checked(X), sites, error_of)
 
     def _scored(self, X: Any, y: Any, sites: Any) -> tuple[Any, Any, Any]:
         """Return rows, responses and sites of rows as arrays, where they are names of a frame's columns."""
@@ -719,11 +723,6 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-def _relative_error(y: Array, rows: np.ndarray, model: Any, X: Array, *, elsewhere: bool) -> float:
-    """Return the error of a model on some rows."""
-    return rse(y[rows], model.predict_encoded(X[rows], elsewhere=elsewhere))
 
 
 def _bounds_of(model: SiteModel) -> dict[str, list[float]]:

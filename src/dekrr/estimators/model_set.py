@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from html import escape
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -381,7 +380,8 @@ def tell_of_poor_fit(
     returns.
     """
     share, n_rows = few
-    heavy = f"{_FEW} of {n_rows} rows carry {_percent(share)} of the variance of the response: {_LOGARITHM}"
+    percent = f"{100 * share:.0f} %" if share < 0.995 else "nearly all"
+    heavy = f"{_FEW} of {n_rows} rows carry {percent} of the variance of the response: {_LOGARITHM}"
     known = {"own": own, "union": union}
     errors = {name: error for name, error in known.items() if error is not None and not np.isnan(error)}
     if not errors and share > _MOST:
@@ -407,10 +407,6 @@ def tell_of_poor_fit(
 
 def _of_alone(alone: float | None) -> str:
     return "" if alone is None or np.isnan(alone) else f"; a site alone has {alone:.3g} on its own rows"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share < 0.995 else "nearly all"
 
 
 def advise(regressor: Any, own: float | None = None, union: float | None = None) -> None:
@@ -635,7 +631,8 @@ def _held_out(regressor: Any) -> dict[str, str]:
 
 def _joining(name: str, errors: HeldOutErrors) -> str:
     """Return how many sites gain and lose by joining, in words."""
-    clear = [sum(map(partial(_is_clear, errors), sites)) for sites in (errors.gaining, errors.losing)]
+    found = errors.excess
+    clear = [sum(abs(found[s][0]) > 2 * found[s][1] for s in sites) for sites in (errors.gaining, errors.losing)]
     ratios = [errors.own[site] / errors.alone[site] for site in errors.excess if errors.alone[site] > 0]
     quartiles = (
         ", ".join(f"{value:.2f}" for value in np.nanquantile(ratios, [0.25, 0.5, 0.75])) if ratios else "unknown"
@@ -644,8 +641,3 @@ def _joining(name: str, errors: HeldOutErrors) -> str:
         f"{len(errors.gaining)} of {len(errors.excess)} sites gain ({clear[0]} by more than twice the standard error), "
         f"{len(errors.losing)} would do better alone ({clear[1]} by more). Quartiles of own / alone {name}: {quartiles}"
     )
-
-
-def _is_clear(errors: HeldOutErrors, site: Hashable) -> bool:
-    more, error = errors.excess[site]
-    return abs(more) > 2 * error

@@ -604,13 +604,19 @@ def tell_of_leaks(X: Any, y: Any, sites: Any) -> None:
     labels = None if sites is None else np.asarray(sites)
     few = X.iloc[:_FEW] if hasattr(X, "iloc") else X.slice(0, _FEW)
     names = column_names(X)
+
+    def is_site(name: str, first: np.ndarray) -> bool:
+        if labels is None or not _equal(first, labels[:_FEW]) or not _differs(labels):
+            return False
+        return _equal(array_of(X, name, exact=True), labels)
+
     for name, first in zip(names, arrays_of(few, names, exact=True), strict=True):
         if any(_equal(first, output[:_FEW]) and _equal(array_of(X, name, exact=True), output) for output in outputs):
             warn(
                 f"column {name!r} equals the response, and is predicted from: leave it out of the frame, or give its "
                 f"name, as in fit(table, {name!r}, sites=...)"
             )
-        elif labels is not None and _equal(first, labels[:_FEW]) and _is_site(array_of(X, name, exact=True), labels):
+        elif is_site(name, first):
             warn(
                 f"column {name!r} has the site of every row, and is predicted from: sites={name!r} leaves it out of "
                 "the inputs"
@@ -629,10 +635,6 @@ def _differs(values: np.ndarray) -> bool:
         return len(set(values.tolist())) > 1
     except TypeError:  # values that cannot be compared are refused elsewhere
         return False
-
-
-def _is_site(values: np.ndarray, labels: np.ndarray) -> bool:
-    return _differs(labels) and _equal(values, labels)
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:

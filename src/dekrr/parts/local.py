@@ -135,11 +135,9 @@ class LevelSums:
 def constant_of(feature_map: FeatureMap) -> int:
     """Return the place of the constant among features; ValueError where there is none."""
     flat = ~feature_map.frequencies.any(axis=0) & (feature_map.phases == 0)
-    return np.flatnonzero(flat)[0].item() if flat.any() else _none()
-
-
-def _none() -> int:
-    raise ValueError("no feature is a constant")
+    if not flat.any():
+        raise ValueError("no feature is a constant")
+    return int(np.flatnonzero(flat)[0])
 
 
 def with_constant(feature_map: FeatureMap) -> FeatureMap:

@@ -139,7 +139,10 @@ class TreeEnsemble:
         size = max(1, _PAIRS_PER_BLOCK // self.n_trees)
         for start in range(0, len(X), size):
             rows = np.ascontiguousarray(X[start : start + size], dtype=np.float64)
-            found[start : start + size] += self._summed(self._walked(rows.ravel(), len(rows)))
+            leaves = self._walked(rows.ravel(), len(rows))
+            found[start : start + size] += (
+                leaves.sum(axis=1, keepdims=True) if self._shares is None else leaves @ self._shares
+            )
         return found
 
     def _walked(self, values: Array, n_rows: int) -> Array:
@@ -156,9 +159,6 @@ class TreeEnsemble:
             node += to_left
             node = children.take(node)
         return self.value.take(node).reshape(n_rows, -1)
-
-    def _summed(self, leaves: Array) -> Array:
-        return leaves.sum(axis=1, keepdims=True) if self._shares is None else leaves @ self._shares
 
     def scaled(self, weights: Array | float) -> "TreeEnsemble":
         """Return the ensemble whose predictions are multiplied by `weights`, one number or one for each output."""
@@ -503,7 +503,7 @@ class _Booster:
 
         self._booster = lightgbm.Booster(parameters, table)
         self._finished = False
-        self._seen = seen
+        self.seen = seen
         self._weights = np.where(seen.fold, 0, seen.weights).astype(np.float32)
         self._held_weights = np.where(seen.fold, seen.weights, 0)
         self._scores: Array = np.zeros(len(seen.response))
@@ -522,14 +522,10 @@ class _Booster:
 
     def _gradients(self, scores: np.ndarray, table: Any) -> tuple[np.ndarray, np.ndarray]:
         # LightGBM's gradients are single precision: of responses with mean 0 and variance 1 they lose nothing.
-        misses = scores - self._seen.response
+        misses = scores - self.seen.response
         self._scores = scores
-        self._error = float((misses * self._held_weights) @ misses) * self._seen.spread**2
+        self._error = float((misses * self._held_weights) @ misses) * self.seen.spread**2
         return misses.astype(np.float32) * self._weights, self._weights
-
-    def write_held_out(self, scores: Array, out: Array) -> None:
-        """Write the predictions for the fold's rows to `out`."""
-        out[self._seen.fold] = self._seen.prediction(scores[self._seen.fold])
 
     def ensemble(self, n_trees: int) -> TreeEnsemble:
         """Return the first trees."""
@@ -550,5 +546,6 @@ def _grow(boosters: list[_Booster], most: int, out: Array) -> int:
         if n_trees - mark >= _PATIENCE + mark // 5 or all(booster.finished for booster in boosters):
             break
     for booster, own in zip(boosters, scores, strict=True):
-        booster.write_held_out(own, out)
+        seen = booster.seen
+        out[seen.fold] = seen.prediction(own[seen.fold])
     return best

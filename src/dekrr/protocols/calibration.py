@@ -91,7 +91,11 @@ def measures_of(classes: ClassCalibration | None) -> dict[str, Measure]:
     """Return what is measured on held-out rows: RSE or, for classes, accuracy and log loss."""
     if classes is None:
         return {"RSE": lambda found: rse(found.y, found.prediction, found.weight)}
-    return {"accuracy": _accuracy(classes.platt), "log loss": _log_loss(classes.platt)}
+    platt = classes.platt
+    return {
+        "accuracy": lambda found: float(np.average(_right(found, platt), weights=found.weight)),
+        "log loss": lambda found: float(np.average(_log_losses(found, platt), weights=found.weight)),
+    }
 
 
 def losses_of(classes: ClassCalibration | None) -> dict[str, Callable[[Predicted], Array]]:
@@ -120,20 +124,6 @@ def errors_at_site(outcome: Outcome, back: Callable[[Array], Array] = AS_IT_IS.b
         return {}
     found = Predicted.own(held).changed(back)
     return {name: measure(found) for name, measure in measures_of(outcome.classes).items()}
-
-
-def _accuracy(platt: Platt) -> Measure:
-    def measure(found: Predicted) -> float:
-        return float(np.average(_right(found, platt), weights=found.weight))
-
-    return measure
-
-
-def _log_loss(platt: Platt) -> Measure:
-    def measure(found: Predicted) -> float:
-        return float(np.average(_log_losses(found, platt), weights=found.weight))
-
-    return measure
 
 
 def _right(found: Predicted, platt: Platt) -> Array:
@@ -295,10 +285,11 @@ def calibrate(
     whole = _known_of(rows, outcome, fits_shared=fits_shared)
     given = rows if fits_shared or outcome.out_of_fold is None else outcome.out_of_fold.left.rows
     identity = site.identity.within("a second training")
+    kept = given.take(~held_out)
     second = yield from again(
         replace(
             site,
-            rows=_as_all(given.take(~held_out)),
+            rows=ArrayRows(*kept.arrays(), seed=kept.seed, hashes=kept.hashes),  # of a sample, for themselves
             identity=identity,
             kept=Kept(),  # a loss ends the second training, and leaves the outcome of the first
             admission=outcome.admission,  # a row that is in no sum of the first training is in none of the second
@@ -318,11 +309,6 @@ def calibrate(
     yield from keep(done)
     outcome.held_out = _held_out_of(done, held_out)
     return outcome
-
-
-def _as_all(rows: ArrayRows) -> ArrayRows:
-    """Return rows of a sample that stand for themselves."""
-    return ArrayRows(*rows.arrays(), seed=rows.seed, hashes=rows.hashes)
 
 
 def _held_out(site: Site, first: Outcome, rows: ArrayRows, min_rows: int, *, guarded: bool) -> int:

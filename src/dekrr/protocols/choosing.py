@@ -141,15 +141,11 @@ class BySqrt(Allocation):
         mean = int(run.chooser.n_features)
         if roster.n_sites == 1:
             return mean
-        return _in_candidates(run.chooser, mean * roster.n_sites * math.sqrt(start.site.n_rows) / roster.whole.roots)
+        wanted, width = mean * roster.n_sites * math.sqrt(start.site.n_rows) / roster.whole.roots, run.chooser.width
+        return width * max(1, round(wanted / width))  # whole candidates
 
 
 ALLOCATIONS: dict[str, type[Allocation]] = {"equal": Equal, "sqrt": BySqrt}
-
-
-def _in_candidates(chooser: Chooser, n_features: float) -> int:
-    """Return the nearest number of features that whole candidates give, and not 0."""
-    return chooser.width * max(1, round(float(n_features) / chooser.width))
 
 
 def sized(start: Start, run: Run) -> Procedure[Run]:

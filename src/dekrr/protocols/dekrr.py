@@ -28,6 +28,7 @@ from ..selection import Chooser
 from ..settings import DeKRRSettings, Wire
 from ..settings import check as check_settings
 from ..solvers import SiteSystem, make_solver
+from ..statistics import OwnSums
 from ..types import Array
 from .choosing import ALLOCATIONS, choose, exchange_maps, read_offers, sized
 from .cross_validation import tune
@@ -150,10 +151,10 @@ class Sender:
     def message(self, coefficients: Array, rounds: int, progress: tuple[float, ...]) -> Coefficients | Unchanged:
         """Return the message of this round, and remember what neighbours know after it."""
         wire = self._wire
-        if wire.censor_start and self._moved(coefficients) < wire.censor_start * wire.censor_decay**rounds:
+        moved = coefficients - self.known
+        if wire.censor_start and np.linalg.norm(moved) < wire.censor_start * wire.censor_decay**rounds:
             return Unchanged(progress)
         if wire.precision == "int8":
-            moved = coefficients - self.known
             step = float(np.abs(moved).max()) / 127 or 1.0
             steps = np.rint(moved / step).astype(np.int8)
             self.known = self.known + step * steps
@@ -161,9 +162,6 @@ class Sender:
         values = coefficients.astype(np.float32) if wire.precision == "single" else coefficients
         self.known = values.astype(np.float64, copy=False)
         return Coefficients(values, progress)
-
-    def _moved(self, coefficients: Array) -> float:
-        return float(np.linalg.norm(coefficients - self.known))
 
 
 class Listener:
@@ -258,7 +256,7 @@ def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = No
     del system
     speaker = yield from _speaker(start, ready, run)
     if not run.keep_sums:
-        ready = ready.without_sums()
+        ready = replace(ready, own=OwnSums(np.empty((0, 0)), np.empty(0), 0.0), received={}, sent={})
     outcome = Outcome(
         ready.roster,
         start.scaling,

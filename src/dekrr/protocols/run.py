@@ -130,10 +130,6 @@ class SetUp:
     spent: Spent | None = None  # the privacy budget that the sums cost
     masked: bool = False  # whether the sums were masked
 
-    def without_sums(self) -> "SetUp":
-        """Return all but the sums, from which training cannot go on."""
-        return replace(self, own=OwnSums(np.empty((0, 0)), np.empty(0), 0.0), received={}, sent={})
-
     def system(self, alpha: float, consensus: float) -> SiteSystem:
         """Return the site's block row of the linear system, and what it is assembled from."""
         alpha += self.roster.n_sites * self.ridge / self.roster.n_counted

@@ -230,7 +230,8 @@ def _found(outcome: Outcome, chooser: Chooser, settings: DeKRRSettings) -> tuple
     # fifth is larger, three and a half times as many are left at least. All sites must have the same number here.
     fixed = msgspec.structs.replace(settings, rows_per_feature=settings.rows_per_feature * (PARTS - 1.5))
     if outcome.shared is not None:
-        fixed = msgspec.structs.replace(fixed, site_effect=_given(outcome.shared.ratio))
+        ratio = outcome.shared.ratio
+        fixed = msgspec.structs.replace(fixed, site_effect=None if ratio == NO_LEVEL else ratio)
     if outcome.column_scales is not None:
         fixed = msgspec.structs.replace(fixed, column_scales=tuple(outcome.column_scales.tolist()))
     tuned = outcome.tuned
@@ -238,7 +239,3 @@ def _found(outcome: Outcome, chooser: Chooser, settings: DeKRRSettings) -> tuple
         return fixed, chooser if outcome.sigma is None else chooser.replace(sigma=outcome.sigma)
     numbers = {"alpha": tuned.alpha, "consensus": tuned.consensus, "own_weight": tuned.own_weight}
     return msgspec.structs.replace(fixed, **numbers), chooser.replace(sigma=tuned.sigma)
-
-
-def _given(ratio: float) -> float | None:
-    return None if ratio == NO_LEVEL else ratio

@@ -304,7 +304,10 @@ def _objects(values: np.ndarray, start: int) -> Raw:
     kinds = {_kind_of(value) for _, value in known}
     if kinds <= {"boolean", "number"}:
         numbers = np.full(len(values), np.nan)
-        numbers[[row for row, _ in known]] = [_as_float(value) for _, value in known]
+        try:
+            numbers[[row for row, _ in known]] = [float(value) for _, value in known]
+        except OverflowError:  # a whole number of more than 308 digits
+            numbers[[row for row, value in known if abs(value) > LARGEST]] = np.inf
         return Raw("boolean", numbers) if kinds == {"boolean"} else _numbers(numbers, start)
     if kinds == {"category"}:
         return _words(values, known, start)
@@ -328,13 +331,6 @@ def _objects(values: np.ndarray, start: int) -> Raw:
     raise UnusableError(
         f"row {start + row} is of type {type(value).__name__}; turn it into a number or a word, or drop the column"
     )
-
-
-def _as_float(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # a whole number of more than 308 digits
-        return np.inf
 
 
 def _kind_of(value: Any) -> str:

@@ -69,7 +69,8 @@ def prepare(
         if agreement is not None:
             (yield from agreement.masks()).bind(fingerprint(shared))
     elif shared is None:
-        shared = draw_shared(chooser, site)
+        nothing = np.empty((0, site.rows.n_columns)), np.empty(0)
+        shared = chooser.select(*nothing, np.random.default_rng(site.seed))  # alike at all sites
     if counts_rows_first:
         check_rows_of_shared(site.name, site.n_effective, shared, site.neighbors, settings.rows_per_feature)
     sums, _ = accumulate(rows, shared, {})
@@ -78,11 +79,6 @@ def prepare(
         check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, settings.rows_per_feature)
     roster = yield from roll.roster()
     return Prepared(roster, scaling, shared, sums, rows, agreement)
-
-
-def draw_shared(chooser: Chooser, site: Site) -> FeatureMap:
-    """Return features that do not depend on rows, drawn from the run's seed alike at all sites."""
-    return chooser.select(np.empty((0, site.rows.n_columns)), np.empty(0), np.random.default_rng(site.seed))
 
 
 def share_features(
