@@ -88,7 +88,6 @@ def speed() -> str:
         ("Houses, {} rows, D = 60, energy features", "houses", "floor"),
         ("Tom's Hardware, {} rows, D = 150, energy features", "tomshardware", "floor"),
         ("household_power, {} rows, D = 200, plain", f"{power}, plain, double", "floor"),
-        ('the same, `precision="mixed"`', f"{power}, plain, mixed", "floor"),
         ("household_power, D = 200, greedy", f"{power}, greedy, double", "floor"),
         ("the same, floor with the choice", f"{power}, greedy, double", "floor with the choice"),
     ):

@@ -188,7 +188,6 @@ _CONSTANTS = {  # names that are neither classes nor functions, so that no docst
     "dekrr.settings.GONE": "values of settings that are deprecated, for which the defaults stand",
     "dekrr.settings.DEPLOYED": "which choices of a setting a node takes, where those are fewer than an estimator takes",
     "dekrr.settings.PRIVATE": 'what "auto" is in a private run, which must not look at rows',
-    "dekrr.settings.PRECISIONS": "the values of `precision`",
     "dekrr.settings.WIRE_PRECISIONS": "the values of `wire_precision`",
     "dekrr.settings.WITH_SHARED": 'what "auto" is where there is a shared part',
 }

@@ -57,7 +57,7 @@ SUBJECTS: dict[str, tuple[str, str]] = {
     "What travels": (
         'In network.toml, the last three are one setting, such as `wire = { precision = "single" }`; there, '
         "`wire_precision` is called `precision`.",
-        "exchange precision wire_precision censor_start censor_decay",
+        "exchange wire_precision censor_start censor_decay",
     ),
     "What a site refuses and hides": (
         "[Privacy](../privacy.md) says what each of them is for.",
@@ -66,7 +66,7 @@ SUBJECTS: dict[str, tuple[str, str]] = {
     ),
     "Intervals, progress and what is kept": (
         "",
-        "intervals store_rows store_sums deployment verbose callbacks network",
+        "intervals store_rows store_sums deployment verbose callbacks network precision",
     ),
 }
 PROMISE = """## Differential privacy

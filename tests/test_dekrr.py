@@ -281,14 +281,13 @@ def units_of(outcome, apart):
         {"scale": "minmax"},
         {"exchange": "features"},
         {"max_leverage": 0.6},
-        {"precision": "mixed"},
     ],
 )
 def test_two_outputs_are_two_runs(changes):
     both, single = outputs_of(make_problem(4, n_sites=4))
     together, traffic = run(both, tol=0.0, max_rounds=30, keep_path=True, **changes)
     apart = [run(problem, tol=0.0, max_rounds=30, keep_path=True, **changes)[0] for problem in single]
-    tolerance = 1e-4 if "precision" in changes else 1e-12  # single precision rounds in another order
+    tolerance = 1e-12
     for name, outcome in together.items():
         one, other = (outcomes[name] for outcomes in apart)
         units = units_of(outcome, [one, other])

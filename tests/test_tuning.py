@@ -160,10 +160,10 @@ def test_neighbours_sums_take_part_in_the_choice():
 def test_what_cannot_be_solved_is_not_chosen():
     X, y, sites = make_sites(n_sites=4, rows_per_site=80, random_state=0)
     settings = {"n_features": 60, "features": "plain", "sigma": 2.0, "random_state": 0, "rows_per_feature": 0}
-    grid = {"alpha": [1e-12, 1e-4], "consensus": [1.0, 8.0, 32.0]}
+    grid = {"alpha": [1e-22, 1e-4], "consensus": [1.0, 8.0, 32.0]}
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        fitted = DeKRRRegressor(**settings, **grid, precision="mixed").fit(X, y, sites=sites)
+        fitted = DeKRRRegressor(**settings, **grid).fit(X, y, sites=sites)
     assert fitted.alpha_ == 1e-4
     assert fitted.tuning_["error"].max() > 1e50
     assert fitted.rse(X, y, sites=sites) < 0.6
@@ -212,7 +212,7 @@ def test_objective_is_told_to_have_no_effect():
         DeKRRRegressor(objective="all").fit(X, y, sites=SITES)
 
 
-@pytest.mark.parametrize(("name", "value"), [("allocation", "gain"), ("self_penalty", "bound")])
+@pytest.mark.parametrize(("name", "value"), [("allocation", "gain"), ("precision", "mixed"), ("self_penalty", "bound")])
 def test_a_value_that_is_gone_warns_and_stands_for_the_default(name, value):
     numbers = {**SMALL, **ALONE, "sigma": 0.5, "alpha": 1e-4, "consensus": 1.0, "solver": "jacobi"}
     plain = DeKRRRegressor(**numbers).fit(X, y, sites=SITES)

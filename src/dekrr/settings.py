@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_type_hints
@@ -19,18 +18,6 @@ from .selection import CHOOSERS, MAPPINGS, Chooser
 from .solvers import SOLVERS
 
 _ANYTHING = Rule("anything", lambda value: True)
-
-
-class _Same(Enum):
-    """The mark of a default that is the same in one process and in a deployment."""
-
-    SAME = "the same"
-
-    def __repr__(self) -> str:
-        return self.value
-
-
-_SAME: Any = _Same.SAME
 
 
 @dataclass(frozen=True)
@@ -53,7 +40,7 @@ class Setting:
 
     text: str
     rule: Rule = _ANYTHING
-    in_process: Any = _SAME
+    in_process: Any = msgspec.UNSET
     objects: Rule | None = None
     agreed: bool = True
 
@@ -75,7 +62,7 @@ class Entry:
     @property
     def in_process(self) -> Any:
         """The estimators' default."""
-        return self.default if self.setting.in_process is _SAME else self.setting.in_process
+        return self.default if self.setting.in_process is msgspec.UNSET else self.setting.in_process
 
     def mistake(self, value: Any, *, objects: bool = False) -> str | None:
         """Return what is wrong with a value, in words; `objects` may take the place of a name or number."""
@@ -185,8 +172,7 @@ ALONE: dict[str, Any] = dict.fromkeys(("shared", "site_effect", "local", "column
 WITH_SHARED = {"alpha": 1e-4, "consensus": 1.0, "own_weight": 1 / 3}
 # What "auto" is in a private run, which must not look at rows; docs/how-to/differential-privacy.md has the evidence.
 PRIVATE = {"alpha": 1e-6, "consensus": 3.0}
-GONE = {"allocation": "gain", "self_penalty": "bound"}
-PRECISIONS = ("double", "mixed")
+GONE = {"allocation": "gain", "precision": "mixed", "self_penalty": "bound"}
 WIRE_PRECISIONS = ("double", "single", "int8")
 # Values of release 0.2 that an estimator takes until release 0.4, as its default and with a warning.
 _GONE = {name: Rule(f'"{value}", which is deprecated', value.__eq__) for name, value in GONE.items()}
@@ -419,15 +405,6 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
             number(0, 1),
         ),
     ] = 0.5
-    precision: Annotated[
-        str,
-        Setting(
-            'Precision of sums over rows. "mixed" computes features in single precision and adds up blocks of rows in '
-            "double precision. It is about twice as fast for many rows, with sums right to 1e-5; use it with an alpha "
-            "of 1e-7 or more.",
-            one_of(*PRECISIONS),
-        ),
-    ] = "double"
     wire: Annotated[Wire, Setting("How coefficients travel.")] = Wire()
     shortlist_rows: Annotated[
         float,
@@ -673,6 +650,9 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             agreed=False,
         ),
     ] = True
+    precision: Annotated[
+        str, Setting("Deprecated: sums are in double precision.", one_of("double"), objects=_GONE["precision"])
+    ] = "double"
     deployment: Annotated[
         bool,
         Setting(
@@ -724,7 +704,6 @@ __all__ = [
     "DEPLOYED",
     "GONE",
     "GRIDS",
-    "PRECISIONS",
     "PRIVATE",
     "WIRE_PRECISIONS",
     "WITH_SHARED",

@@ -136,7 +136,7 @@ def cholesky(matrix: Array) -> Array:
     if failed_at:
         raise SettingsError(
             "a site's system is not positive definite: alpha is too small for features that depend on each other "
-            'this much, or for the errors of precision="mixed"; raise alpha'
+            "this much; raise alpha"
         )
     return np.asarray(factor)
 

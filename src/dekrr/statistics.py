@@ -13,14 +13,12 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from .features import FeatureMap, loops_for
 from .types import Array, Block
 
-PRECISIONS = ("double", "mixed")
 _BYTES_PER_BLOCK = 1 << 22  # the features of one block; the blocks of two threads fit into a third-level cache
-_NOTHING = np.empty(0, dtype=np.uint8)
+_NOTHING = np.empty(0)
 _of_thread = threading.local()
 
 
@@ -118,27 +116,27 @@ def weighted_features(feature_map: FeatureMap, block: Block, out: Array | None =
     """
     features = feature_map(block.X, out=out)
     if block.weight is not None:
-        features *= np.sqrt(block.weight)[:, None].astype(features.dtype)
+        features *= np.sqrt(block.weight)[:, None]
     return features
 
 
-def _scratch(shape: tuple[int, int], dtype: DTypeLike, use: str = "features") -> Array:
+def _scratch(shape: tuple[int, int], use: str = "features") -> Array:
     """Return an array of this thread for one use, with anything in it.
 
     Fresh memory costs up to a quarter of a small fit. It also costs where freed memory goes back at once, as in Dask
     workers.
     """
-    n_bytes = np.dtype(dtype).itemsize * shape[0] * shape[1]
-    if getattr(_of_thread, use, _NOTHING).size < n_bytes:
-        setattr(_of_thread, use, np.empty(n_bytes, dtype=np.uint8))
-    array: Array = np.ndarray(shape, dtype, getattr(_of_thread, use, _NOTHING))
+    size = shape[0] * shape[1]
+    if getattr(_of_thread, use, _NOTHING).size < size:
+        setattr(_of_thread, use, np.empty(size))
+    array: Array = getattr(_of_thread, use, _NOTHING)[:size].reshape(shape)
     return array
 
 
 def _product(features: Array, one: slice, other: slice) -> Array:
     """Return the products of two ranges of columns, in memory that the next product overwrites."""
     left, right = features[:, one], features[:, other]
-    return np.matmul(left.T, right, out=_scratch((left.shape[1], right.shape[1]), features.dtype, "products"))
+    return np.matmul(left.T, right, out=_scratch((left.shape[1], right.shape[1]), "products"))
 
 
 def weighted_responses(block: Block) -> Array:
@@ -150,14 +148,13 @@ def accumulate(
     rows: RowBlocks,
     own: FeatureMap,
     others: Mapping[str, FeatureMap],
-    precision: str = "double",
 ) -> tuple[OwnSums, dict[str, CrossSums]]:
     """Return a site's own sums and the sums for each neighbour, from one pass over its rows."""
     spread = getattr(rows, "summed", None)  # rows on several machines
     if spread is not None:
-        own_sums, cross_sums = spread(partial(_accumulate, own=own, others=others, precision=precision), _plus)
+        own_sums, cross_sums = spread(partial(_accumulate, own=own, others=others), _plus)
         return own_sums, cross_sums
-    return _accumulate(rows, own, others, precision)
+    return _accumulate(rows, own, others)
 
 
 def _plus(one: tuple[OwnSums, dict[str, CrossSums]], other: tuple[OwnSums, dict[str, CrossSums]]) -> Any:
@@ -165,7 +162,7 @@ def _plus(one: tuple[OwnSums, dict[str, CrossSums]], other: tuple[OwnSums, dict[
 
 
 def _accumulate(
-    rows: RowBlocks, own: FeatureMap, others: Mapping[str, FeatureMap], precision: str
+    rows: RowBlocks, own: FeatureMap, others: Mapping[str, FeatureMap]
 ) -> tuple[OwnSums, dict[str, CrossSums]]:
     maps = [own, *others.values()]
     ends = np.cumsum([feature_map.n_features for feature_map in maps])
@@ -179,11 +176,10 @@ def _accumulate(
     grams = [np.zeros((m.n_features, m.n_features)) for m in maps[1:]]
     moment = np.zeros(())  # the first block's moment sets the shape
     response_energy = 0.0
-    dtype = np.dtype(np.float32 if precision == "mixed" else np.float64)
-    for block in rows.blocks(rows_per_block(joint.n_features * dtype.itemsize)):
-        features = weighted_features(joint, block, _scratch((block.n_rows, joint.n_features), dtype))
+    for block in rows.blocks(rows_per_block(8 * joint.n_features)):
+        features = weighted_features(joint, block, _scratch((block.n_rows, joint.n_features)))
         y = weighted_responses(block)
-        moment = moment + (y.T.astype(features.dtype, copy=False) @ features[:, slices[0]]).T
+        moment = moment + (y.T @ features[:, slices[0]]).T
         response_energy += float(np.vdot(y, y))
         with_own += _product(features, slices[0], slice(None))
         for gram, part in zip(grams, slices[1:], strict=True):

@@ -54,7 +54,7 @@ from ..tables.sources import count_of
 from ..topology import add_edges, build
 from ..types import Array
 from . import base, network
-from .base import NetworkRegressor, estimator, setting, settings_of, unchanged_by_failure
+from .base import NetworkRegressor, estimator, parameters_of, setting, settings_of, unchanged_by_failure
 from .model_set import HeldOutErrors, validate
 from .network import (
     Choosing,
@@ -434,7 +434,7 @@ class DeKRRRegressor(NetworkRegressor):
     prediction: str = setting(FeatureSettings, "prediction")
     allocation: str = setting(DeKRRSettings, "allocation", option="keyword")
     exchange: str = setting(DeKRRSettings, "exchange", option="moved")
-    precision: str = setting(DeKRRSettings, "precision", option="moved")
+    precision: str = setting(EstimatorSettings, "precision", option="moved")
     wire_precision: str = setting(Wire, "precision", option="moved")
     censor_start: float = setting(Wire, "censor_start", option="moved")
     censor_decay: float = setting(Wire, "censor_decay", option="moved")
@@ -474,7 +474,7 @@ class DeKRRRegressor(NetworkRegressor):
             DeKRRSettings,
             **first,
             **parts,
-            **self._in_place_of_gone(),
+            **{name: value for name, value in self._in_place_of_gone().items() if name in entries(DeKRRSettings)},
             wire=settings_of(self, Wire),
             max_leverage=leverage.default if self.rows_per_feature else leverage.in_process,
             bounds=_as_bounds(self.bounds),
@@ -486,7 +486,8 @@ class DeKRRRegressor(NetworkRegressor):
 
     def _in_place_of_gone(self) -> dict[str, Any]:
         """Return the defaults of settings whose value is deprecated."""
-        return {name: entries(DeKRRSettings)[name].default for name in GONE if getattr(self, name) == GONE[name]}
+        table = parameters_of(DeKRRRegressor)
+        return {name: table[name].entry.default for name in GONE if getattr(self, name) == GONE[name]}
 
     def _parts(self) -> dict[str, Any]:
         """Return which parts the models have; "auto" is none where the run cannot have any."""

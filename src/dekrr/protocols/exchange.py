@@ -228,7 +228,7 @@ def sum_up(
     """Return the site's sums, refuse them over rows that stand alone."""
     if settings.max_leverage < 1 and maps and rows.n_rows:
         check_leverages(site.name, rows, own_map, maps, settings.rows_per_feature)
-    return accumulate(rows, own_map, maps, settings.precision)
+    return accumulate(rows, own_map, maps)
 
 
 def kept_of(sent: Mapping[str, CrossSums]) -> dict[str, CrossSums]:

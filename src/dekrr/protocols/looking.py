@@ -182,7 +182,7 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     ratio = _RATIO if settings.site_effect is not None else NO_LEVEL
     levels, reduced = [], []
     for rows, _ in parts:
-        own, _ = accumulate(rows, feature_map, {}, settings.precision)
+        own, _ = accumulate(rows, feature_map, {})
         levels.append(LevelSums.of(own, feature_map, roster.mean_weight))
         own = levels[-1].reduced(own, ratio)
         reduced.append([*pack_symmetric(own.gram), *own.moment.ravel(), own.response_energy, rows.weights.total])
@@ -309,7 +309,7 @@ def _is_against(begun: _Begun, settings: DeKRRSettings) -> Procedure[bool]:
 
     rows = start.rows.mapped(in_own_units)
     _check(start.site, rows, feature_map, settings)
-    own, _ = accumulate(rows, feature_map, {}, settings.precision)
+    own, _ = accumulate(rows, feature_map, {})
     packed = np.array([*pack_symmetric(own.gram), *own.moment.ravel(), own.response_energy, rows.weights.total])
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
     largest = _largest(masks, feature_map, rows.n_outputs) if masks is not None else 1.0

@@ -405,7 +405,7 @@ def _ridges_over_tree(
     def summed() -> Array:
         if as_factor:
             return factored()
-        own, _ = accumulate(rows, feature_map, {}, settings.precision)
+        own, _ = accumulate(rows, feature_map, {})
         if has_levels:
             levels.append(LevelSums.of(own, feature_map, roster.mean_weight))
             own = levels[0].reduced(own, ratio)

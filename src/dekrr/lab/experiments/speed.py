@@ -415,11 +415,11 @@ def large_fit(directory: Path | None, *, quick: bool) -> Iterator[TimedFigure]:
         }
     chosen = rates.greedy_choice(workload, 20 * workload.n_features)
     floors["greedy"]["floor with the choice"] = floors["greedy"]["floor"] + chosen
-    for features, precision in (("plain", "double"), ("plain", "mixed"), ("greedy", "double")):
-        fit = workload.fit(features, precision=precision)
+    for features in ("plain", "greedy"):
+        fit = workload.fit(features)
         seconds = {"fit": best_seconds(fit, 3 if quick else 1), **floors[features], peer: peer_seconds}
-        settings = workload.settings | {"features": features, "precision": precision, "consensus": 1.0, "tol": 1e-6}
-        name = f"household_power, {features}, {precision}"
+        settings = workload.settings | {"features": features, "consensus": 1.0, "tol": 1e-6}
+        name = f"household_power, {features}, double"
         for floor in floors[features]:
             yield _ratio(f"{name}: fit / {floor}", "fit", floor, seconds, "lower", settings)
         yield _ratio(f"{name}: {peer} / fit", peer, "fit", seconds, "higher", settings)
