@@ -19,10 +19,10 @@ from dekrr.messages import Coefficients
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.baselines import allreduce, dkla
-from dekrr.protocols.choosing import ALLOCATIONS
-from dekrr.protocols.run import Allocation, Tuning
+from dekrr.protocols.preparation import PREPARATIONS, OwnUnits
+from dekrr.protocols.run import Tuning
 from dekrr.protocols.site import Site, without_exchange
-from dekrr.scaling import Unscaled
+from dekrr.scaling import Scaling, Unscaled
 from dekrr.selection import Energy, Greedy, Plain
 from dekrr.settings import AllReduceSettings, DeKRRSettings, DifferentialPrivacy, DKLASettings
 from dekrr.solvers import Chebyshev, Jacobi, SiteSystem, inverse, make_solver
@@ -457,19 +457,14 @@ def test_every_reason_to_refuse_is_told_at_once_and_before_anything_is_sent():
 
 
 def test_a_further_policy_is_a_class_and_a_line(monkeypatch):
-    class Alternating(Allocation):
-        def n_features(self, start, run):
-            return without_exchange(run.chooser.n_features + len(start.site.neighbors) % 2)
+    class ByTwo(OwnUnits):
+        def agree(self, site, roll, agreement=None):
+            return without_exchange(Scaling(np.zeros(site.rows.n_columns + 1), np.full(site.rows.n_columns + 1, 2.0)))
 
-    monkeypatch.setitem(ALLOCATIONS, "sqrt", Alternating)
+    monkeypatch.setitem(PREPARATIONS, None, lambda min_rows: ByTwo())
     problem = make_problem(0)
-    sites = {n: replace(s, feature_map=None) for n, s in problem.sites.items()}
-    chosen = DeKRRSettings(
-        lone_neighbor="warn", scale=None, allocation="sqrt", min_rows=1, rows_per_feature=0, max_rounds=3
-    )
-    outcomes = LocalNetwork(problem.graph).run({n: dekrr.train(s, Energy(4), chosen) for n, s in sites.items()})
-    sizes = {n: outcome.feature_map.n_features for n, outcome in outcomes.items()}
-    assert sizes == {n: 4 + len(s.neighbors) % 2 for n, s in sites.items()}
+    outcomes, _ = run(problem, scale=None, max_rounds=3)
+    assert all((outcome.scaling.upper == 2).all() for outcome in outcomes.values())
 
 
 @pytest.mark.parametrize("chooser", [Greedy(4, sigma=0.5), Energy(4, sigma=0.5), Plain(4, sigma=0.5)])

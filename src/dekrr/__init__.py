@@ -41,35 +41,21 @@ if TYPE_CHECKING:
     from .solvers import Solver as Solver
 
 _HOMES = {
-    "errors": ["DataError", "DekrrError", "MessageError", "ModelFileError", "SettingsError", "TopologyError"],
-    "estimators": [
-        "AllReduceRegressor",
-        "COKERegressor",
-        "CentralizedKRR",
-        "CentralizedRFF",
-        "DKLARegressor",
-        "DeKRRClassifier",
-        "DeKRRRegressor",
-        "LocalRegressor",
-    ],
-    "features": ["FeatureMap"],
-    "kernels": ["Kernel"],
-    "lab.comparing": ["compare"],
-    "metrics": ["rse"],
-    "model": ["SiteModel", "load"],
-    "selection": ["Chooser"],
-    "selection.transformers": [
-        "EnergySelector",
-        "GreedySelector",
-        "LeverageSelector",
-        "PlainSelector",
-        "SurrogateSelector",
-    ],
-    "settings": ["DifferentialPrivacy"],
-    "solvers": ["Chebyshev", "Jacobi", "Solver"],
+    "errors": "DataError DekrrError MessageError ModelFileError SettingsError TopologyError",
+    "estimators": "AllReduceRegressor COKERegressor CentralizedKRR CentralizedRFF DKLARegressor DeKRRClassifier "
+    "DeKRRRegressor LocalRegressor",
+    "features": "FeatureMap",
+    "kernels": "Kernel",
+    "lab.comparing": "compare",
+    "metrics": "rse",
+    "model": "SiteModel load",
+    "selection": "Chooser",
+    "selection.transformers": "EnergySelector GreedySelector LeverageSelector PlainSelector SurrogateSelector",
+    "settings": "DifferentialPrivacy",
+    "solvers": "Chebyshev Jacobi Solver",
 }
 _MODULES = ["model_selection", "plot"]
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = sorted([*_HOME_OF, *_MODULES, "__version__"])
 

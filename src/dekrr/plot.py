@@ -49,10 +49,6 @@ def sites(regressor: Any, X: Any, y: Any, sites: Any, *, ax: Any = None) -> Any:
     X, y, sites
         Rows to score, as `regressor.predict` and `regressor.rse` take them in arrays or frames.
     ax : matplotlib axes, optional
-
-    Returns
-    -------
-    matplotlib axes
     """
     import networkx as nx
 
@@ -96,10 +92,6 @@ def comparison(frame: Any, *, ax: Any = None) -> Any:
     frame : frame
         What `dekrr.compare` returns.
     ax : matplotlib axes, optional
-
-    Returns
-    -------
-    matplotlib axes
     """
     axes, errors, measure = _axes(ax), frame.to_dict(), frame.attrs.get("measure", "error")
     shown = [site for site in errors["alone"] if site != "all" and np.isfinite(errors["alone"][site])]
@@ -133,10 +125,6 @@ def convergence(regressor: Any, *, ax: Any = None) -> Any:
     ----------
     regressor : fitted estimator
     ax : matplotlib axes, optional
-
-    Returns
-    -------
-    matplotlib axes
     """
     axes = _axes(ax)
     objective = np.asarray(regressor.history_["objective"])
@@ -157,10 +145,6 @@ def predicted(regressor: Any, X: Any, y: Any, sites: Any, *, ax: Any = None) -> 
     X, y, sites
         Rows, as for `sites`.
     ax : matplotlib axes, optional
-
-    Returns
-    -------
-    matplotlib axes
     """
     axes = _axes(ax)
     truth, prediction, _ = _named(regressor, X, y, sites)
@@ -181,10 +165,6 @@ def scales(regressor: Any, *, ax: Any = None) -> Any:
     ----------
     regressor : fitted estimator with `column_scales_`
     ax : matplotlib axes, optional
-
-    Returns
-    -------
-    matplotlib axes
     """
     values = getattr(regressor, "column_scales_", None)
     if values is None:
@@ -204,10 +184,6 @@ def traffic(regressor: Any, *, ax: Any = None) -> Any:
     ----------
     regressor : fitted estimator
     ax : matplotlib axes, optional
-
-    Returns
-    -------
-    matplotlib axes
     """
     axes = _axes(ax)
     names = list(regressor.sites_)

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from .. import topology as topologies
 from ..errors import DataError, SettingsError, TopologyError, warn
 from ..labels import NAME, listed, names_with, remedy
-from ..networks.base import Connect, Traffic
+from ..networks.base import Traffic
 from ..privacy.admission import learn, lone_rows
 from ..protocols import online
 from ..protocols.calibration import keep_intervals, refusal_of_second
@@ -296,32 +296,6 @@ class Standing:
                 f"the edge from {a!r} to {b!r} is new: over a new edge sites send sums over all their rows, and those "
                 "of the first fit were not kept. Fit with store_rows=True to let sites join later"
             )
-
-
-def go_on(
-    standing: Standing,
-    graph: Any,
-    rows: Mapping[Hashable, Rows],
-    new: Mapping[Hashable, Rows],
-    choosing: Choosing,
-    sigma: float,
-    settings: DeKRRSettings,
-    connect: Connect | None,
-    prediction: str | None = None,
-) -> NetworkRun:
-    """Bring all sites of a graph up to date, by all their `rows` and the `new` ones; sites that join use `choosing`."""
-    labels = list(rows)
-    refuse_other_sites(connect, standing.n_rows, labels)
-    sites = network.sites_of(rows, graph, seed=standing.seed, names=names_with(standing.names, labels))
-
-    def procedure(label: Hashable, site: Any) -> Any:
-        before = standing.outcomes.get(label)
-        size = before.feature_map.n_features if before else choosing.sizes(labels)[label]
-        outputs = next(iter(standing.outcomes.values())).coefficients.shape[1:]
-        nothing = ArrayRows(np.empty((0, site.rows.n_columns)), np.empty((0, *outputs)))
-        return online.go_on(site, before, new.get(label, nothing), choosing.chooser(size, sigma), settings, prediction)
-
-    return network.run(sites, procedure, connect)
 
 
 _BLOCK_ROWS = 1 << 14
@@ -767,7 +741,18 @@ class DeKRRRegressor(NetworkRegressor):
         settings = self.run_settings(
             alpha=self.alpha_, consensus=self.consensus_, own_weight=self.own_weight_, weighted=are_weighted(rows)
         )
-        run = go_on(standing, graph, rows, new, choosing, self.sigma_, settings, self.network, prediction)
+        labels, outputs = list(rows), next(iter(standing.outcomes.values())).coefficients.shape[1:]
+        refuse_other_sites(self.network, standing.n_rows, labels)
+        sites = network.sites_of(rows, graph, seed=standing.seed, names=names_with(standing.names, labels))
+
+        def procedure(label: Hashable, site: Any) -> Any:
+            before = standing.outcomes.get(label)
+            size = before.feature_map.n_features if before else choosing.sizes(labels)[label]
+            nothing = ArrayRows(np.empty((0, site.rows.n_columns)), np.empty((0, *outputs)))
+            chooser = choosing.chooser(size, self.sigma_)
+            return online.go_on(site, before, new.get(label, nothing), chooser, settings, prediction)
+
+        run = network.run(sites, procedure, self.network)
         with unchanged_by_failure(self):
             n_rows = run.n_rows | {label: self.n_rows_[label] for label in self._apart}
             self.sites_, self.graph_, self.n_rows_, self.validation_ = list(n_rows), graph, n_rows, None

@@ -30,8 +30,8 @@ from ..tables.rows import ArrayRows, Rows, sampled
 from ..types import Array
 from .masking import ROOM, unit_of, unit_of_gram
 from .roll_call import Roster
-from .run import Allocation, Offers, Run, Start
-from .site import Inbox, Procedure, Site, without_exchange
+from .run import Offers, Run, Start
+from .site import Inbox, Procedure, Site
 
 
 def exchange_maps(site: Site, own_map: FeatureMap, run: Run) -> Procedure[Offers]:
@@ -122,36 +122,12 @@ def read_features(sender: str, message: Features) -> FeatureMap:
     return FeatureMap(message.frequencies, message.phases, message.amplitudes)
 
 
-class Equal(Allocation):
-    """All sites have the chooser's number of features."""
-
-    def n_features(self, start: Start, run: Run) -> Procedure[int]:
-        """Return the chooser's number of features."""
-        return without_exchange(int(run.chooser.n_features))
-
-
-class BySqrt(Allocation):
-    """In proportion to sqrt(N_j)."""
-
-    looks_at_rows = 'allocation="sqrt" gives sites different features: use allocation="equal"'
-
-    def n_features(self, start: Start, run: Run) -> Procedure[int]:
-        """Return this site's number of features."""
-        roster = yield from start.roll.roster()
-        mean = int(run.chooser.n_features)
-        if roster.n_sites == 1:
-            return mean
-        wanted, width = mean * roster.n_sites * math.sqrt(start.site.n_rows) / roster.whole.roots, run.chooser.width
-        return width * max(1, round(wanted / width))  # whole candidates
-
-
-ALLOCATIONS: dict[str, type[Allocation]] = {"equal": Equal, "sqrt": BySqrt}
-
-
 def sized(start: Start, run: Run) -> Procedure[Run]:
-    """Return the run with this site's number of features (D_j)."""
-    site = start.site
-    n_features = yield from run.allocation.n_features(start, run)
+    """Return the run with this site's number of features (D_j): the chooser's, or in proportion to sqrt(N_j)."""
+    site, n_features = start.site, int(run.chooser.n_features)
+    if run.settings.allocation == "sqrt" and (roster := (yield from start.roll.roster())).n_sites > 1:
+        wanted, width = n_features * roster.n_sites * math.sqrt(site.n_rows) / roster.whole.roots, run.chooser.width
+        n_features = width * max(1, round(wanted / width))  # whole candidates
     if site.feature_map is not None:
         n_features = site.feature_map.n_features
     elif run.chooser.uses_rows:

@@ -30,7 +30,7 @@ from ..settings import check as check_settings
 from ..solvers import SiteSystem, make_solver
 from ..statistics import OwnSums
 from ..types import Array
-from .choosing import ALLOCATIONS, choose, exchange_maps, read_offers, sized
+from .choosing import choose, exchange_maps, read_offers, sized
 from .cross_validation import tune
 from .exchange import exchange_of
 from .masking import MOST_FLOODED, Agreement, MaskedRounds, Masking, fewest_of, products_of, unit_of
@@ -92,7 +92,6 @@ def plan(
         chooser,
         settings,
         preparation=preparation_of(settings, settings.bounds),
-        allocation=ALLOCATIONS[settings.allocation](),
         exchange=exchange_of(settings),
         solver=solver,
         tuning=tuning,

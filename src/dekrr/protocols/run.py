@@ -187,21 +187,6 @@ def equal_outputs(
     return scaling.with_spans(np.where(shares > 0, shares, 1.0))
 
 
-class Allocation(ABC):
-    """How many features each site has."""
-
-    # what of the rows is looked at before their sums, and what to take instead; empty where nothing is
-    looks_at_rows: str = ""
-
-    def reasons(self, site: Site, run: "Run") -> list[str]:
-        """Return why the run cannot be as it is set."""
-        return []
-
-    @abstractmethod
-    def n_features(self, start: Start, run: "Run") -> Procedure[int]:
-        """Return this site's number of features; the mean over all sites is the chooser's `n_features`."""
-
-
 class Exchange(ABC):
     """What sites send each other about their rows, once they know each other's features (line 6)."""
 
@@ -229,7 +214,6 @@ class Run:
     chooser: Chooser  # with this site's number of features, once that is known
     settings: DeKRRSettings
     preparation: Preparation
-    allocation: Allocation
     exchange: Exchange
     solver: Solver[Any]
     tuning: Tuning | None = None  # what is chosen by cross-validation first
@@ -240,7 +224,9 @@ class Run:
     @property
     def looks_at_rows(self) -> list[str]:
         """What of its rows the run looks at besides their sums, each with what to take instead."""
-        looks = [self.preparation.looks_at_rows, self.exchange.looks_at_rows, self.allocation.looks_at_rows]
+        looks = [self.preparation.looks_at_rows, self.exchange.looks_at_rows]
+        if self.settings.allocation == "sqrt":
+            looks.append('allocation="sqrt" gives sites different features: use allocation="equal"')
         if self.chooser.uses_rows or self.chooser.asks_neighbors:
             looks.insert(0, f'{type(self.chooser).__name__} chooses features from rows: use features="plain"')
         if self.tuning is not None:
@@ -268,8 +254,7 @@ class Run:
 
     def refuse(self, site: Site, also: Iterable[str] = ()) -> None:
         """Refuse a run that cannot be as it is set, by all reasons at once, `also` first; before anything is sent."""
-        reasons = [*also, *self.preparation.reasons(site), *self.allocation.reasons(site, self)]
-        reasons += self.exchange.reasons(site, self)
+        reasons = [*also, *self.preparation.reasons(site), *self.exchange.reasons(site, self)]
         if self.settings.privacy is not None and (self.settings.weighted or site.rows.weighted):
             reasons.append(
                 "the privacy budget is for rows that count once each: a row of weight w would move the sums w times as "

@@ -95,10 +95,6 @@ class PlainSelector(Selector):
     n_features, kernel, sigma, bandwidths, max_columns, mapping
         As in `dekrr.selection.Plain`.
 
-    Attributes
-    ----------
-    feature_map_ : FeatureMap
-
     Examples
     --------
     >>> from dekrr import PlainSelector
@@ -118,10 +114,6 @@ class EnergySelector(Selector):
     ----------
     n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio, redraw_phases, phase_free
         As in `dekrr.selection.Energy`.
-
-    Attributes
-    ----------
-    feature_map_ : FeatureMap
 
     Examples
     --------
@@ -145,10 +137,6 @@ class LeverageSelector(Selector):
     ----------
     n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio, alpha
         As in `dekrr.selection.Leverage`.
-
-    Attributes
-    ----------
-    feature_map_ : FeatureMap
     """
 
     chooser_type = Leverage
@@ -161,10 +149,6 @@ class SurrogateSelector(Selector):
     ----------
     n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio
         As in `dekrr.selection.Surrogate`.
-
-    Attributes
-    ----------
-    feature_map_ : FeatureMap
     """
 
     chooser_type = Surrogate
@@ -179,10 +163,6 @@ class GreedySelector(Selector):
         As in `dekrr.selection.Greedy`.
     linear, long_wave, shortlist, ridge, max_rows
         As in `dekrr.selection.Greedy`. `shortlist` has an effect in networks only.
-
-    Attributes
-    ----------
-    feature_map_ : FeatureMap
     """
 
     chooser_type = Greedy

@@ -467,14 +467,25 @@ def is_frame(table: Any) -> bool:
     return is_arrow or (hasattr(table, "columns") and hasattr(table, "shape") and hasattr(table, "__getitem__"))
 
 
-def column_names(table: Any) -> list[str]:
-    """Return the names of a table's columns as words."""
+def without_index(schema: Any) -> list[str]:
+    """Return the column names of an Arrow schema, without the columns of a pandas index."""
+    index = (getattr(schema, "pandas_metadata", None) or {}).get("index_columns", [])
+    return [str(name) for name in schema.names if name not in index]
+
+
+def names_in(table: Any) -> list[str] | None:
+    """Return the names of a table's columns as words, or None if `table` is not a table."""
     if isinstance(table, Mapping):
         return [str(name) for name in table]
-    if hasattr(table, "column_names"):
-        index = (getattr(table.schema, "pandas_metadata", None) or {}).get("index_columns", [])
-        return [str(name) for name in table.column_names if name not in index]
-    return [str(name) for name in table.columns]
+    if hasattr(table, "schema") and hasattr(table, "column_names"):
+        return without_index(table.schema)
+    names = getattr(table, "columns", None)
+    return None if names is None else [str(name) for name in names]
+
+
+def column_names(table: Any) -> list[str]:
+    """Return the names of a table's columns as words."""
+    return names_in(table) or []
 
 
 def select(table: Any, names: Sequence[str]) -> Any:

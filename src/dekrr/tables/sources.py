@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 from ..errors import DataError, NotNumbersError
 from ..labels import factorise, places_of
 from ..types import Array, Block
-from .columns import Columns
+from .columns import Columns, names_in, without_index
 from .rows import Rows, Survey, joined
 
 AnyColumns = Sequence[str] | int | Columns
@@ -53,25 +54,9 @@ class Batch(NamedTuple):
     table: Any
 
 
-def without_index(schema: Any) -> list[str]:
-    """Return the column names of an Arrow schema, without the columns of a pandas index."""
-    index = (schema.pandas_metadata or {}).get("index_columns", [])
-    return [name for name in schema.names if name not in index]
-
-
 def n_rows_of(table: Any) -> int:
     """Return the number of rows of a table."""
     return len(next(iter(table.values()), ())) if isinstance(table, Mapping) else len(table)
-
-
-def names_in(table: Any) -> list[str] | None:
-    """Return the names of a table's columns, or None if `table` is not a table."""
-    if isinstance(table, Mapping):
-        return [str(name) for name in table]
-    if hasattr(table, "schema") and hasattr(table, "column_names"):
-        return without_index(table.schema)
-    names = getattr(table, "columns", None)
-    return None if names is None else [str(name) for name in names]
 
 
 def is_pair(table: Any) -> bool:
@@ -421,16 +406,6 @@ class _Batches(Source):
             yield from _numbered(self.name, self._start())
 
 
-class _Again:
-    """A function that returns the same iterable of batches at every call."""
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self._batches = batches
-
-    def __call__(self) -> Iterable[Any]:
-        return self._batches
-
-
 def _numbered(where: str, tables: Iterable[Any]) -> Iterator[Batch]:
     start = 0
     for table in tables:
@@ -451,9 +426,9 @@ def open_source(given: Any, *, once: bool = False) -> Source:
     if is_spread(given):
         return open_spread(given)
     if names_in(given) is not None:
-        return _Batches(TABLE, _Again([given]))
+        return _Batches(TABLE, partial(iter, [given]))
     if isinstance(given, tuple) and len(given) == 2 and is_pair(given) and np.ndim(given[1]) == 1:
-        return _Batches("the pair of arrays", _Again([_plain_pair(given)]))
+        return _Batches("the pair of arrays", partial(iter, [_plain_pair(given)]))
     if callable(given):
         return _Batches("the function of batches", given)
     if isinstance(given, Iterable):
@@ -462,7 +437,7 @@ def open_source(given: Any, *, once: bool = False) -> Source:
                 f"an iterator ({type(given).__name__}) can be read only once, and rows are passed over twice: give a "
                 "function that returns an iterator each time it is called"
             )
-        return _Batches("the batches", _Again(given))
+        return _Batches("the batches", partial(iter, given))
     raise DataError(
         f"rows cannot be read from an object of type {type(given).__name__}: give a path, a pyarrow dataset, a Polars "
         "lazy frame, a function that returns an iterator of batches, or a table"
