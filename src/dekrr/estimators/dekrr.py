@@ -530,6 +530,13 @@ class DeKRRRegressor(NetworkRegressor):
             settings = msgspec.structs.replace(settings, max_maps=max(settings.max_maps, tuning.n_maps))
         trainings = 1 if tuning is None else 1 + len(tuning.sigmas) * tuning.folds
         graph = self._graph(rows, seed)
+        if self.deployment:
+            folds = self.folds if tuning is not None else 0
+            sites = ruled(self, sites_of(rows, graph, seed=seed), settings)
+            twice = self._finds_intervals(tuned=bool(tuned))
+            self.deployment_: dict[Hashable, Verdict] = judge(
+                sites, choosing.choosers(list(rows)), settings, folds, trains_twice=twice
+            )
         sifted, everyone = Sifted(rows, graph), rows
         is_one = isinstance(choosing.setting("n_features"), str | Integral)  # and not a number for each site
         if settings.exclude is not None and settings.shared is not None and is_one:
@@ -539,13 +546,6 @@ class DeKRRRegressor(NetworkRegressor):
         if counts and self.privacy is None and not self.deployment and self.allocation != "sqrt":
             here = {label: 0 if isinstance(part, RowsElsewhere) else part.n_rows for label, part in rows.items()}
             choosing = choosing.sized(here, graph)
-        if self.deployment:
-            folds = self.folds if tuning is not None else 0
-            sites = ruled(self, sites_of(rows, graph, seed=seed), settings)
-            twice = self._finds_intervals(tuned=bool(tuned))
-            self.deployment_: dict[Hashable, Verdict] = judge(
-                sites, choosing.choosers(list(rows)), settings, folds, trains_twice=twice
-            )
         second = None
         if self._finds_intervals(tuned=bool(tuned)):
             second = SecondTraining(self._keep_of_second, fits_shared=self.intervals is True)
