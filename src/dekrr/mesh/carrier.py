@@ -34,21 +34,11 @@ Observer = Callable[[str, str, bytes], None]
 
 @dataclass(frozen=True)
 class Ways:
-    """How a site reaches its neighbours.
+    """How a site reaches its neighbours."""
 
-    Parameters
-    ----------
-    direct : Link
-        Its neighbours with links of their own.
-    relay : str
-        The relay's host:port; empty if there is none.
-    relayed : tuple of str
-        The neighbours that are reached by the relay.
-    """
-
-    direct: Link
-    relay: str = ""
-    relayed: tuple[str, ...] = ()
+    direct: Link  # its neighbours with links of their own
+    relay: str = ""  # the relay's host:port; empty if there is none
+    relayed: tuple[str, ...] = ()  # the neighbours that are reached by the relay
 
     @property
     def neighbors(self) -> tuple[str, ...]:

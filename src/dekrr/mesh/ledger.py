@@ -105,40 +105,24 @@ class PastRun(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    time : float
-        Seconds since 1970.
-    rows : dict of str to str
-        For each view the name under which the hashes of its rows are kept.
-    fewest : int
-        The rows that a sum of this run needs.
-    weight : str
-        The column of its weights; empty if it has none.
     epsilon, delta : float or None
         What the run spent, if it was private.
-    about : dict of str to str
-        What the run was, in words, for people.
     """
 
     run: str
-    time: float
-    rows: dict[str, str]
+    time: float  # seconds since 1970
+    rows: dict[str, str]  # for each view the name under which the hashes of its rows are kept
     n_rows: int
-    fewest: int
-    weight: str = ""
+    fewest: int  # the rows that a sum of this run needs
+    weight: str = ""  # the column of its weights; empty if it has none
     epsilon: float | None = None
     delta: float | None = None
-    about: dict[str, str] = {}
+    about: dict[str, str] = {}  # what the run was, in words, for people
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
     """The cells of all rows of a table as keyed 64-bit words.
-
-    Parameters
-    ----------
-    words : dict of column to ndarray of uint64, shape (n_rows,)
-    secret : bytes
-        The site's own.
 
     Examples
     --------
@@ -150,7 +134,7 @@ class Cells:
     """
 
     words: Mapping[str, np.ndarray]
-    secret: bytes
+    secret: bytes  # the site's own
 
     @classmethod
     def of(cls, columns: Mapping[str, np.ndarray], secret: bytes) -> "Cells":
@@ -210,23 +194,13 @@ def _word(value: object, secret: bytes) -> int:
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run asks for: who it is, what it needs, and which rows would be in its sums.
-
-    Parameters
-    ----------
-    columns : tuple of str
-        The columns that it predicts from.
-    fewest : int
-        The rows that a sum of it needs.
-    weight : str
-        The column of weights.
-    """
+    """What a run asks for: who it is, what it needs, and which rows would be in its sums."""
 
     run: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # the columns that it predicts from
     targets: tuple[str, ...]
-    fewest: int
-    weight: str = ""
+    fewest: int  # the rows that a sum of it needs
+    weight: str = ""  # the column of weights
     epsilon: float | None = None
     delta: float | None = None
     about: dict[str, str] = {}

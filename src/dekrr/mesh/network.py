@@ -38,22 +38,12 @@ class Keys:
 
 @dataclass(frozen=True)
 class Link:
-    """The address of a site and the addresses of its neighbours.
-
-    Parameters
-    ----------
-    listen : str
-        host:port; empty for a site that accepts no connection and dials all its neighbours.
-    neighbors : mapping of neighbour to host:port
-        Empty for a neighbour that accepts no connection.
-    keys : Keys or None
-        None means plain TCP, which is allowed on loopback only.
-    """
+    """The address of a site and the addresses of its neighbours."""
 
     name: str
-    listen: str
-    neighbors: Mapping[str, str]
-    keys: Keys | None
+    listen: str  # host:port; empty for a site that accepts no connection and dials all its neighbours
+    neighbors: Mapping[str, str]  # empty for a neighbour that accepts no connection
+    keys: Keys | None  # none means plain TCP, which is allowed on loopback only
 
     def __post_init__(self) -> None:
         if self.keys is None:

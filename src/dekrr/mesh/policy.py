@@ -34,92 +34,48 @@ class PolicyError(DataError):
 
 
 class SourcePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of one data source: [sources.NAME] of policy.toml.
+    """The rules of one data source: [sources.NAME] of policy.toml."""
 
-    Parameters
-    ----------
-    columns : tuple of str
-        The columns that may be used, as targets too; all, if empty.
-    never : tuple of str
-        The columns that may never be used.
-    least_rows : int
-        Fewer rows take part in no run.
-    runs_per_month : int
-        The most runs over this source in 30 days, of all studies together; 0 for any number. Every run tells other
-        sums of the same rows, and no guard adds up what many runs tell. Four are one a week. Five times as many may
-        read the rows: a refusal tells something, too.
-    bounds : dict of str to (float, float)
-        What this site knows of its columns beforehand, not from rows: the smallest and the largest value. A study may
-        give `bounds` of these columns alone, and none that are narrower: narrow bounds tell few rows from the others.
-    total_epsilon : float
-        The most that runs with differential privacy over this source spend together.
-    describe : bool
-        Whether a person's approval has a table of these rows for the other sites, as `studies.describe` makes it.
-    """
-
-    columns: tuple[str, ...] = ()
-    never: tuple[str, ...] = ()
-    least_rows: int = 0
+    columns: tuple[str, ...] = ()  # the columns that may be used, as targets too; all, if empty
+    never: tuple[str, ...] = ()  # the columns that may never be used
+    least_rows: int = 0  # fewer rows take part in no run
+    # The most runs over this source in 30 days, of all studies together; 0 for any number. Every run tells other sums
+    # of the same rows, and no guard adds up what many runs tell. Four are one a week. Five times as many may read the
+    # rows: a refusal tells something, too.
     runs_per_month: int = 4
+    # What this site knows of its columns beforehand, not from rows: the smallest and the largest value. A study may
+    # give `bounds` of these columns alone, and none that are narrower: narrow bounds tell few rows from the others.
     bounds: dict[str, tuple[float, float]] = {}
-    total_epsilon: float = 10.0
+    total_epsilon: float = 10.0  # the most that runs with differential privacy over this source spend together
+    # whether a person's approval has a table of these rows for the other sites, as `studies.describe` makes it
     describe: bool = False
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """All of policy.toml.
+    """All of policy.toml."""
 
-    Parameters
-    ----------
-    approval : {"person", "policy"}
-        Who approves a study that breaks no rule.
-    proposers : tuple of str
-        The sites that may propose studies; all, if empty.
-    most_features : int
-        0 for any number.
-    masks : bool
-        Whether sums must be masked, as they are unless a study says otherwise.
-    lone_neighbor : {"refuse", "warn"}
-        Whether a study may let the site go on where masks do not hide its sums.
-    most_epsilon : float
-        Demand differential privacy with at most this epsilon; 0 demands none.
-    least_colluders : int
-        The fewest sites against which a run with shared noise must hold; 0 is half of the other sites. Without
-        `colluders` a run holds against all of them.
-    most_delta : float
-        The largest `delta`; 0 is N^-2 of this site's N rows.
-    most_leverage : float
-        Of `max_leverage`.
-    most_maps : int
-        Of `max_maps`, and of the maps that tuning asks for.
-    least_sigma : float
-        Of `sigma`, where the study gives numbers: waves far shorter than a column's span tell single rows apart.
-    longest_days : int
-        The most days until a study expires; 0 for any number.
-    accept : {"no-worse", "person", "any"}
-        Which new models are taken into use; see `studies.gate`.
-    tolerance : float
-        The share by which the error of a new model may be larger than that of what the site has.
-    """
-
-    approval: Literal["person", "policy"] = "person"
-    proposers: tuple[str, ...] = ()
+    approval: Literal["person", "policy"] = "person"  # who approves a study that breaks no rule
+    proposers: tuple[str, ...] = ()  # the sites that may propose studies; all, if empty
     methods: tuple[str, ...] = ("dekrr", "dkla", "allreduce")
-    most_features: int = 0
-    masks: bool = False
+    most_features: int = 0  # 0 for any number
+    masks: bool = False  # whether sums must be masked, as they are unless a study says otherwise
+    # whether a study may let the site go on where masks do not hide its sums
     lone_neighbor: Literal["refuse", "warn"] = "refuse"
-    most_epsilon: float = 0.0
+    most_epsilon: float = 0.0  # demand differential privacy with at most this epsilon; 0 demands none
+    # The fewest sites against which a run with shared noise must hold; 0 is half of the other sites. Without
+    # `colluders` a run holds against all of them.
     least_colluders: int = 0
-    most_delta: float = 0.0
+    most_delta: float = 0.0  # the largest `delta`; 0 is N^-2 of this site's N rows
     least_min_rows: int = _USUAL.min_rows
     least_rows_per_feature: float = _USUAL.rows_per_feature
-    most_leverage: float = _USUAL.max_leverage
-    most_maps: int = _USUAL.max_maps
+    most_leverage: float = _USUAL.max_leverage  # of `max_leverage`
+    most_maps: int = _USUAL.max_maps  # of `max_maps`, and of the maps that tuning asks for
     least_shortlist_rows: float = _USUAL.shortlist_rows
+    # of `sigma`, where the study gives numbers: waves far shorter than a column's span tell single rows apart
     least_sigma: float = 0.05
-    longest_days: int = 0
-    accept: Literal["no-worse", "person", "any"] = "no-worse"
-    tolerance: float = 0.1
+    longest_days: int = 0  # the most days until a study expires; 0 for any number
+    accept: Literal["no-worse", "person", "any"] = "no-worse"  # which new models are taken into use; see `studies.gate`
+    tolerance: float = 0.1  # the share by which the error of a new model may be larger than that of what the site has
     sources: dict[str, SourcePolicy] = {}
 
 

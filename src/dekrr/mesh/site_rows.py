@@ -197,19 +197,11 @@ class Counted(ArrayRows):
 
 @dataclass(frozen=True, eq=False)
 class Unlisted:
-    """Tells for each row whether it may be in sums, where those that may not are listed.
+    """Tells for each row whether it may be in sums, where those that may not are listed."""
 
-    Parameters
-    ----------
-    withheld : ndarray of uint64
-        Keyed hashes of the rows that may not.
-    rule : callable, optional
-        Rows that it does not admit may not, either.
-    """
-
-    withheld: np.ndarray
+    withheld: np.ndarray  # keyed hashes of the rows that may not
     secret: bytes
-    rule: admission.AnyAdmission | None = None
+    rule: admission.AnyAdmission | None = None  # rows that it does not admit may not, either
 
     def __call__(self, X: Array) -> np.ndarray:
         """Return which rows are admitted, shape (n_rows,)."""
@@ -219,21 +211,11 @@ class Unlisted:
 
 @dataclass(frozen=True, eq=False)
 class HashInFirstEncoding:
-    """Hashes rows as they were encoded in the first run, where sites have agreed on another encoding since.
+    """Hashes rows as they were encoded in the first run, where sites have agreed on another encoding since."""
 
-    Parameters
-    ----------
-    known : ndarray of uint64, shape (n_rows,)
-        The hashes of all rows in the encoding of this run, sorted.
-    first : ndarray of uint64, shape (n_rows,)
-        Those of the same rows in the first one.
-    hash_of : callable
-        Of the encoding of this run.
-    """
-
-    known: np.ndarray
-    first: np.ndarray
-    hash_of: HashOf
+    known: np.ndarray  # the hashes of all rows in the encoding of this run, sorted
+    first: np.ndarray  # those of the same rows in the first one
+    hash_of: HashOf  # of the encoding of this run
 
     def __call__(self, block: Block) -> np.ndarray:
         """Return the hash of each row, shape (n_rows,)."""

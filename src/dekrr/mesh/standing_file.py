@@ -16,36 +16,21 @@ BY_RELAY = "relay"
 
 
 class StandingFile(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a standing site's site.toml; paths are relative to the file.
-
-    Parameters
-    ----------
-    neighbors : dict of site to host:port
-        "relay" for a neighbour that is reached by the relay, "" for one that dials this site.
-    sources : dict of str to str
-        Files of rows, by the names that studies use.
-    listen : str
-        host:port; empty for a site that accepts no connection.
-    relay : str
-        The relay's host:port.
-    scheduler : str
-        The address of a Dask scheduler whose workers read the sources; empty where the site reads them itself.
-    keep_versions : int
-        How many models of each study are kept, with the records of their runs; the one in use and those that people
-        chose are kept in any case.
-    hook : tuple of str
-        A program of the site's own, with arguments. It is started with two more, an event and a study: "proposal" when
-        one waits for a person, "held back" when a new model is not used.
-    """
+    """All of a standing site's site.toml; paths are relative to the file."""
 
     site: str
-    neighbors: dict[str, str]
-    sources: dict[str, str]
+    neighbors: dict[str, str]  # "relay" for a neighbour that is reached by the relay, "" for one that dials this site
+    sources: dict[str, str]  # files of rows, by the names that studies use
     keys: KeysTable
-    listen: str = ""
-    relay: str = ""
+    listen: str = ""  # host:port; empty for a site that accepts no connection
+    relay: str = ""  # the relay's host:port
+    # the address of a Dask scheduler whose workers read the sources; empty where the site reads them itself
     scheduler: str = ""
+    # how many models of each study are kept, with the records of their runs; the one in use and those that people chose
+    # are kept in any case
     keep_versions: int = 50
+    # A program of the site's own, with arguments. It is started with two more, an event and a study: "proposal" when
+    # one waits for a person, "held back" when a new model is not used.
     hook: tuple[str, ...] = ()
     page: PageTable | None = None
 

@@ -30,18 +30,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    gone : list of str
-        The sites that have left the run.
-    lost : list of str
-        The sites and links that are lost; a link is written "a|b".
-    exchange : int
-        The exchange that the site waits in; -1 before the start.
-    round : int
-        The number of rounds of the solver.
-    residual : float or None
-        The largest relative residual that the site knows.
-    seconds_waiting : float
-        The time spent waiting for neighbours.
     message_bytes_sent, wire_bytes_sent : int
         The bytes of messages, and of all frames handed to the network: with framing, hellos and retransmissions.
     """
@@ -49,12 +37,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     site: str
     phase: str
-    gone: list[str]
-    lost: list[str]
-    exchange: int
-    round: int
-    residual: float | None
-    seconds_waiting: float = msgspec.field(name="seconds waiting")
+    gone: list[str]  # the sites that have left the run
+    lost: list[str]  # the sites and links that are lost; a link is written "a|b"
+    exchange: int  # the exchange that the site waits in; -1 before the start
+    round: int  # the number of rounds of the solver
+    residual: float | None  # the largest relative residual that the site knows
+    seconds_waiting: float = msgspec.field(name="seconds waiting")  # the time spent waiting for neighbours
     message_bytes_sent: int = msgspec.field(name="message bytes sent")
     wire_bytes_sent: int = msgspec.field(name="wire bytes sent")
     neighbors: dict[str, NeighborStatus]

@@ -37,34 +37,20 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class DataTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The table [data]: the columns to use.
+    """The table [data]: the columns to use."""
 
-    Parameters
-    ----------
-    target : str or tuple of str
-        The column to predict, or several.
-    columns : tuple of str
-        The columns to predict from.
-    file : str
-        A site's CSV or Parquet file, or a folder of Parquet files. In network.toml it is in each [[site]] instead.
-    weight : str
-        The column that says how often a row counts, the same at all sites; empty where all rows count once.
-    raw : bool
-        Whether columns may have words, dates and missing values. Sites then agree on what columns become, and tell each
-        other categories that at least `min_rows` of their rows have.
-    classes : tuple of str, int, float or bool
-        The classes that the target has; empty where it is a number.
-    scheduler : str
-        The address of a Dask scheduler whose workers read a site's Parquet files and sum over them; empty where the
-        node reads its file itself. It is the site's own choice.
-    """
-
-    target: str | tuple[str, ...]
-    columns: tuple[str, ...]
+    target: str | tuple[str, ...]  # the column to predict, or several
+    columns: tuple[str, ...]  # the columns to predict from
+    # A site's CSV or Parquet file, or a folder of Parquet files. In network.toml it is in each [[site]] instead.
     file: str = ""
+    # the column that says how often a row counts, the same at all sites; empty where all rows count once
     weight: str = ""
+    # Whether columns may have words, dates and missing values. Sites then agree on what columns become, and tell each
+    # other categories that at least `min_rows` of their rows have.
     raw: bool = False
-    classes: tuple[str | int | float | bool, ...] = ()
+    classes: tuple[str | int | float | bool, ...] = ()  # the classes that the target has; empty where it is a number
+    # The address of a Dask scheduler whose workers read a site's Parquet files and sum over them; empty where the node
+    # reads its file itself. It is the site's own choice.
     scheduler: str = ""
 
     @property
@@ -87,33 +73,19 @@ class SiteEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NetworkFile(msgspec.Struct, frozen=True, kw_only=True):
-    """All of network.toml.
+    """All of network.toml."""
 
-    Parameters
-    ----------
-    run : str
-        The run's id; every run needs a new one.
-    method : {"dekrr", "dkla", "allreduce"}
-    topology : str
-        One of `dekrr.topology.TOPOLOGIES`, laid out over the sites in their order.
-    edges : tuple of pairs
-        The edges, as an alternative to `topology`.
-    patience : float
-        Seconds after which a neighbour that cannot be reached is declared gone.
-    start_patience : float
-        Seconds to wait for all sites before the start.
-    """
-
-    run: str
+    run: str  # the run's id; every run needs a new one
     method: Literal["dekrr", "dkla", "allreduce"]
     site: tuple[SiteEntry, ...]
     data: DataTable
     settings: dict[str, Any] = {}
+    # one of `dekrr.topology.TOPOLOGIES`, laid out over the sites in their order
     topology: str = entries(EstimatorSettings)["topology"].default
     n_neighbors: int = entries(EstimatorSettings)["n_neighbors"].default
-    edges: tuple[tuple[str, str], ...] = ()
-    patience: Seconds = 60.0
-    start_patience: Seconds = 600.0
+    edges: tuple[tuple[str, str], ...] = ()  # the edges, as an alternative to `topology`
+    patience: Seconds = 60.0  # seconds after which a neighbour that cannot be reached is declared gone
+    start_patience: Seconds = 600.0  # seconds to wait for all sites before the start
 
     def neighbors(self) -> dict[str, list[str]]:
         """Return the graph."""
@@ -145,17 +117,13 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     run, site, method, settings, data, patience, start_patience
         As in network.toml.
-    listen : str
-        The address host:port that this site listens on.
-    sites : tuple of str
-        All sites of the run.
     """
 
     run: str
     site: str
     method: Literal["dekrr", "dkla", "allreduce"]
-    listen: str
-    sites: tuple[str, ...]
+    listen: str  # the address host:port that this site listens on
+    sites: tuple[str, ...]  # all sites of the run
     neighbors: dict[str, str]
     data: DataTable
     settings: dict[str, Any] = {}

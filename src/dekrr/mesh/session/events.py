@@ -67,21 +67,11 @@ class Gone(Event, frozen=True, tag="gone"):
 
 
 class Exchanged(Event, frozen=True, tag="exchange"):
-    """An exchange is complete.
+    """An exchange is complete."""
 
-    Parameters
-    ----------
-    exchange : int
-        The exchange that the site waits for next.
-    round : int
-        The number of rounds of the solver so far.
-    residual : float or None
-        The largest relative residual that the site knows; None if it knows none.
-    """
-
-    exchange: int
-    round: int
-    residual: float | None
+    exchange: int  # the exchange that the site waits for next
+    round: int  # the number of rounds of the solver so far
+    residual: float | None  # the largest relative residual that the site knows; None if it knows none
 
 
 class Unconfirmed(Event, frozen=True, tag="unconfirmed"):

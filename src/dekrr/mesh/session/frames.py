@@ -19,44 +19,22 @@ RESERVED = ("alive",)  # not allowed as names of sites: keys have them in the se
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", forbid_unknown_fields=True):
-    """A site's announcement of its state.
-
-    Parameters
-    ----------
-    gone : tuple of str
-        The epoch, named by the sites and links that are lost, sorted.
-    exchange : int
-        The exchange whose frames the sender waits for; -1 before the start.
-    terms : dict of str to str
-        The settings that all sites must agree on.
-    agreed : dict of str to tuple of str
-        The sites that are known to have the same terms, and to have heard the same from all their neighbours; and
-        their neighbours.
-    asks : int
-        The number of this question, counted by the sender from 1; 0 if it wants no hello in return.
-    answers : int
-        The number of the receiver's last question that the sender has heard.
-    lacks : bool
-        Whether the sender wants the frames from `exchange` on once more, because they were lost on their way.
-    finished : bool
-        Whether the sender knows that all sites have their models.
-    refusal : str
-        The reason why the run cannot start; empty if there is none.
-    origin : str
-        A code for the rows and settings that the sender starts from. Another code means other rows or settings.
-    """
+    """A site's announcement of its state."""
 
     run: str
     sender: str
-    gone: tuple[str, ...]
-    exchange: int
-    terms: dict[str, str]
+    gone: tuple[str, ...]  # the epoch, named by the sites and links that are lost, sorted
+    exchange: int  # the exchange whose frames the sender waits for; -1 before the start
+    terms: dict[str, str]  # the settings that all sites must agree on
+    # the sites that are known to have the same terms, and to have heard the same from all their neighbours; and their
+    # neighbours
     agreed: dict[str, tuple[str, ...]]
-    asks: int
-    answers: int
-    lacks: bool
-    finished: bool
-    refusal: str
+    asks: int  # the number of this question, counted by the sender from 1; 0 if it wants no hello in return
+    answers: int  # the number of the receiver's last question that the sender has heard
+    lacks: bool  # whether the sender wants the frames from `exchange` on once more, because they were lost on their way
+    finished: bool  # whether the sender knows that all sites have their models
+    refusal: str  # the reason why the run cannot start; empty if there is none
+    # A code for the rows and settings that the sender starts from. Another code means other rows or settings.
     origin: str
 
 

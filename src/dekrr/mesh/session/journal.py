@@ -28,23 +28,15 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     ----------
     run, site, digest : str
         They must be the same when the site resumes. The digest is that of the run's terms and of the site's rows.
-    lost : tuple of str
-        The sites and links that are lost.
-    features : bytes or None
-        The message that announced the site's features, if it had chosen them in an earlier epoch.
-    origins : dict of str to str
-        The origin code of each neighbour; see `Hello`.
-    graph : dict of str to tuple of str
-        The neighbours of each site.
     """
 
     run: str
     site: str
     digest: str
-    lost: tuple[str, ...]
-    features: bytes | None
-    origins: dict[str, str]
-    graph: dict[str, tuple[str, ...]] = {}
+    lost: tuple[str, ...]  # the sites and links that are lost
+    features: bytes | None  # the message that announced the site's features, if it had chosen them in an earlier epoch
+    origins: dict[str, str]  # the origin code of each neighbour; see `Hello`
+    graph: dict[str, tuple[str, ...]] = {}  # the neighbours of each site
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="end"):

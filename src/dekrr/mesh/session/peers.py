@@ -17,66 +17,29 @@ SUSPICION = 0.8  # the part of the patience that is left for a neighbour that an
 
 @dataclass
 class Peer:
-    """A site's knowledge of a neighbour in the present epoch.
+    """A site's knowledge of a neighbour in the present epoch."""
 
-    Parameters
-    ----------
-    up : bool
-        Whether the neighbour is known to be alive.
-    changed : float
-        The time at which `up` last changed.
-    heard : float
-        The time at which its last frame came.
-    asked : float
-        The time at which it was last asked a question.
-    unanswered : float or None
-        The time of the first question since it was last heard; None if it owes no answer.
-    n_asked : int
-        The number of questions to it.
-    lacked : int
-        The last question that said that frames of it were lost.
-    answered : int
-        The last question that it has answered.
-    question : int
-        The last question from it.
-    position : int
-        The last exchange for which it is known to have sent a frame.
-    met : bool
-        Whether it has said hello itself, with the same terms.
-    origin : str
-        The code of the rows and settings that it started from, as in its first hello.
-    finished : bool
-        Whether it knows that all sites have their models.
-    refused : bool
-        Whether it knows that the run cannot start.
-    frames : dict of exchange to (frame, message)
-        Its frames that are not used yet, as they came, each with its message.
-    said : dict of exchange to digest
-        The digests of those frames that it would send again bit for bit.
-    garbled : bool
-        Whether a frame from it was refused.
-    returning : bool
-        Whether this site has resumed from its checkpoint, and has not heard from the neighbour since. After a blackout
-        sites come back one by one.
-    """
-
-    up: bool = False
-    changed: float = 0.0
-    heard: float = 0.0
-    asked: float = float("-inf")
-    unanswered: float | None = None
-    n_asked: int = 0
-    lacked: int = 0
-    answered: int = 0
-    question: int = 0
-    position: int = -1
-    met: bool = False
-    origin: str = ""
-    finished: bool = False
-    refused: bool = False
+    up: bool = False  # whether the neighbour is known to be alive
+    changed: float = 0.0  # the time at which `up` last changed
+    heard: float = 0.0  # the time at which its last frame came
+    asked: float = float("-inf")  # the time at which it was last asked a question
+    unanswered: float | None = None  # the time of the first question since it was last heard; None if it owes no answer
+    n_asked: int = 0  # the number of questions to it
+    lacked: int = 0  # the last question that said that frames of it were lost
+    answered: int = 0  # the last question that it has answered
+    question: int = 0  # the last question from it
+    position: int = -1  # the last exchange for which it is known to have sent a frame
+    met: bool = False  # whether it has said hello itself, with the same terms
+    origin: str = ""  # the code of the rows and settings that it started from, as in its first hello
+    finished: bool = False  # whether it knows that all sites have their models
+    refused: bool = False  # whether it knows that the run cannot start
+    # its frames that are not used yet, as they came, each with its message
     frames: dict[int, tuple[bytes, AnyMessage | None]] = field(default_factory=dict)
+    # the digests of those frames that it would send again bit for bit
     said: dict[int, bytes] = field(default_factory=dict)
-    garbled: bool = False
+    garbled: bool = False  # whether a frame from it was refused
+    # Whether this site has resumed from its checkpoint, and has not heard from the neighbour since. After a blackout
+    # sites come back one by one.
     returning: bool = False
 
     def mark(self, up: bool, now: float) -> bool:

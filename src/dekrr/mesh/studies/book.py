@@ -46,8 +46,6 @@ class StudyState:
 
     Parameters
     ----------
-    decisions : dict of site to Decision
-        The last of each site. These dictionaries are replaced, not changed: other threads read them.
     calls, reports : dict of (site, number) to Call or Report
         The last of each site.
     """
@@ -58,6 +56,7 @@ class StudyState:
     proposer: str
     proposed: float
     clock: Clock = field(default_factory=Clock)
+    # The last of each site. These dictionaries are replaced, not changed: other threads read them.
     decisions: dict[str, Decision] = field(default_factory=dict)
     calls: dict[tuple[str, int], Call] = field(default_factory=dict)
     reports: dict[tuple[str, int], Report] = field(default_factory=dict)

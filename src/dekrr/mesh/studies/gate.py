@@ -28,33 +28,15 @@ _MEAN = 1.0  # the RSE of a site's mean: every site has that alone
 
 
 class Figures(NamedTuple):
-    """A site's own errors, of which smaller ones are better.
+    """A site's own errors, of which smaller ones are better."""
 
-    Parameters
-    ----------
-    what : str
-        What is measured.
-    new : float
-        Of the new model.
-    used : float or None
-        Of the model in use; None where there is none, or it has no such figure.
-    alone : float or None
-        Of what the site has without the others.
-    n_rows : int
-        The rows that they were measured on.
-    slack : float
-        How much larger the first may be beside what a policy tolerates.
-    cut_short : str
-        What ended the run before all parts of the model were there; empty if nothing did.
-    """
-
-    what: str
-    new: float
-    used: float | None
-    alone: float | None
-    n_rows: int
-    slack: float = 0.0
-    cut_short: str = ""
+    what: str  # what is measured
+    new: float  # of the new model
+    used: float | None  # of the model in use; None where there is none, or it has no such figure
+    alone: float | None  # of what the site has without the others
+    n_rows: int  # the rows that they were measured on
+    slack: float = 0.0  # how much larger the first may be beside what a policy tolerates
+    cut_short: str = ""  # what ended the run before all parts of the model were there; empty if nothing did
 
 
 def figures(config: SiteFile, folder: Path, versions: Versions, number: int) -> Figures | None:

@@ -66,21 +66,11 @@ _decoder: msgspec.json.Decoder[Body] = msgspec.json.Decoder(Body)
 
 
 class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A statement with its signature.
+    """A statement with its signature."""
 
-    Parameters
-    ----------
-    site : str
-        Who says so.
-    said : str
-        The statement, as JSON.
-    certificate : str
-        The site's certificate, as PEM.
-    """
-
-    site: str
-    said: str
-    certificate: str
+    site: str  # who says so
+    said: str  # the statement, as JSON
+    certificate: str  # the site's certificate, as PEM
     signature: str
 
     @property

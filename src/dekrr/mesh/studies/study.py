@@ -15,38 +15,22 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    about : str
-        What the study is for, for the person who approves it.
-    sites : tuple of str
-        All sites that take part; all must approve.
-    source : str
-        The name of the data source at each site.
-    data : DataTable
-        The target and the columns.
-    method : {"dekrr", "dkla", "allreduce"}
-    every_hours : float
-        Train again after so many hours; 0 for a single run.
-    new_rows : int
-        Train again when a site has so many new rows; 0 for never.
-    warm : bool
-        Later runs keep the agreed part's features of the first, and start from the last model. The settings must be
-        numbers, and `column_scales` "none".
-    expires : date
-        The last day on which a run may start.
     patience, start_patience : float
         As in network.toml.
     """
 
     name: str
-    sites: tuple[str, ...]
-    source: str
-    data: DataTable
-    expires: datetime.date
-    about: str = ""
+    sites: tuple[str, ...]  # all sites that take part; all must approve
+    source: str  # the name of the data source at each site
+    data: DataTable  # the target and the columns
+    expires: datetime.date  # the last day on which a run may start
+    about: str = ""  # what the study is for, for the person who approves it
     method: Literal["dekrr", "dkla", "allreduce"] = "dekrr"
     settings: dict[str, Any] = {}
-    every_hours: float = 0.0
-    new_rows: int = 0
+    every_hours: float = 0.0  # train again after so many hours; 0 for a single run
+    new_rows: int = 0  # train again when a site has so many new rows; 0 for never
+    # Later runs keep the agreed part's features of the first, and start from the last model. The settings must be
+    # numbers, and `column_scales` "none".
     warm: bool = False
     patience: Seconds = 60.0
     start_patience: Seconds = 600.0
