@@ -483,6 +483,21 @@ def test_a_standing_site_has_metrics_and_tells_whether_it_lives_and_is_ready(con
         served.close()
 
 
+def test_half_open_connections_do_not_keep_a_watcher_from_the_health_of_a_site():
+    served = serve(0, lambda: {"health": {"lives": True, "why not ready": []}})
+    before, opened = threading.active_count(), []
+    try:
+        for _ in range(400):  # with 1,100 of 1,024 descriptors it was tried by hand
+            opened.append(socket.create_connection(("127.0.0.1", int(served.url[:-1].rpartition(":")[2]))))
+            opened[-1].sendall(b"GET /health HTTP/1.1\r\nHost: 127")
+        wait_until(lambda: threading.active_count() <= before + 110)
+        assert httpx.get(f"{served.url}health").json()["lives"]
+    finally:
+        for connection in opened:
+            connection.close()
+        served.close()
+
+
 def test_a_standing_site_refuses_the_options_of_a_single_run(consortium):
     done = CliRunner().invoke(app, ["node", str(consortium.home("a") / "site.toml"), "--fresh", "--insecure"])
     assert done.exit_code

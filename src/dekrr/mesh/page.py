@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import re
+import socket
 import threading
 import time
 from collections import deque
@@ -34,6 +35,7 @@ MOST_EVENTS = 60
 _MOST_POINTS = 400
 _MOST_RUNS = 20
 _ATTEMPTS = 5
+_MOST_OPEN = 100  # connections
 _TAIL = 1 << 21  # bytes at the end of a record that are looked through for earlier runs
 _NOT_SHOWN = {"exchange", "progress"}
 _LEFT_OUT = {"event", "time", "site", "terms", "neighbors", "phase", "run"}
@@ -265,10 +267,9 @@ class Answers:
     def __init__(self, port: int, what: str, answers: Mapping[str, Answer]) -> None:
         handler = type("Handler", (_Handler,), {"answers": answers})
         try:
-            self._server = ThreadingHTTPServer((HOST, port), handler)
+            self._server = _Server((HOST, port), handler)
         except OSError as error:
             raise NetworkError(f"{what}: port {port} of {HOST} cannot be served: {error}") from None
-        self._server.daemon_threads = True
         self.url = f"http://{HOST}:{self._server.server_address[1]}/"
         threading.Thread(target=self._server.serve_forever, daemon=True, name=what).start()
 
@@ -276,6 +277,35 @@ class Answers:
         """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection; of those that ask nothing only so many stay, and the oldest goes."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *given: Any) -> None:
+        self._open: dict[Any, None] = {}  # in the order of their coming
+        super().__init__(*given)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a request in a thread of its own."""
+        self._open[request] = None
+        if len(self._open) > _MOST_OPEN:
+            oldest = next(iter(self._open.copy()))
+            self._open.pop(oldest, None)
+            with suppress(OSError):  # its thread closes it then
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Tell nothing: it is the caller who has gone."""
 
 
 class _Handler(BaseHTTPRequestHandler):
