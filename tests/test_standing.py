@@ -6,6 +6,7 @@ import re
 import resource
 import shutil
 import socket
+import sqlite3
 import sys
 import threading
 import tracemalloc
@@ -648,3 +649,36 @@ def test_a_file_that_is_closed_while_threads_use_it_is_an_error_at_most(tmp_path
             thread.join(30)
         assert len(met) == 3
         assert all("closed" in text for text in met)
+
+
+def test_a_site_comes_back_from_a_backup_and_with_a_new_key(consortium, monkeypatch, tmp_path):
+    """As the page on studies says: the neighbours pass on what was said since, by this site, too."""
+    town = Town(consortium, monkeypatch)
+    approved(consortium, town)
+    town.turn(10)
+    home, (digest,) = consortium.home("b"), town.sites["b"].book.studies
+    copy = sqlite3.connect(tmp_path / "copy.sqlite")
+    there = sqlite3.connect(home / STORE)
+    there.backup(copy)
+    there.close()
+    copy.close()
+    town.sites["b"].book.decide(digest, "stop", "after the backup", "test")
+    town.turn(10)
+    said = town.sites["a"].book.ids
+    town.sites["b"].trail.close()
+    town.sites["b"]._store.close()
+    for path in home.glob(f"{STORE}*"):
+        path.unlink()
+    shutil.copy(tmp_path / "copy.sqlite", home / STORE)
+    for name in (keys.KEY, keys.REQUEST, keys.CERTIFICATE):
+        (home / name).unlink()
+    consortium.give_keys("b", consortium.hosts["b"], days=1000)
+    town.start("b")
+    assert said - town.sites["b"].book.ids
+    town.turn(10)
+    assert town.sites["b"].book.ids == said
+    assert town.sites["b"].book.studies[digest].state == "stopped by b"
+    town.sites["b"].book.decide(digest, "refuse", "with the new key", "test")
+    town.turn(10)
+    assert town.sites["c"].book.studies[digest].state == "refused by b"
+    verify(home / TRAIL, town.sites["b"].book.identity.trust, "b")
