@@ -217,26 +217,22 @@ def shortcuts(graph: Graph, most: int) -> Iterator[tuple[tuple[Hashable, Hashabl
 
 
 def _named(name: str, n_sites: int, n_neighbors: int, seed: Any) -> Graph:
-    match name:
-        case "auto":
-            return ring(n_sites, n_neighbors) if n_sites <= _MOST_ON_RING else cycles(n_sites, n_neighbors, seed=seed)
-        case "ring":
-            return ring(n_sites, n_neighbors)
-        case "cycles":
-            return cycles(n_sites, n_neighbors, seed=seed)
-        case "complete":
-            return nx.complete_graph(n_sites)
-        case "grid":
-            return grid(n_sites)
-        case "star":
-            return nx.star_graph(n_sites - 1)
-        case "random_regular":
-            return random_regular(n_sites, n_neighbors, seed=seed)
-        case "watts_strogatz":
-            return watts_strogatz(n_sites, n_neighbors, seed=seed)
-        case "erdos_renyi":
-            return erdos_renyi(n_sites, n_neighbors, seed=seed)
-    raise TopologyError(f"unknown topology {name!r}; choose one of {', '.join(TOPOLOGIES)}, or give edges or a graph")
+    graphs = {
+        "ring": lambda: ring(n_sites, n_neighbors),
+        "cycles": lambda: cycles(n_sites, n_neighbors, seed=seed),
+        "complete": lambda: nx.complete_graph(n_sites),
+        "grid": lambda: grid(n_sites),
+        "star": lambda: nx.star_graph(n_sites - 1),
+        "random_regular": lambda: random_regular(n_sites, n_neighbors, seed=seed),
+        "watts_strogatz": lambda: watts_strogatz(n_sites, n_neighbors, seed=seed),
+        "erdos_renyi": lambda: erdos_renyi(n_sites, n_neighbors, seed=seed),
+    }
+    graphs["auto"] = graphs["ring" if n_sites <= _MOST_ON_RING else "cycles"]
+    if name not in graphs:
+        raise TopologyError(
+            f"unknown topology {name!r}; choose one of {', '.join(TOPOLOGIES)}, or give edges or a graph"
+        )
+    return graphs[name]()
 
 
 def _check(graph: Graph, sites: Sequence[Hashable]) -> None:

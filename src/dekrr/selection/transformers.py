@@ -6,7 +6,7 @@ package that imports scikit-learn.
 
 from dataclasses import dataclass, field, fields
 from inspect import signature
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -15,17 +15,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ..types import Array
 from . import Chooser, Energy, Greedy, Leverage, Plain, Surrogate
-
-
-@dataclass_transform(eq_default=False, kw_only_default=True)
-def parameters(estimator: type[Any]) -> Any:
-    """Give an estimator a constructor that only stores its keywords, as scikit-learn requires.
-
-    The signature is computed once, because scikit-learn asks for it in every call of fit.
-    """
-    made = dataclass(eq=False, repr=False, kw_only=True)(estimator)
-    made.__init__.__signature__ = signature(made.__init__)
-    return made
 
 
 class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -48,7 +37,8 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
             setattr(cls, parameter.name, field(default=parameter.default, kw_only=parameter.kw_only))
         cls.random_state = None
         cls.__annotations__["random_state"] = Any
-        parameters(cls)
+        made: Any = dataclass(eq=False, repr=False, kw_only=True)(cls)
+        made.__init__.__signature__ = signature(made.__init__)  # scikit-learn asks for it in every call of fit
 
     def chooser(self) -> Chooser:
         """Return the chooser with this transformer's parameters, or raise an error that names the wrong ones."""

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -373,8 +373,10 @@ class ArrayRows(Rows):
         return ArrayRows(*block, expansion=self.expansion, seed=self.seed, hashes=hashes)
 
 
-class _MappedRows(Rows):
-    def __init__(self, rows: Rows, function: Callable[[Block], Block]) -> None:
+class _DerivedRows(Rows):
+    """Rows that a function makes of others, block by block."""
+
+    def __init__(self, rows: Rows, function: Callable[[Any], Any]) -> None:
         self._rows = rows
         self._function = function
         self.n_columns = rows.n_columns
@@ -383,12 +385,14 @@ class _MappedRows(Rows):
         self.expansion = rows.expansion
 
     @property
-    def n_rows(self) -> int:
-        return self._rows.n_rows
-
-    @property
     def n_outputs(self) -> int:
         return self._rows.n_outputs
+
+
+class _MappedRows(_DerivedRows):
+    @property
+    def n_rows(self) -> int:
+        return self._rows.n_rows
 
     @property
     def weights(self) -> Weighed:
@@ -403,26 +407,17 @@ class _MappedRows(Rows):
         return map(self._function, self._rows.blocks(size))
 
 
-class _AdmittedRows(Rows):
+class _AdmittedRows(_DerivedRows):
     """The rows that a rule admits."""
 
     def __init__(self, rows: Rows, admits: Admits) -> None:
-        self._rows = rows
-        self._admits = admits
-        self.n_columns = rows.n_columns
-        self.streamed = rows.streamed
-        self.weighted = rows.weighted
-        self.expansion = rows.expansion
+        super().__init__(rows, admits)
         self.seed = rows.seed
         self.hash_of = rows.hash_of
 
-    @property
-    def n_outputs(self) -> int:
-        return self._rows.n_outputs
-
     def blocks(self, size: int) -> Iterator[Block]:
         for block in self._rows.blocks(size):
-            yield block.take(self._admits(block.X))
+            yield block.take(self._function(block.X))
 
 
 class ChainedRows(Rows):
