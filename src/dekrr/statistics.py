@@ -56,7 +56,7 @@ class CrossSums:
 
     # shape (n_features * (n_features + 1) / 2,): the upper triangle of B: the neighbour's features times themselves
     gram: Array
-    cross: Array  # shape (n_features, n_features_of_owner): c: the neighbour's features times the owner's features
+    cross: Array  # shape (n_features, n_features_of_owner): C: the neighbour's features times the owner's features
 
     def kept(self) -> "CrossSums":
         """Return the part that the owner itself needs: all but B."""
@@ -198,7 +198,7 @@ def _accumulate(
 class Weights:
     """The numbers that weigh the terms of the objective at one site."""
 
-    # n: the number of rows of all sites that are in the sums, or the sum of their weights where they have some
+    # N: the number of rows of all sites that are in the sums, or the sum of their weights where they have some
     n_rows: float
     n_sites: int  # J
     alpha: float  # the regularisation (the paper's lambda)

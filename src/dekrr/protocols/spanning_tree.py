@@ -68,7 +68,7 @@ class SparseSums:
 class BranchSums:
     """How Z'Z and some further sums over the sites of a branch travel in one vector."""
 
-    size: int  # d, the number of features
+    size: int  # D, the number of features
     n_beside: int  # how many numbers are beside Z'Z
 
     @property

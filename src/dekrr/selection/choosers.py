@@ -34,22 +34,9 @@ from ..types import Array
 
 
 class Pool:
-    """The candidates of one selection: frequencies with phases, or cos/sin pairs of frequencies.
+    """The candidates of one selection: frequencies (n_columns, n_candidates) with phases, and amplitudes, by default 1.
 
-    Parameters
-    ----------
-    frequencies : ndarray of shape (n_columns, n_candidates)
-    phases : ndarray of shape (n_candidates,) or None
-        None makes every candidate a cos/sin pair, which counts as two features.
-    amplitudes : ndarray of shape (n_candidates,), optional
-        All 1 by default.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> pool = Pool(np.array([[1.0, 2.0, 3.0]]), phases=None)
-    >>> pool.keep(np.array([2, 0])).frequencies
-    array([[3., 1., 3., 1.]])
+    Without phases every candidate is a cos/sin pair, which counts as two features.
     """
 
     def __init__(self, frequencies: Array, phases: Array | None, amplitudes: Array | None = None) -> None:

@@ -352,11 +352,6 @@ class Mixed(Greedy):
     second candidate depends on 1 to `max_columns` random columns alone, which are drawn by their scales; with None, all
     depend on all columns. `kernel` and `bandwidths` have no effect.
 
-    Parameters
-    ----------
-    rough : bool, default=True
-        Whether there are Laplacian candidates. Without, all are Gaussian.
-
     See Also
     --------
     Greedy : the choice, and its other parameters.
@@ -372,7 +367,7 @@ class Mixed(Greedy):
 
     rules: ClassVar[Mapping[str, Rule]] = {**Greedy.rules, "rough": FLAG}
 
-    rough: bool = True
+    rough: bool = True  # whether there are Laplacian candidates. Without, all are Gaussian.
     bandwidths: tuple[float, ...] = (1.0,)
     max_columns: int | None = 3
     pool_ratio: float = 10

@@ -502,7 +502,7 @@ _LEAST, LARGEST = 2 / 3, 3 / 2  # of an equal share of the rows, that a fold may
 class RowHash:
     """A keyed hash of rows."""
 
-    key: bytes = _OPEN  # at most 64
+    key: bytes = _OPEN  # at most 64 bytes
     # the places of the columns in the order of their names: runs with the columns in another order have the same folds
     order: tuple[int, ...] | None = None
 
