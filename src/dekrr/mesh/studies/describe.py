@@ -28,11 +28,14 @@ class Described(NamedTuple):
 
 
 def describe_rows(study: StudyFile, config: StandingFile, folder: Path, policy: Policy) -> list[Described]:
-    """Return what is told of each column that a study reads, under the stricter guard of study and policy."""
+    """Return what is told of each column that a study reads, under the site's own guard.
+
+    It is not the study's: counts in multiples of many numbers, of a series of studies, would tell the count.
+    """
     file = str((folder / config.sources[study.source]).absolute())
     run = study.site_file("describe", config.site, {}, file, config.scheduler)
     names = run.data.used
-    least = max(policy.least_min_rows, getattr(run.method_settings(), "min_rows", 0))
+    least = policy.least_min_rows
     parts: list[list[np.ndarray]] = [[] for _ in names]
     for batch in source_of(run, folder).batches(names):
         for part, values in zip(parts, arrays_of(batch.table, names), strict=True):

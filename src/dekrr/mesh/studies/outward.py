@@ -23,6 +23,7 @@ WORDS = {
     "gone": "the other sites have ended the run without it",
     "history": "the sums of this run and of earlier ones together would give rows away",
     "keys": "a key or a certificate cannot be used",
+    "loss": "another site was lost when masked sums were under way, and there is no model yet",
     "message": "a message cannot be used",
     "network": "the run ended without a model",
     "policy": "its policy refuses the run",
