@@ -304,7 +304,7 @@ def test_new_rows_are_counted_after_a_restart_and_not_in_the_main_loop(consortiu
     path = consortium.home("b") / "rows.parquet"
     table = pd.read_parquet(path)
     town.restart("b")
-    pd.concat([table, table.head(6) + 0.01]).to_parquet(path)
+    pd.concat([table, table.head(12) + 0.01]).to_parquet(path)
     town.turn(2, seconds=20.0)
     counting = town.sites["b"]._row_counts._threads["rows"]
     counting.join(30)

@@ -244,17 +244,21 @@ def test_two_studies_at_once_and_one_that_is_stopped(consortium):
 
 
 def test_new_rows_call_for_a_run_and_too_few_are_refused(consortium):
-    digest = propose(consortium, more="new_rows = 5", start_patience=20.0)
+    digest = propose(consortium, more="new_rows = 1", start_patience=20.0)
     approve(consortium, digest)
     with Standing(consortium) as sites:
         wait_until(consortium.done(1))
         path = consortium.home("b") / "rows.parquet"
         table = pd.read_parquet(path)
-        pd.concat([table, table.head(6) + 0.01]).to_parquet(path)
+        pd.concat([table, table.head(9) + 0.01]).to_parquet(path)
+        wait_until(lambda: sites["b"]._row_counts.latest(sites["b"].book.studies[digest].study) == 89, 40)
+        time.sleep(1.0)
+        assert sites["a"].book.studies[digest].number == 1, "others were told that so few rows came"
+        pd.concat([table, table.head(12) + 0.01]).to_parquet(path)
         wait_until(lambda: sites["a"].book.studies[digest].number == 2, 40)
         wait_until(lambda: [s.state for s in consortium.versions("a").states] == ["done", "failed"])
         wait_until(lambda: "at b: history: " in consortium.versions("a").states[1].reason)
-        assert "separates 6 rows, fewer than" in consortium.versions("b").states[1].reason
+        assert "separates 12 rows, fewer than" in consortium.versions("b").states[1].reason
         assert consortium.versions("a").current == 1
 
 

@@ -296,10 +296,10 @@ class StandingSite:
         if study.every_hours and self.clock.time() - ended > 3600 * study.every_hours:
             self._call(state, number + 1, f"{study.every_hours:g} hours after run {number}")
         elif study.new_rows and (before := versions.last_n_rows):
-            now = self._row_counts.latest(study)
-            if now >= max(before, self._called_with.get(state.digest, 0)) + study.new_rows:
+            now, least = self._row_counts.latest(study), max(study.new_rows, self.policy.least_min_rows)
+            if now >= max(before, self._called_with.get(state.digest, 0)) + least:  # when one row came is told to nobody
                 self._called_with[state.digest] = now  # a run that is refused does not call for the next one
-                self._call(state, number + 1, f"at least {study.new_rows} new rows")
+                self._call(state, number + 1, f"at least {least} new rows")
 
     def _call(self, state: StudyState, number: int, reason: str) -> None:
         self.book.say(Call(study=state.digest, number=number, reason=reason, time=self.clock.time()))
