@@ -19,8 +19,10 @@ from dekrr.model import Header, load, model_of
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy.masks import Identity
 from dekrr.protocols import training
+from dekrr.protocols.calibration import keep_intervals
 from dekrr.protocols.masking import Masks
 from dekrr.protocols.site import Kept, Site
+from dekrr.protocols.training import SecondTraining
 from dekrr.selection import Energy, Plain
 from dekrr.settings import DeKRRSettings
 from dekrr.tables.rows import ArrayRows
@@ -43,7 +45,8 @@ class Run(Problem):
         graph = graph or nx.complete_graph(5)
         self.names = [f"s{i}" for i in range(len(graph))]
         self.graph = nx.relabel_nodes(graph, dict(enumerate(self.names)))
-        self.settings, self.selector, self.kept = settings, selector or Plain(4), {}
+        self.settings, self.selector, self.kept, self.second = settings, selector or Plain(4), {}, None
+        self.phase, self.seen, self.phases = "", set(), {}
         rng = np.random.default_rng(1)
         self.rows = {name: (rng.uniform(size=(40, 2)), rng.uniform(-1, 1, size=40)) for name in self.names}
 
@@ -53,7 +56,16 @@ class Run(Problem):
     def make(self, name, neighbors, offer, identity=None, kept=None):
         site = replace(self.make_site(name), neighbors=tuple(neighbors))
         site = replace(site, identity=identity or Identity(), kept=kept or Kept())
-        return guarded(site, lambda: training.train(site, self.selector, self.settings), self.settings)
+        if name == LOST:
+            site = replace(site, enter=self.enter)
+        return guarded(
+            site, lambda: training.train(site, self.selector, self.settings, second=self.second), self.settings
+        )
+
+    def enter(self, phase):
+        """Note the phase that the site is in that will be lost; the second training goes through the same ones."""
+        self.phase = "again " * (phase in self.seen) + phase
+        self.seen.add(phase)
 
     def lose(self, at, lost=LOST):
         """Lose a site at a moment, or a link, which one of its ends may claim; return how the others ended."""
@@ -120,6 +132,7 @@ def kinds_of(run, made, times, lost=LOST):
     for at in times:
         made.clear()
         run.kept.clear()
+        run.phase, run.seen = "roll call", set()
         endings = run.lose(at, lost)
         errors = [ending.error for ending in endings.values() if ending.error is not None]
         n_left = len(run.names) - (lost in run.names)
@@ -131,6 +144,7 @@ def kinds_of(run, made, times, lost=LOST):
         assert len(sent) == len({site for site, _ in sent}), "words of a site in two epochs"
         if errors:
             kinds["ended"] += 1
+            run.phases.setdefault(run.phase, set()).add("ended")
             assert "after a loss" in str(errors[0])
             continue
         outcomes = {name: ending.outcome for name, ending in endings.items()}
@@ -139,6 +153,7 @@ def kinds_of(run, made, times, lost=LOST):
         if run.kept["s0"].has_sent:
             kind = "kept" if some.neighbor_maps else "at home" if some.shared is None else "shared part"
         kinds[kind] += 1
+        run.phases.setdefault(run.phase, set()).add(kind)
         for name, outcome in outcomes.items():
             assert lost not in run.names or (lost in outcome.roster.rows) == (kind not in ("anew", "at home"))
             if kind == "kept":
@@ -231,6 +246,30 @@ def test_a_loss_at_any_moment_leaves_one_set_of_sums(settings, last, seen, words
     run = Run(DeKRRSettings(**OPEN | settings, lone_neighbor="refuse"), Energy(4) if settings == ALONE else None)
     kinds = kinds_of(run, words, np.linspace(1.0, last, 18))  # the run takes about as long
     assert {kind for kind, count in kinds.items() if count} == seen, kinds
+
+
+WHAT_IS_LEFT = {
+    "roll call": {"anew"},
+    "scales": {"anew", "at home"},
+    "column scales": {"at home", "shared part"},
+    "shared part": {"shared part"},
+    "choosing features": {"shared part"},
+    "sums over rows": {"shared part", "kept"},
+    "again": {"kept"},
+    "held-out rows": {"kept", "over"},
+}
+
+
+def test_whatever_the_phase_of_a_loss_all_others_end_with_the_model_of_what_was_summed(words):
+    """In words: docs/explanation/privacy-evidence.md. None ends without a model, and no words follow the loss."""
+    run = Run(DeKRRSettings(**OPEN | WITH_LOCAL | {"scale": "quantiles", "lone_neighbor": "refuse"}))
+    run.second = SecondTraining(keep_intervals, fits_shared=False)
+    kinds_of(run, words, np.linspace(1.0, 84.0, 42))
+    found = {}
+    for phase, kinds in run.phases.items():
+        found.setdefault("again" if phase.startswith("again") else phase, set()).update(kinds)
+    assert found.keys() == WHAT_IS_LEFT.keys()
+    assert not {phase: kinds for phase, kinds in found.items() if not kinds <= WHAT_IS_LEFT[phase]}
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -726,6 +726,29 @@ def test_no_neighbor_gets_more_products_than_a_site_has_features(outputs):
     assert {outcome.rounds for outcome in outcomes.values()} == {50}
 
 
+@pytest.mark.parametrize("n_runs", [1, 2])
+def test_runs_that_differ_in_alpha_alone_add_up_to_the_sums_of_one_neighbor(n_runs):
+    """Each run ends in time; C_jp is that of the run before, and the products of both together are enough."""
+    n_features, known, sums = 6, [], []
+    names = ("s0", "s1", "s2")
+    for alpha in (1e-5, 1e-2)[:n_runs]:
+        sites, record = sites_of(nx.complete_graph(3)), Overheard()
+        chosen = msgspec.structs.replace(with_masks(SETTINGS), scale=None, tol=0.0, alpha=alpha)
+        chosen = msgspec.structs.replace(chosen, lone_neighbor="refuse", max_rounds=50)
+        run_all(sites, lambda site, s=chosen: dekrr.train(site, Plain(n_features, sigma=0.5), s), [record])
+        told = [m.exponents for p in names[1:] for m in record.between(p, "s0", Magnitudes)]
+        point = FixedPoint(int(np.max([each for each in told if len(each) == 2], axis=0).sum()) + 9, 2)
+        for each in zip(*(record.between(p, "s0", MaskedRound) for p in names[1:]), strict=True):
+            known.append(np.concatenate([message.coefficients.values for message in each]))
+            sums.append(revealed(np.add.reduce([message.words for message in each]), point))
+    solved = np.linalg.lstsq(np.array(known), np.array(sums), rcond=1e-14)[0]
+    own, theirs = record.between("s0", "s1", Features)[0], record.between("s1", "s0", Features)[0]
+    left = FeatureMap(own.frequencies, own.phases, np.ones(n_features))(sites["s1"].X)
+    right = FeatureMap(theirs.frequencies, theirs.phases, theirs.amplitudes)(sites["s1"].X)
+    error = np.abs(2 * solved[:n_features].T - left.T @ right).max()
+    assert error < 1e-3 if n_runs == 2 else error > 1
+
+
 def test_one_site_that_refuses_ends_the_rounds_of_all():
     def procedure(site):
         lone = "refuse" if site.name == "s2" else "warn"

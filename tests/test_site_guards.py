@@ -464,8 +464,11 @@ def test_a_person_is_told_in_words_what_is_unlike_earlier_studies():
         assert words in first
     about = study.site_file("x", "a", {}, "rows").terms("")
     entry = PastRun(run="x", time=0.0, rows={}, n_rows=80, fewest=15, about=about)
-    assert "what an earlier study" in " ".join(in_words(study, policy, "a", [entry], 0.0))
+    again = " ".join(in_words(study, policy, "a", [entry], 0.0))
+    assert "what an earlier study" in again
+    assert "an earlier run of this seed" in again
     other = study_of("n_features = 10\nseed = 3\n" + ALONE, 'target = "y"\ncolumns = ["u"]\nweight = "v"')
     told = " ".join(in_words(other, policy, "a", [entry], 0.0))
     for words in ("columns is u, and was u, v", "weight is v, and was none", "seed is 3, and was 0", "1 of at most 4"):
         assert words in told
+    assert "an earlier run of this seed" not in told

@@ -297,7 +297,9 @@ class StandingSite:
             self._call(state, number + 1, f"{study.every_hours:g} hours after run {number}")
         elif study.new_rows and (before := versions.last_n_rows):
             now, least = self._row_counts.latest(study), max(study.new_rows, self.policy.least_min_rows)
-            if now >= max(before, self._called_with.get(state.digest, 0)) + least:  # when one row came is told to nobody
+            if (
+                now >= max(before, self._called_with.get(state.digest, 0)) + least
+            ):  # when one row came is told to nobody
                 self._called_with[state.digest] = now  # a run that is refused does not call for the next one
                 self._call(state, number + 1, f"at least {least} new rows")
 

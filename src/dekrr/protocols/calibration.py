@@ -291,7 +291,7 @@ def calibrate(
             site,
             rows=ArrayRows(*kept.arrays(), seed=kept.seed, hashes=kept.hashes),  # of a sample, for themselves
             identity=identity,
-            kept=Kept(),  # a loss ends the second training, and leaves the outcome of the first
+            kept=Kept(site.kept.epoch),  # a loss ends the second training, and leaves the outcome of the first
             admission=outcome.admission,  # a row that is in no sum of the first training is in none of the second
         )
     )

@@ -59,8 +59,8 @@ def _unwatched(stage: str) -> None:
 class Kept:
     """What a site keeps of a run when another site is lost; see `dekrr.mesh.after_loss`."""
 
-    def __init__(self) -> None:
-        self.epoch = ""  # what is lost in the present epoch, in words; empty in the first one
+    def __init__(self, epoch: str = "") -> None:
+        self.epoch = epoch  # what is lost in the present epoch, in words; empty in the first one
         self.summed_in: str | None = None  # the epoch in which the site has sent its first masked words about rows
         # What training could end with, of the sums formed so far, the last one last: all sites have the same, as far as
         # they have come. None stands for what the site adds at home alone.

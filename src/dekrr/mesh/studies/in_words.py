@@ -14,6 +14,7 @@ _GUARDS = {
     "max_maps": "sums of at most {} feature maps",
     "shortlist_rows": "{} rows of the neighbours for each feature that is asked about",
 }
+_MASKED = "sums are masked"
 _TOLD = ("columns", "target", "weight", "sites", "raw columns", "classes", "bounds", "seed", "n_features", "privacy")
 
 
@@ -46,7 +47,7 @@ def in_words(study: StudyFile, policy: Policy, site: str, entries: Sequence[Past
         f"It reads of {study.source}: {', '.join(data.columns)}; it predicts {', '.join(data.targets)}{weight}.{raw}"
     ]
     given = [words.format(getattr(settings, name)) for name, words in _GUARDS.items() if hasattr(settings, name)]
-    masked = "sums are masked" if getattr(settings, "masks", False) else "sums are not masked"
+    masked = _MASKED if getattr(settings, "masks", False) else "sums are not masked"
     lines.append(f"Guards: {'; '.join(given)}; {masked}.")
     lines += _differences(config.terms(""), entries)
     rules = source_rules(policy, study)
@@ -62,6 +63,8 @@ def in_words(study: StudyFile, policy: Policy, site: str, entries: Sequence[Past
         return lines
     others = len(study.sites) - 1
     alone = " With one other site, masks hide nothing: it gets this site's sums." if others < 2 else ""
+    if masked == _MASKED and any(entry.about.get("seed") == config.terms("")["seed"] for entry in entries):
+        alone += " With an earlier run of this seed over the same rows, a neighbour may work out this site's own sums."
     lines.append(
         "At worst, without differential privacy: whoever holds candidates can tell which of them are among the rows; "
         f"rows that are unlike all others can be placed roughly.{alone} No row is in a message."
