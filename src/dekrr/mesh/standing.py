@@ -296,6 +296,7 @@ class StandingSite:
         if study.every_hours and self.clock.time() - ended > 3600 * study.every_hours:
             self._call(state, number + 1, f"{study.every_hours:g} hours after run {number}")
         elif study.new_rows and (before := versions.last_n_rows):
+            # When a single row came is told to nobody.
             now, least = self._row_counts.latest(study), max(study.new_rows, self.policy.least_min_rows)
             if (
                 now >= max(before, self._called_with.get(state.digest, 0)) + least
