@@ -149,3 +149,25 @@ def test_two_classes_have_no_units_and_a_changed_sign_is_told_from_a_site_far_aw
     rare = np.where((labels == "station 01") & (np.arange(len(y)) % 9 > 0), -1.0, codes)
     assert set(told(rare, has_codes=True)) <= {"station 01"}
     assert not told(codes, has_codes=True)
+
+
+@pytest.mark.parametrize("odd", [{"y": 1.0}, {"y": 999999.0}, {"x": 999999.0}], ids=str)
+def test_what_few_rows_say_is_told_to_nobody(odd):
+    """A study of a rare flag would learn of each site whether one row has it: a target that is constant, or is not."""
+    X, y, labels = make_sites(n_sites=5, rows_per_site=150, random_state=0)
+    sites = sorted(set(labels.tolist()))
+
+    def told(count):
+        places = np.flatnonzero(labels == sites[1])
+        rows, codes = X.copy(), np.where(labels == sites[1], -1.0, np.where(y > np.median(y), 1.0, -1.0))
+        rows[places[:count], 0] = odd.get("x", rows[places[:count], 0])
+        codes[places[:count]] = odd.get("y", -1.0)
+        procedures = {}
+        for i, name in enumerate(sites):
+            own, around = labels == name, tuple(sorted({sites[i - 1], sites[(i + 1) % 5]}))
+            site = Site(name, around, ArrayRows(rows[own], codes[own]), tell=lambda *text: None)
+            procedures[name] = look_under_guards(site, DeKRRSettings(shared="auto"))
+        return LocalNetwork(nx.cycle_graph(sites)).run(procedures)[sites[0]].told
+
+    assert told(0) == told(1) == told(9) == {sites[1]: ((-1, "constant"),)}
+    assert told(15) != told(0)

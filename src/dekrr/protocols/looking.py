@@ -140,7 +140,7 @@ class _Begun(NamedTuple):
     def responses_vary(self) -> bool:
         return bool((self.upper > self.lower)[self.start.rows.n_columns :].all())
 
-    def findings(self, **more: bool) -> Iterator[Finding]:
+    def findings(self, **more: int) -> Iterator[Finding]:
         return _findings(self.whole, self.lower, self.upper, self.is_limited, **more)
 
 
@@ -238,7 +238,9 @@ def look_under_guards(site: Site, settings: DeKRRSettings, *, has_codes: bool = 
         return Looked()
     site, roster, n_outputs = begun.start.site, begun.roster, begun.start.rows.n_outputs
     findings = [
-        one for one in begun.findings(of_response=True) if one.place >= 0 or not has_codes or one.kind == "constant"
+        one
+        for one in begun.findings(of_response=True, fewest=settings.min_rows)
+        if one.place >= 0 or not has_codes or one.kind == "constant"
     ]
     if begun.responses_vary and roster.whole.fewest[0] >= settings.min_rows:
         is_against = yield from _is_against(begun, settings)
@@ -345,8 +347,8 @@ def _limits(
 ) -> Procedure[tuple[Limits | None, np.ndarray]]:
     """Return limits of the columns and responses of which few sites have values that are far off, and which these are.
 
-    Where no site has such values, there are no limits; where many have, they are nothing to tell. Rows that are
-    withheld count where they are as many as may be told of.
+    Where no site has such values, there are no limits; where many have, they are nothing to tell. Rows count, withheld
+    ones too, where they are as many as may be told of; fewer are clipped as the bounds of a run have it.
     """
     room = upper - lower
 
@@ -354,7 +356,7 @@ def _limits(
         values = np.column_stack([rows.X, rows.y])
         return np.asarray(((values < lower - _FAR * room) | (values > upper + _FAR * room)).sum(axis=0))
 
-    is_far = ((n_far(site.rows.sample) > 0) | (n_far(whole) >= max(min_rows, 1))) & (room > 0)
+    is_far = (n_far(whole) >= max(min_rows, 1)) & (room > 0)
     n_sites = np.rint((yield from tree_sum(site, roster, is_far.astype(float), masks)))
     is_limited = (n_sites > 0) & (n_sites <= max(1, roster.n_sites // _MANY_OF_SITES))
     if not is_limited.any():
@@ -434,9 +436,12 @@ def _harmful(found: _Measured) -> int | None:
 
 
 def _findings(
-    rows: ArrayRows, lower: Array, upper: Array, is_limited: np.ndarray, *, of_response: bool = False
+    rows: ArrayRows, lower: Array, upper: Array, is_limited: np.ndarray, *, of_response: bool = False, fewest: int = 1
 ) -> Iterator[Finding]:
-    """Yield what of a site's columns is far from what sites agree on, and of its responses, where it is asked for."""
+    """Yield what of a site's columns is far from what sites agree on, and of its responses, where it is asked for.
+
+    What fewer than `fewest` rows say makes no finding and hides none: others are told of it.
+    """
     values = np.column_stack([rows.X, rows.y])
     n_columns = rows.n_columns
     for i in np.flatnonzero(upper > lower) if rows.n_rows else ():
@@ -448,11 +453,12 @@ def _findings(
         ratio = (high - low if place < 0 else max(high - low, abs(median - middle))) / spread
         codes, counts = np.unique(own[np.abs(own - middle) > _FAR * spread], return_counts=True)
         most = int(counts.max(initial=0))
-        if max(_FEWEST_ALIKE, _LEAST_ALIKE * len(own)) <= most < len(own) / 2:
+        if max(_FEWEST_ALIKE, fewest, _LEAST_ALIKE * len(own)) <= most < len(own) / 2:
             text = f"is {codes[counts.argmax()]:.10g} in {most} of {len(own)} rows: a code for missing?"
             yield Finding(place, text, "code")
-        elif place < 0 and own.min() == own.max():
-            yield Finding(place, f"is {own[0]:.6g} in all {len(own)} rows: is it constant?", "constant")
+        elif place < 0 and (unlike := int((own != median).sum())) < fewest:
+            share = f"{len(own) - unlike} of" if unlike else "all"
+            yield Finding(place, f"is {median:.6g} in {share} {len(own)} rows: is it constant?", "constant")
         elif ratio >= _OTHER_UNITS or (place < 0 and 0 < ratio <= 1 / _OTHER_UNITS):
             yield Finding(place, f"is about {_rounded(ratio)} times the others': other units?", "units")
         elif place < 0 and abs(median - middle) > _OTHER_UNITS * spread:
