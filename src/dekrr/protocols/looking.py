@@ -140,8 +140,9 @@ class _Begun(NamedTuple):
     def responses_vary(self) -> bool:
         return bool((self.upper > self.lower)[self.start.rows.n_columns :].all())
 
-    def findings(self, **more: int) -> Iterator[Finding]:
-        return _findings(self.whole, self.lower, self.upper, self.is_limited, **more)
+    def findings(self, *, of_response: bool = False, fewest: int = 1) -> Iterator[Finding]:
+        ends = self.lower, self.upper
+        return _findings(self.whole, *ends, self.is_limited, of_response=of_response, fewest=fewest)
 
 
 class _Measured(NamedTuple):
