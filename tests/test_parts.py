@@ -14,7 +14,7 @@ from dekrr.messages import Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr as algorithm
 from dekrr.protocols import shared_part, training
-from dekrr.protocols.home import leverages_of
+from dekrr.protocols.home import leverage_among
 from dekrr.protocols.roll_call import RollCall, roll_call
 from dekrr.protocols.run import Start
 from dekrr.protocols.shared_part import best_ridge, candidate_scales
@@ -463,7 +463,7 @@ def test_totals_are_all_that_the_shared_part_sends():
 def test_leverages_of_fewer_rows_than_features_are_those_of_the_gram(n_rows):
     features = np.random.default_rng(n_rows).normal(size=(80, 50))
     summed = features[:n_rows]
-    found = leverages_of(features, summed, 7.0, 0.01)
+    found = leverage_among([summed[:20], summed[20:]], summed.shape, 7.0, 0.01)(features)
     wanted = np.diag(features @ np.linalg.solve(7.0 * summed.T @ summed + 0.01 * np.eye(50), features.T))
     np.testing.assert_allclose(found, wanted, rtol=1e-8)
 

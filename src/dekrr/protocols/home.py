@@ -30,7 +30,7 @@ responses of +1 and -1 that depend on nothing, the mean over rows of response ti
 the tree, and the root's solutions come down.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -40,6 +40,7 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from ..parts.local import N_CANDIDATES, Home, LocalFits, LocalPart, error_products, weights_of
 from ..settings import DeKRRSettings
+from ..statistics import rows_per_block
 from ..tables.rows import ArrayRows, signs_of
 from ..types import Array, Block
 from .masking import Masking
@@ -73,29 +74,43 @@ def left_by_shared(site: Site, outcome: Outcome, rows: ArrayRows, *, probed: boo
     shared, scaling = outcome.shared, outcome.scaling
     if shared is None:
         return Left(rows, np.zeros(rows.n_rows))
-    block = rows.arrays()._replace(X=scaling.rows(rows.X))
-    waves = shared.feature_map(block.X)
-    predicted = scaling.undo(waves @ shared.coefficients + shared.level)
-    of_level = 0.0
-    if shared.of_site is not None:
-        waves, of_level = shared.of_site.leverages(waves, shared.ratio)
-    roots: Array | float = 1.0 if rows.weight is None else np.sqrt(rows.weight)
-    features = (waves.T * roots).T
+    X, roots = scaling.rows(rows.X), None if rows.weight is None else np.sqrt(rows.weight)
+    shift, of_level = (0.0, 0.0) if shared.of_site is None else shared.of_site.leverages(np.zeros(1), shared.ratio)
+
+    def weighted(waves: Array, some: np.ndarray) -> Array:
+        return (waves + shift) if roots is None else ((waves + shift).T * roots[some]).T
+
     n_rows, weights = outcome.roster.n_counted, rows.weights.total * rows.expansion
     ridge = max(shared.ridge, _LEAST_RIDGE) * n_rows
     # The shared part was fitted without the rows that are in no sum: it leaves the same of these in any case.
     inside = _inside(outcome, rows)
-    summed = features[inside]
     share = rows.take(inside).weights.total / max(rows.weights.total, 1e-300)
     times = rows.expansion * n_rows / max(weights * share, 1e-300)
-    leverages = np.where(inside, leverages_of(features, summed, times, ridge), 0.0)
+    shape = int(inside.sum()), shared.feature_map.n_features
+
+    def summed() -> Iterator[Array]:
+        return (weighted(shared.feature_map(X[some]), some) for some in _parts(np.flatnonzero(inside), shape[1]))
+
+    leverage = leverage_among(summed(), shape, times, ridge)
+    predicted, leverages = np.empty_like(rows.y), np.empty(rows.n_rows)
+    for some in _parts(np.arange(rows.n_rows), shape[1]):
+        waves = shared.feature_map(X[some])
+        predicted[some] = waves @ shared.coefficients
+        leverages[some] = leverage(weighted(waves, some))
+    leverages = np.where(inside, leverages, 0.0)
     if probed:
         assert rows.hashes is not None  # `training.train` brings rows in order
         signs = signs_of(rows.hashes[inside], _PROBES)  # of the rows themselves: no series of runs draws others
         total = yield from _sum_of_leverages(site, outcome, shared, summed, ridge, signs)
         leverages = with_sum(leverages, total, n_rows / max(weights, 1e-300))
-    leverages = leverages + np.where(inside, of_level, 0.0) * np.square(roots)
-    return Left(_with_responses(rows, rows.y - predicted), leverages)
+    leverages = leverages + np.where(inside, of_level, 0.0) * (1.0 if roots is None else np.square(roots))
+    return Left(_with_responses(rows, rows.y - scaling.undo(predicted + shared.level)), leverages)
+
+
+def _parts(places: np.ndarray, n_features: int) -> list[np.ndarray]:
+    """Return parts of rows, or of their places, whose features stay in the cache; an empty one if there are none."""
+    size = rows_per_block(8 * n_features)
+    return [places[start : start + size] for start in range(0, max(len(places), 1), size)]
 
 
 def _inside(outcome: Outcome, rows: ArrayRows) -> np.ndarray:
@@ -107,42 +122,61 @@ def _with_responses(rows: ArrayRows, y: Array) -> ArrayRows:
     return ArrayRows(rows.X, y, rows.weight, expansion=rows.expansion, seed=rows.seed, hashes=rows.hashes)
 
 
-def leverages_of(features: Array, summed: Array, times: float, ridge: float) -> Array:
-    """Return z'(t S'S + r I)^-1 z of each row z of `features`, where S has the rows of `summed`.
+def leverage_among(
+    blocks: Iterable[Array], shape: tuple[int, int], times: float, ridge: float
+) -> Callable[[Array], Array]:
+    """Return the function of rows z that gives z'(t S'S + r I)^-1 z of each; S, of that shape, has all blocks' rows.
 
     Where these are fewer than features, it is (z'z - k'(S S' + (r / t) I)^-1 k) / r, with k = S z: a system as large as
     the number of rows.
     """
-    if not 0 < len(summed) < summed.shape[1]:
-        gram = summed.T @ summed * times
+    if not 0 < shape[0] < shape[1]:
+        gram = sum((block.T @ block for block in blocks), np.zeros(2 * shape[1:])) * times
         gram.flat[:: len(gram) + 1] += ridge
-        return _squares(gram, features.T)
+        of_gram = np.asarray(np.linalg.cholesky(gram))
+        return lambda rows: _squares(of_gram, rows.T)
+    summed = np.concatenate(list(blocks))
     kernel = summed @ summed.T
     kernel.flat[:: len(kernel) + 1] += ridge / times
-    left = np.einsum("nd,nd->n", features, features) - _squares(kernel, summed @ features.T)
-    return np.asarray(np.maximum(left, 0.0) / ridge)
+    factor = np.asarray(np.linalg.cholesky(kernel))
+
+    def among_few(rows: Array) -> Array:
+        left = np.einsum("nd,nd->n", rows, rows) - _squares(factor, summed @ rows.T)
+        return np.asarray(np.maximum(left, 0.0) / ridge)
+
+    return among_few
 
 
-def _squares(matrix: Array, columns: Array) -> Array:
-    """Return c'M^-1 c of each column c."""
-    whitened = solve_triangular(np.linalg.cholesky(matrix), columns, lower=True, check_finite=False)
+def _squares(factor: Array, columns: Array) -> Array:
+    """Return c'(L L')^-1 c of each column c."""
+    whitened = solve_triangular(factor, columns, lower=True, check_finite=False)
     return np.asarray(np.einsum("in,in->n", whitened, whitened))
 
 
 def _sum_of_leverages(
-    site: Site, outcome: Outcome, shared: SharedPart, features: Array, ridge: float, signs: Array
+    site: Site,
+    outcome: Outcome,
+    shared: SharedPart,
+    blocks: Callable[[], Iterator[Array]],
+    ridge: float,
+    signs: Array,
 ) -> Procedure[float]:
-    """Return an estimate of the sum of the leverages of the site's rows that are in sums."""
-    shape = (features.shape[1], _PROBES)
+    """Return an estimate of the sum of the leverages of the rows in `blocks`, those of the site that are in sums.
+
+    The rows' features are made again when the result is there: those of many rows, or many sites, are not kept.
+    """
+    shape = (shared.feature_map.n_features, _PROBES)
 
     def solved(total: Array) -> Array:
         assert shared.gram is not None  # of the root
         factor = cho_factor(shared.gram + ridge * np.eye(len(shared.gram)))
         return np.asarray(cho_solve(factor, total.reshape(shape)).ravel())
 
-    sums = (features.T @ signs).ravel()
-    result = yield from tree_result(site, outcome.roster, sums, solved, len(sums))
-    return float(np.einsum("nk,nk->", signs, features @ result.reshape(shape)) / _PROBES)
+    parts = _parts(signs, shape[0])
+    sums = sum((block.T @ part for block, part in zip(blocks(), parts, strict=True)), np.zeros(shape)).ravel()
+    result = (yield from tree_result(site, outcome.roster, sums, solved, len(sums))).reshape(shape)
+    products = (np.einsum("nk,nk->", part, block @ result) for block, part in zip(blocks(), parts, strict=True))
+    return float(sum(products) / _PROBES)
 
 
 def with_sum(leverages: Array, total: float, most: float) -> Array:
