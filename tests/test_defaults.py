@@ -48,7 +48,7 @@ def test_several_outputs_of_other_units_count_alike_and_weights_are_no_column(fi
 def test_progress_says_where_a_fit_is(events, fitted):
     stages = [event.stage for event in events]
     assert isinstance(events[0], FitEvent)
-    assert {"scales", "shared part", "rounds", "held-out rows"} < set(stages)
+    assert {"scales", "shared part", "rounds", "local part", "held-out rows"} < set(stages)
     assert stages[-1] == "done"
     assert max(event.round for event in events) > 0
     assert stages.count("scales") < 0.3 * len(stages)

@@ -72,7 +72,7 @@ class FitEvent:
     ----------
     stage : str
         "columns", "looking at rows", "roll call", "scales", "column scales", "shared part", "choosing features",
-        "sums over rows", "rounds", "held-out rows", or "done".
+        "sums over rows", "rounds", "local part", "held-out rows", or "done".
     exchange : int
         Exchanges of messages so far; agreeing on raw columns, and each look at rows, have counts of their own.
     part, parts : int

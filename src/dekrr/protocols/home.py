@@ -236,6 +236,7 @@ def fit_home(
     `left_by_shared` for `probed`. The errors of all sites' candidates are summed `together`, or the site goes by its
     own.
     """
+    site.enter("local part")
     rows = site.rows.sample
     roster = outcome.roster if together else outcome.roster.alone
     left = yield from left_by_shared(site, outcome, rows, probed=probed)
