@@ -26,7 +26,7 @@ from .parts.local import Home, WavesPart
 from .privacy.mechanism import Spent
 from .protocols.run import Outcome, neighborhood_weights
 from .scaling import AS_IT_IS, NAMES, UNSCALED, AnyScaling, Response, Scaling
-from .tables.columns import Column, Columns, is_frame
+from .tables.columns import Column, Columns, is_frame, is_missing
 from .tables.sources import AnyColumns, inputs_of, is_source, is_spread, open_source, open_spread
 from .types import Array
 
@@ -93,7 +93,7 @@ class Outside:
                 found[i].append(self._owners[j])
         for place, column in self._words:
             for i in np.flatnonzero(_unknown(encoded, place, column)).tolist():
-                if not _is_missing(rows[column.name][i]):
+                if not is_missing(rows[column.name][i]):
                     found = found or [[] for _ in encoded]
                     found[i].append(column.name)
         return found
@@ -196,10 +196,6 @@ def _unknown(encoded: Array, place: int, column: Column) -> np.ndarray:
     if len(column.categories) == 2:
         return np.asarray(encoded[:, place] == 0.5)
     return np.asarray(~encoded[:, place : place + len(column.categories)].any(axis=1))
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or value != value
 
 
 __all__ = ["Member", "SiteModel", "load"]

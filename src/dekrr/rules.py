@@ -132,8 +132,8 @@ def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> N
         raise SettingsError(f"the {names} of {owner} {verb} wrong: {reasons}")
 
 
-def is_number(text: str) -> bool:
-    """Return whether a text is that of a number.
+def is_number(text: Any) -> bool:
+    """Return whether a text is that of a number, or another value is one.
 
     Examples
     --------
@@ -142,6 +142,6 @@ def is_number(text: str) -> bool:
     """
     try:
         float(text)
-    except ValueError:
+    except (TypeError, ValueError):
         return False
     return True

@@ -10,6 +10,7 @@ from typing import Any
 import networkx as nx
 
 from .errors import TopologyError
+from .labels import listed
 from .rules import TOPOLOGIES as TOPOLOGIES
 
 __all__ = ["build", "cycles", "erdos_renyi", "grid", "random_regular", "ring", "watts_strogatz"]
@@ -249,6 +250,5 @@ def _check(graph: Graph, sites: Sequence[Hashable]) -> None:
         raise TopologyError(f"the graph falls into {len(components)} parts: {parts}; join them by an edge")
 
 
-def _listed(sites: Iterable[Hashable], max_names: int = 8) -> str:
-    names = sorted(map(repr, sites))
-    return ", ".join(names[:max_names]) + (f", ... ({len(names)} in all)" if len(names) > max_names else "")
+def _listed(sites: Iterable[Hashable]) -> str:
+    return listed(sorted(sites, key=repr))

@@ -62,7 +62,7 @@ def weights_of(sample_weight: Any, n_rows: int) -> Array | None:
         try:
             weights = weights.astype(np.float64)
         except (TypeError, ValueError):
-            row = next((row for row, value in enumerate(weights.tolist()) if not _is_weight(value)), 0)
+            row = next((row for row, value in enumerate(weights.tolist()) if not is_number(value)), 0)
             raise DataError(
                 f"sample_weight: row {row} has {weights[row]!r}, which is not a number; give how often each row counts"
             ) from None
@@ -71,14 +71,6 @@ def weights_of(sample_weight: Any, n_rows: int) -> Array | None:
     if not weights.any():
         raise DataError("all rows have the weight zero: give at least one row a positive sample_weight")
     return None if (weights == 1).all() else weights
-
-
-def _is_weight(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def naming(sites: Any) -> Callable[[int], str]:

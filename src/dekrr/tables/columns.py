@@ -783,12 +783,8 @@ def _only_values(dates: np.ndarray) -> dict[str, float | None]:
 
 def _example(raw: Raw) -> object:
     """Return a value that is no number, where there is one."""
-    for value in raw.values[~raw.missing]:
-        try:
-            float(value)
-        except ValueError:
-            return value
-    return raw.values[~raw.missing][0]
+    known = raw.values[~raw.missing]
+    return next((value for value in known if not is_number(value)), known[0])
 
 
 def _rounded(value: float, spread: float) -> float:

@@ -20,6 +20,7 @@ import numpy as np
 
 from ..errors import DataError, NotNumbersError
 from ..labels import factorise, places_of
+from ..rules import is_number
 from ..types import Array, Block
 from .columns import Columns, names_in, without_index
 from .rows import Rows, Survey, joined
@@ -183,12 +184,7 @@ def _numbers(
 def _first_word(values: np.ndarray) -> int | None:
     """Return the row of the first text that is not a number; if all texts are numbers, that of the first text."""
     words = [row for row, value in enumerate(values.tolist()) if isinstance(value, str | bytes)]
-    for row in words:
-        try:
-            float(values[row])
-        except ValueError:
-            return row
-    return words[0] if words else None
+    return next((row for row in words if not is_number(values[row])), words[0] if words else None)
 
 
 def _require_finite(batch: Batch, values: Array, columns: Sequence[str] | int) -> None:
