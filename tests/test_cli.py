@@ -163,7 +163,7 @@ def test_fit_measures_errors_on_rows_that_it_did_not_see(table):
     result = fitted(table)
     words = " ".join(result.output.split())
     assert "held out" in words
-    own, union = map(float, re.search(r"held-out RSE: own ([\d.]+), union ([\d.]+)", words).groups())
+    own, union = map(float, re.search(r"held out: own RSE ([\d.]+), union RSE ([\d.]+)", words).groups())
     assert "--site station" in words
     frame = pd.read_csv(table / "data.csv")
     held = frame.groupby("station").cumcount()
@@ -177,7 +177,9 @@ def test_fit_measures_errors_on_rows_that_it_did_not_see(table):
     union = rse(frame[held]["y"], north.predict(frame[held][COLUMNS], elsewhere=True))
     assert f"{union:.4f}" in words
     words = " ".join(fitted(table, "--force", "--holdout", 0).output.split())
-    assert re.search(r"own RSE ┃ union RSE .*held-out RSE: own [\d.]+ on \d+ rows, union [\d.]+ on all of them", words)
+    assert re.search(
+        r"held-out RSE: own [\d.]+, alone [\d.]+ on \d+ rows, union [\d.]+ on all of them; .* own RSE", words
+    )
     words = " ".join(fitted(table, "--force", "--holdout", 0, "--no-intervals").output.split())
     assert "no error was measured; --holdout 0.2 holds out a fifth of the rows to measure it" in words
 
@@ -198,7 +200,7 @@ def test_fit_warns_of_models_that_are_worse_than_the_mean_once(table, options, f
         words = " ".join(run(*command).output.split())
     (told,) = [str(each.message) for each in caught if issubclass(each.category, PoorFitWarning)]
     assert re.search(f"{figures} {len(frame)} rows carry", told, flags=re.IGNORECASE)
-    measured = re.search(r"held-out RSE: own ([\d.]+)", words)
+    measured = re.search(r"held out: own RSE ([\d.]+)", words)
     assert (measured is None) == bool(options)
     assert measured is None or f"{float(measured[1]):.3g} (own)" in told
 

@@ -85,7 +85,7 @@ def test_dekrr_fit_on_ranks_writes_the_same_models(tmp_path, table):
         code, output, errors = fit(n_ranks, tmp_path, "--network", "mpi")
         assert code == 0, errors
         assert output.count("6 models in") == 1
-        assert output.count("held-out RSE: own") == 1
+        assert output.count("held out: own RSE") == 1
     written = sorted(path.name for path in (tmp_path / "models1").iterdir())
     assert written == [f"{site}.safetensors" for site in sorted(table.site.unique())]
     for name in written:

@@ -530,7 +530,7 @@ def test_predictions_on_the_command_line_go_through_in_batches(suffix, tmp_path,
     run = CliRunner().invoke
     shown = run(app, ["fit", str(data), *columns, "--out", str(tmp_path / "models"), *settings], catch_exceptions=False)
     expected = DeKRRRegressor(**FIXED).fit(TABLE[COLUMNS], Y, sites=SITES)
-    assert "held-out RSE: own" in " ".join(shown.output.split())
+    assert "held out: own RSE" in " ".join(shown.output.split())
     run(app, ["predict", str(tmp_path / "models"), str(data), "--site", "station", "--out", str(out)])
     predicted = pd.read_csv(out) if suffix == "csv" else pd.read_parquet(out)
     assert list(predicted.columns) == [*COLUMNS, "power", "station", "prediction"]

@@ -5,15 +5,13 @@ from typing import Any
 
 import numpy as np
 import typer
-from rich.console import Console
 
 from ..errors import SettingsError, UnusableError
 from ..estimators import DeKRRClassifier
 from ..estimators.base import keywords_of
 from ..tables.columns import raw_of
 from ..tables.sources import open_source
-from .class_scoring import ClassErrors, class_errors_on
-from .scoring import frame_of, parts_of
+from .scoring import Errors, errors_on, frame_of, parts_of
 
 _TUNED = ("sigma", "alpha", "consensus")
 
@@ -41,7 +39,7 @@ def fit_classes(
     weight: str | None,
     share: float,
     settings: dict[str, Any],
-) -> tuple[DeKRRClassifier, ClassErrors | None]:
+) -> tuple[DeKRRClassifier, Errors | None]:
     """Return a classifier of all rows of a table, and its figures on held-out rows of a fit without these.
 
     Parameters
@@ -69,7 +67,7 @@ def fit_classes(
             rare = ", ".join(map(str, held[target[0]][~known].unique()[:5]))
             typer.echo(f"note: no error is measured on rows of classes that few rows have: {rare}", err=True)
         models = {model.header.site: model for model in trial.models_.values()}
-        errors = class_errors_on(models, open_source(held[known].reset_index(drop=True)).read(None), target[0], site)
+        errors = errors_on(models, open_source(held[known].reset_index(drop=True)).read(None), target[0], site)
         settings = settings | ({name: getattr(trial, f"{name}_") for name in _TUNED} if trial.tuning_ else {})
         errors = errors if errors.n_rows else None
     every = _joined(frame_of(batch) for batch in open_source(data).read(None))
@@ -88,18 +86,3 @@ def _fitted(
     return DeKRRClassifier(**keywords_of(DeKRRClassifier, settings)).fit(
         frame, target, sites=site, columns=columns, sample_weight=weight
     )
-
-
-def tell_of_classes(classifier: DeKRRClassifier, out: Path, site: str, errors: ClassErrors | None) -> None:
-    """Print what came of a fit."""
-    console = Console()
-    title = f"{len(classifier.sites_)} models of the classes {', '.join(map(str, classifier.classes_))} in {out}"
-    if errors is None:
-        console.print(f"{title}\n{classifier.fit_summary()}", highlight=False, markup=False)
-    else:
-        console.print(errors.table(f"{title}: held-out rows"))
-        words = "{} accuracy {:.4f} and log loss {:.4f}"
-        own, union = words.format("own", *errors.own()), words.format("union", *errors.union())
-        console.print(f"held out: {own}, {union} on {errors.n_rows} rows; {classifier.n_rounds_} rounds")
-    console.print("Predict new rows with:")
-    console.print(f"dekrr predict {out} NEW.csv --site {site}", soft_wrap=True)

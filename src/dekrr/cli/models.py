@@ -7,22 +7,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from ..errors import DataError, PoorFitWarning, SettingsError
 from ..estimators import DeKRRRegressor
 from ..estimators.base import keywords_of, parameters_of
-from ..estimators.model_set import advise, share_in_words
+from ..estimators.model_set import advise
 from ..estimators.network import sites_of
 from ..model import SiteModel
 from ..settings import Entry, FeatureSettings, entries
 from ..tables.rows import Rows
 from ..tables.sources import open_source
-from .class_fitting import fit_classes, has_words, tell_of_classes
-from .class_scoring import ClassErrors
+from .class_fitting import fit_classes, has_words
 from .outputs import not_left_empty, print_json, require_folder, table_at
 from .ranks import NetworkOption, network_of
 from .scoring import Errors, errors_on, parts_of
@@ -127,11 +124,7 @@ def fit(
         errors = None
         if classes or has_words(data, target[0]):
             classifier, figures = fit_classes(data, target, site, wanted, weight, holdout, settings)
-            _write(classifier.models_, out)
-            if as_json:
-                _print_json(classifier, out, figures)
-            else:
-                tell_of_classes(classifier, out, site, figures)
+            _finish(classifier, out, site, figures, as_json=as_json)
             return
         if holdout:
             try:
@@ -146,13 +139,9 @@ def fit(
         with _without_advice(errors is not None or not tells):
             regressor.fit(data, targets, sites=site, columns=wanted, sample_weight=weight)
         if tells:
-            _write(regressor.models_, out)
-            if as_json:
-                _print_json(regressor, out, errors)
-            else:
-                _summary(regressor, out, site, errors)
+            _finish(regressor, out, site, errors, as_json=as_json)
             if errors is not None:
-                advise(regressor, errors.own(), errors.union())
+                advise(regressor, *(float(figures[0]) for figures in (errors.own(), errors.union())))
 
 
 class _AllRead(Exception):
@@ -263,31 +252,29 @@ def require_column(column: str, there: Sequence[str], data: Path) -> None:
         raise DataError(f"{data} has no column {column!r}; it has {', '.join(there)}{hint}")
 
 
-def _summary(regressor: DeKRRRegressor, out: Path, site: str, errors: Errors | None) -> None:
-    """Print what came of a fit."""
-    table = Table(title=f"{len(regressor.sites_)} models in {out}")
-    measured, of_sites = _measured(regressor, errors)
-    headings = ["site", "rows", "kB sent"]
-    if of_sites:
-        headings += ["held out", "own RSE", "union RSE"]
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "site" else "right")
-    for label in regressor.sites_:
-        cells = [str(label), str(regressor.n_rows_[label]), f"{regressor.traffic_.sent_by(label) / 1e3:.0f}"]
-        if of_sites:
-            n_rows, *numbers = of_sites[label]
-            cells += [str(n_rows), *("-" if np.isnan(number) else f"{number:.4f}" for number in numbers)]
-        table.add_row(*cells)
+def _finish(fitted: Any, out: Path, site: str, errors: Errors | None, *, as_json: bool) -> None:
+    """Write the models of a fit, and print what came of it."""
+    _write(fitted.models_, out)
+    if as_json:
+        _print_json(fitted, out, errors)
+        return
     console = Console()
-    console.print(table)
-    console.print(
-        f"sigma {regressor.sigma_:g}, alpha {regressor.alpha_:g}, consensus {regressor.consensus_:g}; {measured}; "
-        f"{regressor.n_rounds_} rounds. Predict new rows with:"
-    )
+    classes = f" of the classes {', '.join(map(str, fitted.classes_))}" if hasattr(fitted, "classes_") else ""
+    title = f"{len(fitted.sites_)} models{classes} in {out}"
+    if errors is None:
+        console.print(f"{title}\n{fitted.fit_summary()}", highlight=False, markup=False, soft_wrap=True)
+        if not fitted.validation_:
+            console.print("no error was measured; --holdout 0.2 holds out a fifth of the rows to measure it")
+    else:
+        console.print(errors.table(f"{title}: held-out rows"))
+        console.print(f"held out: {errors.words('own')}, {errors.words('union')} on {errors.n_rows} rows")
+        settings = ", ".join(f"{name} {getattr(fitted, f'{name}_'):g}" for name in _TUNED)
+        console.print(f"{settings}; {fitted.n_rounds_} rounds")
+    console.print("Predict new rows with:")
     console.print(f"dekrr predict {out} NEW.csv --site {site}", soft_wrap=True)
 
 
-def _print_json(fitted: Any, out: Path, errors: Errors | ClassErrors | None = None) -> None:
+def _print_json(fitted: Any, out: Path, errors: Errors | None) -> None:
     """Print what came of a fit as JSON: errors on rows that were held out, where they are known."""
     found: dict[str, Any] = {
         "folder": str(out),
@@ -307,23 +294,3 @@ def _print_json(fitted: Any, out: Path, errors: Errors | ClassErrors | None = No
             "sites": {str(site): {"own": own, "alone": measured.alone.get(site)} for site, own in measured.own.items()},
         }
     print_json(found)
-
-
-def _measured(regressor: DeKRRRegressor, errors: Errors | None) -> tuple[str, dict[Hashable, tuple[int, float, float]]]:
-    """Return the errors on held-out rows in words, and for each site how many rows, its own and its union error."""
-    if errors is not None:
-        names = {label: model.header.site for label, model in regressor.models_.items()}
-        of_sites = {label: (*errors.of_site(name), errors.of_model(name)) for label, name in names.items()}
-        return f"held-out RSE: own {errors.own():.4f}, union {errors.union():.4f} on {errors.n_rows} rows", of_sites
-    found = (regressor.validation_ or {}).get("RSE")
-    if found is None:
-        return "no error was measured; --holdout 0.2 holds out a fifth of the rows to measure it", {}
-    text = (
-        f"held-out RSE: own {found.mean_own:.4f} on {sum(found.n_rows.values())} rows, union {found.mean_union:.4f} on "
-        f"{share_in_words(found)}, by a second training without them"
-    )
-    nothing = float("nan")
-    return text, {
-        label: (found.n_rows.get(label, 0), found.own.get(label, nothing), found.union.get(label, nothing))
-        for label in regressor.sites_
-    }

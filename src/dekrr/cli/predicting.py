@@ -16,7 +16,6 @@ from ..labels import factorise, listed, names_of
 from ..model import SiteClassifier, SiteModel, load
 from ..tables.sources import inputs_of, open_source
 from ..types import Array
-from .class_scoring import class_errors_on
 from .models import SUFFIX, require_column
 from .outputs import STANDARD_INPUT, print_json, require_output, table_at, table_writer
 from .scoring import errors_on, frame_of
@@ -204,15 +203,12 @@ def score(
     For models of classes, accuracy and log loss. Without --site, every model is scored on all rows (union).
     """
     by_site = load_all(*models)
-    classifiers = {name: model for name, model in by_site.items() if isinstance(model, SiteClassifier)}
-    if classifiers:
-        if len(classifiers) < len(by_site) or len(target) > 1:
-            raise SettingsError(
-                "some models predict classes and some numbers, or there are several targets: score models of one fit, "
-                "with the one column of classes"
-            )
-        _score_classes(classifiers, data, target[0], site, as_json=as_json)
-        return
+    classifiers = [model for model in by_site.values() if isinstance(model, SiteClassifier)]
+    if classifiers and (len(classifiers) < len(by_site) or len(target) > 1):
+        raise SettingsError(
+            "some models predict classes and some numbers, or there are several targets: score models of one fit, "
+            "with the one column of classes"
+        )
     with table_at(data) as path:
         errors = errors_on(by_site, open_source(path).read(None), target, site)
     shown = data if path == data else STANDARD_INPUT
@@ -222,32 +218,12 @@ def score(
         print_json(errors.facts(own=site is not None))
         return
     console = Console()
+    union = f"{errors.words('union')} on {errors.n_rows} rows"
     if site is not None:
         console.print(errors.table(f"{len(by_site)} models on {shown}"))
-        console.print(f"own RSE {errors.own():.4f}, union RSE {errors.union():.4f} on {errors.n_rows} rows")
+        console.print(f"{errors.words('own')}, {union}")
     else:
-        console.print(f"union RSE {errors.union():.4f} on {errors.n_rows} rows; --site COLUMN adds the own RSE")
-
-
-def _score_classes(
-    models: dict[str, SiteClassifier], data: Path, target: str, site: str | None, *, as_json: bool
-) -> None:
-    with table_at(data) as path:
-        errors = class_errors_on(models, open_source(path).read(None), target, site)
-    shown = data if path == data else STANDARD_INPUT
-    if not errors.n_rows:
-        raise DataError(f"{shown} has no rows to score")
-    if as_json:
-        print_json(errors.facts(own=site is not None))
-        return
-    console = Console()
-    words = "{} accuracy {:.4f} and log loss {:.4f}"
-    union = words.format("union", *errors.union())
-    if site is not None:
-        console.print(errors.table(f"{len(models)} models on {shown}"))
-        console.print(f"{words.format('own', *errors.own())}, {union} on {errors.n_rows} rows")
-    else:
-        console.print(f"{union} on {errors.n_rows} rows; --site COLUMN adds those of each row's own site")
+        console.print(f"{union}; --site COLUMN adds those of each row's own site")
 
 
 def inspect(
