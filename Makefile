@@ -62,6 +62,7 @@ soak: setup
 
 bench: setup
 	$(BIN)/dekrr bench --out benchmarks/results/speed.json
+	$(BIN)/python benchmarks/floors.py
 
 bench-compare: setup
 	$(BIN)/dekrr bench --compare benchmarks/results/speed.json

@@ -76,8 +76,13 @@ def _real_sites() -> dict[str, dict[str, dict[str, float]]]:
     return found
 
 
+@cache
+def _speeds() -> dict[str, dict[str, Any]]:
+    return {figure["name"]: figure for file in ("speed.json", "floors.json") for figure in _json(file)["figures"]}
+
+
 def _speed(name: str) -> dict[str, Any]:
-    return {figure["name"]: figure for figure in _json("speed.json")["figures"]}[name]
+    return _speeds()[name]
 
 
 def speed() -> str:
@@ -92,13 +97,12 @@ def speed() -> str:
         ("the same, floor with the choice", f"{power}, greedy, double", "floor with the choice"),
     ):
         figure = _speed(f"{data}: fit / {floor}")
-        names = [f["name"] for f in _json("speed.json")["figures"]]
         others = (
             f"{data}: fit / floor at the best rate of all",
             f"{data}: port / fit",
             f"{data}: RBFSampler + Ridge / fit",
         )
-        ratios = [f"{_speed(name)['ratio']:.2f}" if name in names else "-" for name in others]
+        ratios = [f"{_speed(name)['ratio']:.2f}" if name in _speeds() else "-" for name in others]
         ratios[0] = "-" if floor != "floor" else ratios[0]
         seconds = [_digits(figure["seconds"][key], 3) for key in ("fit", floor)]
         rows.append([title.format(f"{figure['settings']['rows']:,}"), *seconds, f"{figure['ratio']:.2f}", *ratios])

@@ -37,8 +37,8 @@ def test_the_port_solves_the_full_system(monkeypatch):
         np.testing.assert_allclose(theta, solution[str(j)], rtol=1e-6, atol=1e-9)
 
 
-def test_floors_grow_with_what_is_needed():
-    rates = speed.FlopRates(cosines=1e9, products=1e10)
+def test_floors_grow_with_what_is_needed(benchmark_named):
+    rates = benchmark_named("floors").FlopRates(cosines=1e9, products=1e10)
     rng = np.random.default_rng(0)
     small, large = (
         speed.TimedProblem("made", rng.uniform(size=(n, 4)), np.zeros(n), np.arange(n) % 10, 20, 1.0, made=True)

@@ -66,7 +66,7 @@ COMMANDS = {
     ),
     "bench": (
         "dekrr.lab.commands.bench:bench",
-        "Time fits against the paper's algorithm in plain numpy, scikit-learn, and the least time the processor needs.",
+        "Time fits against the paper's algorithm in plain numpy, and against scikit-learn.",
     ),
     "reproduce": ("dekrr.lab.commands.reproduce:reproduce", "Reproduce the paper's tables and figures."),
 }

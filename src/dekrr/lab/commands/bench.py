@@ -42,7 +42,7 @@ def bench(
     compare: Annotated[Path | None, typer.Option(help="Compare with the figures in this JSON file.")] = None,
     network: NetworkOption = "local",
 ) -> None:
-    """Time fits against the paper's algorithm in plain numpy, scikit-learn, and the least time the processor needs."""
+    """Time fits against the paper's algorithm in plain numpy, and against scikit-learn."""
     unknown = [name for name in only or () if name not in FIGURES]
     if unknown:
         raise SettingsError(f"unknown figures {', '.join(unknown)}; choose from {', '.join(FIGURES)}")
