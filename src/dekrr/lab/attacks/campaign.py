@@ -41,14 +41,7 @@ def attack_features(
 ) -> tuple[Recovery, Array]:
     """Recover a neighbour's rows from the paper's exchange; return the recovery and the true rows.
 
-    Parameters
-    ----------
-    seconds : float, default=60
-        The limit of CPU time.
-    own_rows : bool, default=True
-        Whether the attacker may start from its own rows.
-    report : callable
-        Called with the CPU seconds spent, from time to time.
+    The time is CPU time, of which `report` is told. With `own_rows` the attacker may start from its own rows.
     """
     victim, attacker = problem.pair(target)
     selector = Energy(problem.n_features, sigma=problem.sigma)
@@ -73,20 +66,9 @@ def hear(
 ) -> View:
     """Return the joint view of the colluding neighbours after a whole run with the default exchange.
 
-    Rows that the run withholds are in nothing of the view, also not in what is granted.
-
-    Parameters
-    ----------
-    settings : Settings
-        A deployment's defaults, or `UNGUARDED`.
-    tuned : bool, default=False
-        Tune the bandwidth first, over the estimators' grid.
-    colluders : int, default=1
-        The number of neighbours of the target that pool their messages.
-    granted : bool, default=True
-        Give the attacker the target's own sums, which it would otherwise have to derive from coefficients.
-    forger : callable, optional
-        Makes the forger of a colluder, who lies about its features.
+    Rows that the run withholds are in nothing of the view, also not in what is granted: the target's own sums, which
+    the attacker would otherwise have to derive from coefficients. A tuned run chooses the bandwidth first, over the
+    estimators' grid. `forger` makes the forger of a colluder, who lies about its features.
     """
     problem = problem.admitted(settings.max_leverage)
     victim, _ = problem.pair(target)
@@ -110,27 +92,13 @@ def hear(
 
 @dataclass(frozen=True)
 class RowsFromSums:
-    """The result of an attack on sums.
+    """The result of an attack on sums: shares by tolerance, without rows that the attacker already had."""
 
-    Parameters
-    ----------
-    shares : dict of tolerance to float
-        The share of rows that were recovered, without rows that the attacker already had.
-    chance : dict of tolerance to float
-        The same share for rows that were not in the sums: the rate of hits by chance.
-    starts : int
-        The number of starts.
-    misfit : float
-        The smallest relative misfit of the matching. If it is near 0, the matching found other rows with the same sums.
-    seconds : float
-        The CPU time.
-    """
-
-    shares: dict[float, float]
-    chance: dict[float, float]
+    shares: dict[float, float]  # of rows that were recovered
+    chance: dict[float, float]  # of rows that were not in the sums: the rate of hits by chance
     starts: int
-    misfit: float
-    seconds: float
+    misfit: float  # of the best match, relative; near 0, the matching found other rows with the same sums
+    seconds: float  # of CPU time
 
 
 def rows_from_sums(
@@ -149,20 +117,7 @@ def rows_from_sums(
     Half of the time is for the null spaces of Gram matrices: of all that the neighbours heard, and of sums over single
     folds; those with the fewest rows per feature come first. The other half is for matching. Many columns have few
     distinct values, so that each candidate is also tried with every value moved to the nearest known value of its
-    column.
-
-    Parameters
-    ----------
-    victim : Site
-        Used only to count hits.
-    known, known_y : ndarray of shapes (n_known, n_columns) and (n_known,)
-        The attackers' own rows.
-    spare : ndarray of shape (n_spare, n_columns)
-        Rows of the same kind as the target's that were not in the sums; used to count hits by chance.
-    seconds : float, default=60
-        The limit of CPU time.
-    report : callable
-        Called with the CPU seconds spent, from time to time.
+    column. The victim's rows serve to count hits alone, and spare ones, which were not in the sums, hits by chance.
     """
     rng = np.random.default_rng(seed)
     begun = time.process_time()
@@ -235,19 +190,11 @@ def snapped(candidates: Array, known: Array) -> Array:
 
 @dataclass(frozen=True)
 class Inference:
-    """What sums reveal about rows of which the attacker already knows all columns, or all but one.
-
-    Parameters
-    ----------
-    column_error : float
-        The median error of guessed values, averaged over columns.
-    imputed_error : float
-        The same error for values that are predicted from the other columns, without the sums.
-    """
+    """What sums reveal about rows of which the attacker already knows all columns, or all but one."""
 
     membership: Advantage
-    column_error: float = np.nan
-    imputed_error: float = np.nan
+    column_error: float = np.nan  # the median error of guessed values, averaged over columns
+    imputed_error: float = np.nan  # the same of values predicted from the other columns, without the sums
 
 
 def infer(problem: Scene, view: View, target: str | None = None, *, guesses: int = 60, seed: int = 0) -> Inference:

@@ -55,16 +55,8 @@ def shadow_scores(
 ) -> Array:
     """Return the log-likelihood ratio of each candidate, shape (n_candidates,); higher is likelier a member.
 
-    Parameters
-    ----------
-    blocks : iterable of SumsBlock
-        Gram matrices over the same rows.
-    pool : ndarray of shape (n_candidates, n_columns)
-        Members and others, in any order.
-    n_rows : int, or sequence of int
-        How many rows the sums are over; of each site, where they are over several.
-    sites : ndarray of int, shape (n_candidates,), optional
-        The site of each candidate, 0, 1 and so on, where the sums are over several.
+    The blocks are Gram matrices over the same rows; the pool has members and others, in any order. Where the sums are
+    over several sites, `n_rows` has the number of rows of each, and `sites` the number of each candidate's site.
 
     Examples
     --------
@@ -93,16 +85,9 @@ def scores_of_models(
     rng: np.random.Generator,
     n_shadows: int = _SHADOWS,
 ) -> Array:
-    """Return the log-likelihood ratio of each candidate by a model; the statistic is its residual.
+    """Return the log-likelihood ratio of each candidate by a model of `n_rows` rows; the statistic is its residual.
 
-    Parameters
-    ----------
-    heard : ndarray of shape (n_candidates,)
-        The residuals of the model under attack.
-    residuals : callable
-        Takes a mask of candidates, and returns the residuals of all candidates by a model of those.
-    n_rows : int
-        How many rows the model is of.
+    `residuals` takes a mask of candidates, and returns the residuals of all candidates by a model of those.
     """
     halves = np.array([_half(len(heard), n_rows, rng) for _ in range(n_shadows)])
     shadows = np.array([residuals(half) for half in halves])
@@ -113,13 +98,7 @@ def scores_by_algebra(block: SumsBlock, pool: Array) -> Array:
     """Return how much each candidate is a member by linear algebra alone, shape (n_candidates,); no shadows are needed.
 
     Z'Z is linear in who is a member: it is the sum of z z' over the pool, each times 1 or 0. These numbers are found by
-    least squares, next to one half.
-
-    Parameters
-    ----------
-    block : SumsBlock
-        Z'Z of the members, about half of the pool.
-    pool : ndarray of shape (n_candidates, n_columns)
+    least squares, next to one half: about half of the pool are members.
     """
     features = block.left(pool)
     upper = np.triu_indices(features.shape[1])
@@ -163,16 +142,9 @@ SETTINGS = DeKRRSettings(scale=None, max_leverage=1.0, verify_features=False, ma
 def of_one_site(
     problem: Scene, target: str, colluders: int = 1, *, settings: DeKRRSettings = SETTINGS, seed: int = 0
 ) -> Advantage:
-    """Test rows of the target by the sums of its rows alone that neighbours are sent without masks.
+    """Test rows of the target by the sums of its rows alone that neighbours are sent without masks, and pool.
 
-    Parameters
-    ----------
-    problem : Scene
-        In agreed units; see `problems.in_agreed_units`.
-    colluders : int, default=1
-        How many neighbours pool what they were sent.
-    settings : DeKRRSettings
-        `shortlist_rows` says how many features a centre asks about.
+    The scene is in agreed units; `shortlist_rows` of the settings says how many features a centre asks about.
     """
     victim = problem.site(target)
     record = _heard(problem, target, settings, masks=False)
@@ -186,19 +158,8 @@ def under_masks(
 ) -> Advantage:
     """Test rows of the target by the sum over the neighbourhood of one honest-but-curious centre.
 
-    The centre is given a pool of candidates of *all* sites around it, half of whom are members, and knows which site
-    each would be at.
-
-    Parameters
-    ----------
-    problem : Scene
-        In agreed units; see `problems.in_agreed_units`.
-    target : str
-        A neighbour of the centre.
-    centre : str, optional
-        By default the target's first neighbour.
-    settings : DeKRRSettings
-        As in `of_one_site`.
+    The centre, by default the target's first neighbour, is given a pool of candidates of *all* sites around it, half of
+    whom are members, and knows which site each would be at. The scene is in agreed units.
     """
     centre = centre or problem.site(target).neighbors[0]
     record = _heard(problem, centre, settings, masks=True)
@@ -215,11 +176,6 @@ def of_model(problem: Scene, target: str | None = None, *, seed: int = 0) -> Adv
 
     The attackers have all neighbours' models and sums. A shadow is the model that the target would end with, had it
     half of the candidates for rows.
-
-    Parameters
-    ----------
-    problem : Scene
-        In agreed units.
     """
     victim, _ = problem.pair(target)
     rng = np.random.default_rng(seed)
@@ -252,11 +208,8 @@ def of_model(problem: Scene, target: str | None = None, *, seed: int = 0) -> Adv
 def by_algebra(problem: Scene, target: str, *, of_root: bool = False, settings: DeKRRSettings = SETTINGS) -> Advantage:
     """Test rows of the target by linear algebra, for an attacker who holds the whole pool of candidates.
 
-    Parameters
-    ----------
-    of_root : bool, default=False
-        The view of the root of the tree, sums over all sites, here of as many features as a site has. Otherwise that of
-        the target's first neighbour: masked sums over its neighbourhood.
+    It has the view of the root of the tree, sums over all sites, here of as many features as a site has, or that of the
+    target's first neighbour: masked sums over its neighbourhood.
     """
     centre = problem.site(target).neighbors[0]
     if of_root:
@@ -326,13 +279,7 @@ def _answer(record: Overheard, centre: str, target: str) -> SumsBlock:
 
 
 def unmasked(record: Overheard, centre: Site) -> SumsBlock:
-    """Return the sum of the answers to a centre's shortlist, from the masked words that it was sent.
-
-    Parameters
-    ----------
-    record : Overheard
-        Of a run without proofs of features, with all messages between the centre and its neighbours.
-    """
+    """Return the sum of the answers to a centre's shortlist, from the masked words of a run without proofs."""
     feature_map = _shortlist_of(record, centre.name)
     answers = [record.between(p, centre.name, Masked)[0] for p in sorted(centre.neighbors)]
     told = [message for p in centre.neighbors for message in record.between(p, centre.name, Magnitudes)]

@@ -20,15 +20,7 @@ from ...settings import DeKRRSettings
 
 @dataclass
 class Overheard:
-    """Messages of a run, in order: an observer of a local network.
-
-    Parameters
-    ----------
-    only : collection of site, optional
-        Keep only messages between two of these sites; by default all messages.
-    heard : list of Delivery
-        The messages that were kept.
-    """
+    """Messages of a run, in order, or those between two of some sites: an observer of a local network."""
 
     only: Collection[str] | None = None
     heard: list[Delivery] = field(default_factory=list)
@@ -59,15 +51,10 @@ def overhear(
     only: Collection[str] | None = None,
     forgers: Mapping[str, Forger] | None = None,
 ) -> tuple[Overheard, dict[str, Outcome]]:
-    """Train DeKRR on `sites`; return its messages, and the outcome of each site.
+    """Train DeKRR on `sites`; return its messages, or those between two of some sites, and the outcome of each site.
 
-    Parameters
-    ----------
-    only : collection of site, optional
-        Keep only messages between two of these sites.
-    forgers : mapping of site to callable, optional
-        The sites that lie about their features: ``forger(i)`` returns the map that the site sends when maps are due for
-        the (i + 1)th time.
+    Sites with a forger lie about their features: ``forger(i)`` returns the map that the site sends when maps are due
+    for the (i + 1)th time.
     """
     record = Overheard(only)
     network = LocalNetwork({site.name: site.neighbors for site in sites}, observers=[record])

@@ -28,24 +28,12 @@ _JITTER = 0.1
 
 @dataclass(frozen=True)
 class Recovery:
-    """The result of the attack.
+    """The result of the attack."""
 
-    Parameters
-    ----------
-    rows : ndarray of shape (n_rows, n_columns)
-        The best candidate for each row.
-    residuals : ndarray of shape (n_rows,)
-        The mean squared residual of each candidate, which the attacker can compute.
-    seconds : float
-        The CPU time.
-    starts : int
-        The number of starts over all rows.
-    """
-
-    rows: Array
-    residuals: Array
-    seconds: float
-    starts: int
+    rows: Array  # the best candidate for each row
+    residuals: Array  # the mean squared residual of each candidate, which the attacker can compute
+    seconds: float  # of CPU time
+    starts: int  # over all rows
 
     @property
     def solved(self) -> np.ndarray:
@@ -79,20 +67,9 @@ def recover_rows(
 ) -> Recovery:
     """Recover rows in the unit box from their features.
 
-    Parameters
-    ----------
-    feature_map : FeatureMap
-        The map of all features that the attacker has of each row; see `stack`.
-    features : ndarray of shape (n_rows, n_features)
-    known : ndarray of shape (n_known, n_columns), optional
-        The attacker's own rows, as starts.
-    seconds : float, default=60
-        The CPU time after which no further sweep starts.
-    starts : int, default=20
-        The number of starts per row and sweep. Of random starts there are a quarter, because one recovered row is a
-        better start than many random ones.
-    report : callable
-        Called with the CPU seconds spent, after every sweep.
+    The map is that of all features that the attacker has of each row; see `stack`. `known` are the attacker's own rows,
+    as starts. After so many seconds of CPU time no further sweep starts. Of `starts` for each row and sweep, random
+    ones are a quarter, because one recovered row is a better start than many random ones.
     """
     begun = time.process_time()
     rng = np.random.default_rng(random_state)

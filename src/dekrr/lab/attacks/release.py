@@ -52,37 +52,18 @@ _NOISE = 1e-9
 
 @dataclass(frozen=True)
 class SolvedSums:
-    """What coefficients tell of a site's own sums.
+    """What coefficients tell of a site's own sums."""
 
-    Parameters
-    ----------
-    shared : ndarray of shape (D, D)
-        A.
-    own_only : ndarray of shape (D, D)
-        L.
-    moment : ndarray of shape (D,)
-        m.
-    rank : int
-        How many directions the equations determine, of 2 D + 1.
-    """
-
-    shared: Array
-    own_only: Array
-    moment: Array
-    rank: int
+    shared: Array  # A, shape (D, D)
+    own_only: Array  # L, shape (D, D)
+    moment: Array  # m, shape (D,)
+    rank: int  # how many directions the equations determine, of 2 D + 1
 
 
 def solve_own_sums(points: Array, pulls: Array, known: Array) -> SolvedSums:
     """Solve (A + L) u + k A u - m = b for A, L and m by least squares; each row of A is a problem of its own.
 
-    Parameters
-    ----------
-    points : ndarray of shape (n_equations, D)
-        u.
-    pulls : ndarray of shape (n_equations,)
-        k = N |N_j| c~_j.
-    known : ndarray of shape (n_equations, D)
-        b.
+    `points` are u, one a row, `pulls` are k = N |N_j| c~_j, and `known` is b.
 
     Examples
     --------
@@ -126,14 +107,7 @@ class _TunedRun:
         return [message.values.reshape(shape) for message in messages if message.values.ndim == 2]
 
     def equations(self, rounds: Mapping[str, Array], number: int, consensus: float) -> tuple[Array, Array, Array]:
-        """Return u, k and b of one bandwidth and fold at one consensus, over all rounds and alphas.
-
-        Parameters
-        ----------
-        rounds : mapping of site to ndarray of shape (n_rounds + 1, alphas, D)
-        number : int
-            Of the bandwidth and the fold.
-        """
+        """Return u, k and b of one bandwidth and fold, its `number`, at one consensus, over all rounds and alphas."""
         target = self.target
         points = _points(rounds[target.name], consensus)
         size, n_neighbors = points.shape[-1], len(target.neighbors)
@@ -154,18 +128,7 @@ def from_tuning(
 ) -> list[SolvedSums]:
     """Return what all neighbours of a site work out from a tuned run, for each bandwidth and fold.
 
-    Parameters
-    ----------
-    record : Overheard
-        All messages between the target and its neighbours.
-    target : Site
-        Only its name and its neighbours are used.
-    tuning : Tuning
-        Of the run, with the folds that it had.
-    n_rows, n_sites : int
-        N and J.
-    degrees : mapping of neighbour to int
-        The number of its neighbours.
+    Of the target only its name and its neighbours are used; `degrees` has how many neighbours each of these has.
     """
     heard = _TunedRun(record, target, tuning, n_rows * (1 - 1 / tuning.folds), n_sites, degrees)
     thetas = {name: heard.thetas(name) for name in (target.name, *target.neighbors)}
@@ -205,23 +168,12 @@ _DIFFERENT = 1e-6  # of a whitened difference
 
 @dataclass(frozen=True)
 class Difference:
-    """What two sums about the same features differ by.
+    """What two sums about the same features differ by."""
 
-    Parameters
-    ----------
-    feature_map : FeatureMap
-        The features that both sums have, of amplitude 1.
-    gram : ndarray of shape (n_features, n_features)
-    rank : int
-        How many rows, or directions, the difference has.
-    full : int
-        The rank of the sums themselves.
-    """
-
-    feature_map: FeatureMap
+    feature_map: FeatureMap  # the features that both sums have, of amplitude 1
     gram: Array
-    rank: int
-    full: int
+    rank: int  # how many rows, or directions, the difference has
+    full: int  # the rank of the sums themselves
 
     @property
     def is_telling(self) -> bool:
@@ -246,13 +198,7 @@ def differences(blocks: Sequence[SumsBlock]) -> Iterator[Difference]:
 
 
 def rows_from(difference: Difference, begin: Array, steps: int = 60) -> Array:
-    """Return points whose features lie in the range of a difference, shape (n_starts, n_columns).
-
-    Parameters
-    ----------
-    begin : ndarray of shape (n_starts, n_columns)
-        In the unit box.
-    """
+    """Return points whose features lie in the range of a difference, one for each start in the unit box."""
     values, vectors = np.linalg.eigh(difference.gram)
     order = np.argsort(np.abs(values))
     null = vectors[:, order[: len(values) - difference.rank]]
@@ -267,22 +213,12 @@ _OF_ROUNDING = 1e-6  # of A: what of L is less
 
 @dataclass(frozen=True)
 class Haul:
-    """What attackers get.
-
-    Parameters
-    ----------
-    pairs : int
-        Pairs of sums about the same features, with those of the training.
-    telling : int
-        Those of them that differ by fewer rows than there are features.
-    rows : int
-        Rows of the target that come back to 1e-6.
-    """
+    """What attackers get."""
 
     scenario: str
-    pairs: int
-    telling: int
-    rows: int
+    pairs: int  # of sums about the same features, with those of the training
+    telling: int  # of them differ by fewer rows than there are features
+    rows: int  # of the target come back to 1e-6
 
 
 @dataclass(frozen=True)
@@ -297,14 +233,8 @@ class _Heard:
 def life(problem: Scene, colluders: int, *, starts: int = 400, seed: int = 0) -> Iterator[Haul]:
     """Yield what neighbours of the first site get from each scenario, together with what they had before.
 
-    Parameters
-    ----------
-    problem : Scene
-        In agreed units; see `problems.in_agreed_units`.
-    colluders : int
-        How many neighbours pool what they heard.
-    starts : int, default=400
-        For each telling difference: so many from rows of the attacker, and as many at random.
+    The scene is in agreed units. For each telling difference there are so many starts from rows of the attacker, and as
+    many at random.
     """
     victim, attacker = problem.pair()
     rng = np.random.default_rng(seed)
@@ -380,14 +310,9 @@ def _run(
 def grams(
     record: Overheard, listeners: Sequence[str], target: str, maps: Mapping[str, FeatureMap] | None = None
 ) -> list[SumsBlock]:
-    """Return the Gram matrices over the target's rows that listeners were sent.
+    """Return the Gram matrices over the target's rows that listeners were sent in a run without proofs of features.
 
-    Parameters
-    ----------
-    record : Overheard
-        Of a run without proofs of features.
-    maps : mapping of site to FeatureMap, optional
-        Maps that listeners sent before the run.
+    `maps` are those that listeners sent before the run.
     """
     asked, found = dict(maps or {}), []
     for entry in record.heard:
@@ -417,13 +342,7 @@ def _from_coefficients(record: Overheard, victim: Site, sites: Mapping[str, Site
 
 
 def retrained(problem: Scene, *, n_runs: int = 12, starts: int = 400, seed: int = 0) -> int:
-    """Return how many new rows come back when a site trains again after each single one; a node's history refuses.
-
-    Parameters
-    ----------
-    problem : Scene
-        In agreed units.
-    """
+    """Return how many new rows come back when a site trains again after each single one; a node's history refuses."""
     victim, attacker = problem.pair()
     rng = np.random.default_rng(seed)
     spare_X, spare_y = problem.spare[victim.name]
@@ -440,14 +359,7 @@ def retrained(problem: Scene, *, n_runs: int = 12, starts: int = 400, seed: int 
 def from_leaf(problem: Scene, n_rows: int, n_features: int, *, starts: int = 1000, seed: int = 0) -> tuple[int, int]:
     """Return how many rows of an AllReduce leaf its parent finds to 1e-3 and to 1e-6, from the sums of the leaf.
 
-    Parameters
-    ----------
-    problem : Scene
-        In agreed units.
-    n_rows : int
-        Of the leaf; the guards want three for each feature.
-    starts : int, default=1000
-        For each of several depths of the null space.
+    The guards want three rows for each feature. There are so many starts for each of several depths of the null space.
     """
     victim, attacker = problem.pair()
     rng = np.random.default_rng(seed)

@@ -68,12 +68,8 @@ def read_problem(
 ) -> Scene:
     """Return a problem: the authors' split of a data set, a new split, or, without a name, synthetic sites.
 
-    Parameters
-    ----------
-    directory : path or None
-        The folder of ``<name>.parquet`` and ``splits/<name>-by-response.npz``.
-    n_features, sigma : optional
-        Values that replace those of the data set.
+    The folder has ``<name>.parquet`` and ``splits/<name>-by-response.npz``. `n_features` and `sigma` replace the values
+    of the data set.
     """
     if name is None:
         X, y, sites = make_sites(rows_per_site=400, random_state=seed)
@@ -147,12 +143,7 @@ def _is_number(column: Any) -> bool:
 def in_agreed_units(problem: Scene, settings: DeKRRSettings | None = None) -> Scene:
     """Return the problem as a deployment's sums have it: without withheld rows, scaled and clipped by agreed bounds.
 
-    A run over the result has ``scale=None`` and withholds nothing more.
-
-    Parameters
-    ----------
-    settings : DeKRRSettings, optional
-        A deployment's defaults by default.
+    A run over the result has ``scale=None`` and withholds nothing more. The settings are a deployment's defaults.
     """
     settings = settings or DeKRRSettings()
     sites = problem.admitted(settings.max_leverage).sites

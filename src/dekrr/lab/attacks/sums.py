@@ -46,13 +46,7 @@ def _nearest(rows: Array, others: Array) -> Array:
 
 
 class NullSpace:
-    """The eigenvectors of a Gram matrix whose eigenvalues are zero or smallest.
-
-    Parameters
-    ----------
-    block : SumsBlock
-        Z'Z of one map.
-    """
+    """The eigenvectors of a Gram matrix, Z'Z of one map, whose eigenvalues are zero or smallest."""
 
     def __init__(self, block: SumsBlock) -> None:
         self.feature_map = block.left
@@ -67,15 +61,8 @@ class NullSpace:
 def rows_in_null_space(feature_map: FeatureMap, null: Array, begin: Array, steps: int = 50) -> Array:
     """Return, for each start, a point of the clipping box whose features are orthogonal to the null space.
 
-    It minimises |Q'u(x)|^2 over x by Levenberg-Marquardt.
-
-    Parameters
-    ----------
-    feature_map : FeatureMap
-        u.
-    null : ndarray of shape (n_features, n_null)
-        Q. If it has no more directions than there are columns, x is not determined, and no point is returned.
-    begin : ndarray of shape (n_starts, n_columns)
+    It minimises |Q'u(x)|^2 over x by Levenberg-Marquardt; u is the map, and Q are the columns of `null`. If these are
+    no more than the columns of a row, x is not determined, and no point is returned.
     """
     if null.shape[1] <= begin.shape[1]:
         return np.empty((0, begin.shape[1]))
@@ -117,18 +104,7 @@ def rows_by_matching(
     """Return the rows whose sums are closest to the received sums, and the remaining mean relative misfit.
 
     It minimises the mean over blocks of |Z_left'Z_right - S|^2 / |S|^2 over all rows X in the unit box and all
-    responses in [-1, 1] by L-BFGS-B.
-
-    Parameters
-    ----------
-    begin, begin_y : ndarray of shapes (n_rows, n_columns) and (n_rows,)
-        The start.
-    seconds : float, default=60
-        The limit of CPU time.
-    steps : int
-        The limit of steps.
-    report : callable
-        Called in every step.
+    responses in [-1, 1] by L-BFGS-B, for so many seconds of CPU time; `report` is called in every step.
     """
     maps = list({id(m): m for b in view.blocks for m in (b.left, b.right) if m is not None}.values())
     joint = stack(*maps)
@@ -196,14 +172,8 @@ class Membership:
     the covariance S of s are estimated from reference rows. The log-likelihood ratio is
     v'S^-1 (s - E s) - v'S^-1 v / 2, with v = phi_f(x, y) - E phi_f. The fold of a row is unknown, so that the ratios of
     the folds are averaged. phi has thousands of entries, so that S is the covariance of the reference rows plus a
-    ridge, and is never formed: inner products of phi are enough. Each block is divided by its mean energy.
-
-    Parameters
-    ----------
-    X, y : ndarray of shapes (n_reference, n_columns) and (n_reference,)
-        Reference rows: the attacker's own rows, of the same kind as the target's.
-    ridge : float, default=1e-4
-        The ridge, in units of the total variance.
+    ridge, in units of the total variance, and is never formed: inner products of phi are enough. Each block is divided
+    by its mean energy.
     """
 
     def __init__(self, view: View, X: Array, y: Array, ridge: float = 1e-4) -> None:
@@ -248,15 +218,7 @@ class Membership:
         return np.asarray(logsumexp(ratios, axis=0, b=self._shares[:, None]))
 
     def guess_column(self, X: Array, y: Array, column: int, values: Array) -> Array:
-        """Return, for each row with one unknown column, the value with the best score.
-
-        Parameters
-        ----------
-        X : ndarray of shape (n_rows, n_columns)
-            The entries in `column` are not used.
-        y : ndarray of shape (n_rows,)
-        values : ndarray of shape (n_values,)
-        """
+        """Return, for each row, of these values of one column the one with the best score."""
         trials = np.repeat(X, len(values), axis=0)
         trials[:, column] = np.tile(values, len(X))
         scores = self.scores(trials, np.repeat(y, len(values))).reshape(len(X), -1)
@@ -307,22 +269,12 @@ class _Source:
 
 @dataclass(frozen=True)
 class Advantage:
-    """The quality of scores that separate members from other rows.
+    """The quality of scores that separate members from other rows."""
 
-    Parameters
-    ----------
-    advantage : float
-        The largest difference of true and false positive rates over all thresholds.
-    area : float
-        The area under the ROC curve; 0.5 means guessing.
-    caught, caught_surely : float
-        The true positive rates at false positive rates of 1 % and of 0.1 %.
-    """
-
-    advantage: float
-    area: float
-    caught: float
-    caught_surely: float
+    advantage: float  # the largest difference of true and false positive rates over all thresholds
+    area: float  # under the ROC curve; 0.5 means guessing
+    caught: float  # the true positive rate at a false positive rate of 1 %
+    caught_surely: float  # of 0.1 %
 
 
 def advantage(members: Array, others: Array) -> Advantage:

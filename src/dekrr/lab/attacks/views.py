@@ -34,21 +34,13 @@ from .recovery import stack
 class SumsBlock:
     """Sums over the rows of some folds: of z_left(x) z_right(x)', or of z_left(x) y.
 
-    Parameters
-    ----------
-    right : FeatureMap or None
-        None stands for the response.
-    sums : ndarray of shape (D_left, D_right) or (D_left, 1)
-    folds : ndarray of bool, shape (n_folds,)
-        The folds whose rows are in the sums.
-    label : str
-        The name of the sums. Blocks with the same label differ in their folds, and so in the features that were chosen.
+    Blocks with the same label differ in their folds, and so in the features that were chosen.
     """
 
     left: FeatureMap
-    right: FeatureMap | None
-    sums: Array
-    folds: np.ndarray
+    right: FeatureMap | None  # None stands for the response
+    sums: Array  # of shape (D_left, D_right) or (D_left, 1)
+    folds: np.ndarray  # for each fold, whether its rows are in the sums
     label: str = ""
 
     @property
@@ -59,16 +51,10 @@ class SumsBlock:
 
 @dataclass(frozen=True)
 class View:
-    """The attacker's knowledge of the target's rows.
-
-    Parameters
-    ----------
-    fold_sizes : tuple of int
-        The number of rows of each fold; there is one fold where nothing was tuned.
-    """
+    """The attacker's knowledge of the target's rows."""
 
     blocks: list[SumsBlock]
-    fold_sizes: tuple[int, ...]
+    fold_sizes: tuple[int, ...]  # rows of each fold; there is one fold where nothing was tuned
 
     @property
     def n_rows(self) -> int:
@@ -174,18 +160,8 @@ def view_of(
 ) -> View:
     """Return the joint view that `listeners` have of `target`, from the messages of a run.
 
-    Parameters
-    ----------
-    listeners : sequence of str
-        Neighbours of the target that pool their messages.
-    target : Site
-        Its rows are used for A and m only, and only if these are granted.
-    selector : Chooser
-        The chooser of the run, with the bandwidth of the training.
-    tuning : Tuning, optional
-        The tuning of the run.
-    granted : bool
-        Whether A and m are granted.
+    The target's rows are used for A and m only, and only if these are granted. The selector is that of the run, with
+    the bandwidth of the training.
     """
     n_folds = tuning.folds if tuning is not None else 1
     fold_of = target.fold_of(n_folds)  # granted as well: outside the site nobody knows it

@@ -1,6 +1,6 @@
 """`dekrr attack`: neighbours that attack the rows, under the paper's exchange and under the default exchange."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -95,9 +95,7 @@ def attack(
         for name, size, width in product(names, sizes, widths)
     ]
     pictures = []
-    from_features, from_sums, inferred, audited = _features_table(), _rows_table(), _inference_table(), _release_table()
-    shadowed = _members_table()
-    proposed = _studies_table()
+    tables: dict[str, list[dict[str, str]]] = {}
     notes: list[str] = []
     with Progress(
         TextColumn("{task.description}"),
@@ -107,17 +105,20 @@ def attack(
         console=Console(stderr=True),
         transient=True,
     ) as progress:
+
+        def add(title: str, rows: Iterable[dict[str, str]]) -> None:
+            tables.setdefault(title, []).extend(rows)
+
         for problem in problems:
             if studies:
-                for answer in series.answers(problem):
-                    taken = f"{answer.admitted} of {answer.asked}"
-                    proposed.add_row(problem.name, answer.name, taken, answer.reason.partition(": the sums")[0])
+                add("series of studies, by what they differ in", _answers(problem))
             if features:
                 task = progress.add_task(f"{problem.name}, features", total=effort)
                 report = partial(_report, progress, task)
                 recovery, truth = attacks.attack_features(problem, seconds=effort, own_rows=own_rows, report=report)
-                shares = [f"{recovery.share(truth, tolerance):.1%}" for tolerance in attacks.TOLERANCES]
-                from_features.add_row(*_named(problem), *shares, f"{recovery.seconds:.1f}", str(recovery.starts))
+                shares = {_to(tolerance): f"{recovery.share(truth, tolerance):.1%}" for tolerance in attacks.TOLERANCES}
+                cost = {"seconds": f"{recovery.seconds:.1f}", "starts": str(recovery.starts)}
+                add('rows from exchange="features", the paper\'s', [_named(problem) | shares | cost])
                 pictures.append((problem, recovery.rows, truth))
                 progress.remove_task(task)
             if sums:
@@ -125,44 +126,45 @@ def attack(
                 report = partial(_report, progress, task)
                 problem = in_agreed_units(problem)  # as a deployment's sums have the rows
                 view, heard = _hear(problem, colluders, tuned, notes)
-                _attack_rows(problem, view, heard, colluders, effort, seed, report, from_sums)
+                add(
+                    "rows from the default exchange",
+                    _rows_from_sums(problem, view, heard, colluders, effort, seed, report),
+                )
                 progress.update(task, description=f"{problem.name}, members")
-                _infer(problem, view, heard, colluders, inferred)
+                add("members of the default exchange", _inferred(problem, view, heard, colluders))
                 progress.update(task, description=f"{problem.name}, release")
-                _release(problem, colluders, audited)
+                add(_RELEASE, _released(problem, colluders))
                 progress.remove_task(task)
             if members:
                 task = progress.add_task(f"{problem.name}, members by shadows", total=effort)
                 agreed = problem if sums else in_agreed_units(problem)
-                _members(agreed, colluders, targets, shortlist_rows, seed, shadowed)
+                add(_SHADOWS, _members(agreed, colluders, targets, shortlist_rows, seed))
                 progress.remove_task(task)
-    if studies:
-        console.print(proposed)
-    if features:
-        console.print(from_features)
-    if sums:
-        console.print(from_sums)
-        console.print(inferred)
-        console.print(audited)
-        console.print(
-            "to 1e-3, to 1e-6: rows recovered, and rows matched that are not in the sums, which is chance.\nsums: "
-            "numbers that the neighbours have.  misfit: that of the best match; near 0 it found other rows.\nAUC: how "
-            "often a member scores above a non-member; 50 % is guessing.\ncolumn: median error of a guessed column of "
-            "a known member, in the unit box.\nimputed: the same from the other columns, without sums.\nliars: AUC "
-            "for the longest frequencies of their pools, as many as the guards allow.\ntelling: pairs of sums of the "
-            "same features that differ by fewer rows than there are features.\nrefused: what a deployment's guards "
-            "refuse, and what it would reveal.",
-            *notes,
-            sep="\n",
-        )
-    if members:
-        console.print(shadowed)
-        console.print(
-            "members of a site against as many other rows of its kind, by shadow data sets (LiRA).\nmean over the "
-            "targets, with the least and the largest; caught: members found at 1 % and 0.1 % false alarms."
-        )
+    for title, rows in tables.items():
+        table = Table(title=title)
+        for heading in rows[0]:
+            table.add_column(heading, justify="left" if heading in _WORDS else "right")
+        for row in rows:
+            table.add_row(*row.values())
+        console.print(table)
+        if title in _LEGENDS:
+            console.print(_LEGENDS[title], *(notes if title == _RELEASE else ()), sep="\n")
     if pictures:
         console.print(f"picture: {_draw(pictures, out)}")
+
+
+_RELEASE, _SHADOWS = "attacks that a release must pass", "members by shadow data sets"
+_WORDS = ("data", "series", "the first refusal", "attack", "what is heard")  # columns of words
+_LEGENDS = {
+    _RELEASE: "to 1e-3, to 1e-6: rows recovered, and rows matched that are not in the sums, which is chance.\nsums: "
+    "numbers that the neighbours have.  misfit: that of the best match; near 0 it found other rows.\nAUC: how often a "
+    "member scores above a non-member; 50 % is guessing.\ncolumn: median error of a guessed column of a known member, "
+    "in the unit box.\nimputed: the same from the other columns, without sums.\nliars: AUC for the longest frequencies of "
+    "their pools, as many as the guards allow.\ntelling: pairs of sums of the same features that differ by fewer rows "
+    "than there are features.\nrefused: what a deployment's guards refuse, and what it would reveal.",
+    _SHADOWS: "members of a site against as many other rows of its kind, by shadow data sets (LiRA).\nmean over the "
+    "targets, with the least and the largest; caught: members found at 1 % and 0.1 % false alarms.",
+}
 
 
 def _is_own(name: str, target: str, site: str) -> bool:
@@ -193,133 +195,90 @@ def _hear(problem: Scene, colluders: int, tuned: bool, notes: list[str]) -> tupl
     return attacks.hear(problem, colluders=colluders), "trained"
 
 
-def _named(problem: Scene) -> tuple[str, str, str, str]:
-    return problem.name, str(problem.pair()[0].n_rows), str(problem.n_features), f"{problem.sigma:g}"
+def _named(problem: Scene) -> dict[str, str]:
+    rows, sigma = str(problem.pair()[0].n_rows), f"{problem.sigma:g}"
+    return {"data": problem.name, "rows": rows, "D": str(problem.n_features), "sigma": sigma}
 
 
-def _features_table() -> Table:
-    table = Table(title='rows from exchange="features", the paper\'s')
-    for heading in ("data", "rows", "D", "sigma", "to 1e-3", "to 1e-6", "seconds", "starts"):
-        table.add_column(heading, justify="left" if heading == "data" else "right")
-    return table
+def _to(tolerance: float) -> str:
+    return f"to {tolerance:.0e}".replace("e-0", "e-")
 
 
-def _studies_table() -> Table:
-    table = Table(title="series of studies, by what they differ in")
-    for heading in ("data", "series", "admitted", "the first refusal"):
-        table.add_column(heading)
-    return table
+def _answers(problem: Scene) -> Iterator[dict[str, str]]:
+    for answer in series.answers(problem):
+        yield {
+            "data": problem.name,
+            "series": answer.name,
+            "admitted": f"{answer.admitted} of {answer.asked}",
+            "the first refusal": answer.reason.partition(": the sums")[0],
+        }
 
 
-def _rows_table() -> Table:
-    table = Table(title="rows from the default exchange")
-    for heading in ("data", "rows", "D", "sigma", "run", "neighbours", "sums", "to 1e-3", "to 1e-6", *_EFFORT):
-        table.add_column(heading, justify="left" if heading == "data" else "right")
-    return table
-
-
-_EFFORT = ("misfit", "CPU seconds", "starts")
-
-
-def _inference_table() -> Table:
-    table = Table(title="members of the default exchange")
-    headings = ("data", "rows", "D", "sigma", "run", "neighbours", "AUC", "advantage", "caught at 1 %", "column")
-    for heading in (*headings, "imputed", "liars"):
-        table.add_column(heading, justify="left" if heading == "data" else "right")
-    return table
-
-
-def _attack_rows(
-    problem: Scene,
-    view: View,
-    heard: str,
-    colluders: int,
-    effort: float,
-    seed: int,
-    report: attacks.Report,
-    table: Table,
-) -> None:
+def _rows_from_sums(
+    problem: Scene, view: View, heard: str, colluders: int, effort: float, seed: int, report: attacks.Report
+) -> Iterator[dict[str, str]]:
     victim, _ = problem.pair()
     known = [problem.site(name) for name in victim.neighbors[:colluders]]
     X, y = np.vstack([site.X for site in known]), np.concatenate([site.y for site in known])
     spare = problem.spare[victim.name][0]
     found = attacks.rows_from_sums(view, victim, X, y, spare, seconds=effort, seed=seed, report=report)
-    table.add_row(
-        *_named(problem),
-        heard,
-        str(colluders),
-        f"{view.n_sums:,}",
-        *(f"{found.shares[tolerance]:.1%}, {found.chance[tolerance]:.1%}" for tolerance in attacks.TOLERANCES),
-        f"{found.misfit:.0e}",
-        f"{found.seconds:.0f}",
-        f"{found.starts:,}",
-    )
+    yield {
+        **_named(problem),
+        "run": heard,
+        "neighbours": str(colluders),
+        "sums": f"{view.n_sums:,}",
+        **{_to(each): f"{found.shares[each]:.1%}, {found.chance[each]:.1%}" for each in attacks.TOLERANCES},
+        "misfit": f"{found.misfit:.0e}",
+        "CPU seconds": f"{found.seconds:.0f}",
+        "starts": f"{found.starts:,}",
+    }
 
 
-def _release_table() -> Table:
-    table = Table(title="attacks that a release must pass")
-    for heading in ("data", "rows", "D", "sigma", "attack", "neighbours", "pairs", "telling", "rows to 1e-6"):
-        table.add_column(heading, justify="left" if heading in ("data", "attack") else "right")
-    return table
+def _released(problem: Scene, colluders: int) -> Iterator[dict[str, str]]:
+    def row(attack: str, count: int, pairs: str, telling: str, rows: str) -> dict[str, str]:
+        shown = {"neighbours": str(count), "pairs": pairs, "telling": telling, "rows to 1e-6": rows}
+        return {**_named(problem), "attack": attack, **shown}
 
-
-def _release(problem: Scene, colluders: int, table: Table) -> None:
-    named = _named(problem)
     for count in sorted({1, colluders}):
         for haul in release.life(problem, count):
-            table.add_row(*named, haul.scenario, str(count), str(haul.pairs), str(haul.telling), str(haul.rows))
+            yield row(haul.scenario, count, str(haul.pairs), str(haul.telling), str(haul.rows))
     runs = 12
     rows = f"{release.retrained(problem, n_runs=runs)} of {runs}"
-    table.add_row(*named, "again after each new row (refused)", "1", "", "", rows)
+    yield row("again after each new row (refused)", 1, "", "", rows)
     for n_rows, is_refused in ((problem.n_features // 2, True), (3 * problem.n_features, False)):
-        name = f"a leaf of {n_rows} rows" + " (refused)" * is_refused
         n_found = release.from_leaf(problem, n_rows, problem.n_features)[1]
-        table.add_row(*named, name, "1", "", "", f"{n_found} of {n_rows}")
+        yield row(f"a leaf of {n_rows} rows" + " (refused)" * is_refused, 1, "", "", f"{n_found} of {n_rows}")
 
 
-def _members_table() -> Table:
-    table = Table(title="members by shadow data sets")
-    headings = ("data", "D", "asked about", "what is heard", "neighbours", "targets")
-    for heading in (*headings, "AUC", "advantage", "caught at 1 %", "at 0.1 %"):
-        table.add_column(heading, justify="left" if heading in ("data", "what is heard") else "right")
-    return table
-
-
-def _members(problem: Scene, colluders: int, n_targets: int, shortlist_rows: float, seed: int, table: Table) -> None:
+def _members(
+    problem: Scene, colluders: int, n_targets: int, shortlist_rows: float, seed: int
+) -> Iterator[dict[str, str]]:
     settings = msgspec.structs.replace(tests.SETTINGS, shortlist_rows=shortlist_rows)
     names = [site.name for site in problem.sites]
     targets = [names[i * len(names) // n_targets] for i in range(min(n_targets, len(names)))]
     asked = str(tests.asked_about(problem, problem.site(targets[0]).neighbors[0], settings))
+    one_site = partial(tests.of_one_site, problem, settings=settings, seed=seed)
     runs: list[tuple[str, str, Callable[[str], Advantage]]] = [
-        (
-            "sums of one site (no masks)",
-            str(count),
-            partial(tests.of_one_site, problem, colluders=count, settings=settings, seed=seed),
-        )
-        for count in sorted({1, colluders})
+        *(("sums of one site (no masks)", str(n), partial(one_site, colluders=n)) for n in sorted({1, colluders})),
+        ("sums of a neighbourhood (masks)", "1", partial(tests.under_masks, problem, settings=settings, seed=seed)),
+        ("the same, by linear algebra", "1", partial(tests.by_algebra, problem, settings=settings)),
+        ("sums over all sites (root), by linear algebra", "1", partial(tests.by_algebra, problem, of_root=True)),
+        ("the final model", "all", partial(tests.of_model, problem, seed=seed)),
     ]
-    runs.append(
-        ("sums of a neighbourhood (masks)", "1", partial(tests.under_masks, problem, settings=settings, seed=seed))
-    )
-    runs.append(("the same, by linear algebra", "1", partial(tests.by_algebra, problem, settings=settings)))
-    runs.append(
-        ("sums over all sites (root), by linear algebra", "1", partial(tests.by_algebra, problem, of_root=True))
-    )
-    runs.append(("the final model", "all", partial(tests.of_model, problem, seed=seed)))
     for heard, count, test in runs:
         found = [test(target) for target in targets]
-        table.add_row(
-            problem.name,
-            str(problem.n_features),
-            asked,
-            heard,
-            count,
-            str(len(found)),
-            _ranged([each.area for each in found], "{:.0%}"),
-            _ranged([each.advantage for each in found], "{:.2f}"),
-            _ranged([each.caught for each in found], "{:.1%}"),
-            _ranged([each.caught_surely for each in found], "{:.1%}"),
-        )
+        yield {
+            "data": problem.name,
+            "D": str(problem.n_features),
+            "asked about": asked,
+            "what is heard": heard,
+            "neighbours": count,
+            "targets": str(len(found)),
+            "AUC": _ranged([each.area for each in found], "{:.0%}"),
+            "advantage": _ranged([each.advantage for each in found], "{:.2f}"),
+            "caught at 1 %": _ranged([each.caught for each in found], "{:.1%}"),
+            "at 0.1 %": _ranged([each.caught_surely for each in found], "{:.1%}"),
+        }
 
 
 def _ranged(values: list[float], form: str) -> str:
@@ -327,30 +286,27 @@ def _ranged(values: list[float], form: str) -> str:
     return f"{mean} ({least} to {largest})" if len(values) > 1 else mean
 
 
-def _infer(problem: Scene, view: View, heard: str, colluders: int, table: Table) -> None:
+def _inferred(problem: Scene, view: View, heard: str, colluders: int) -> Iterator[dict[str, str]]:
+    """Yield what more and more neighbours learn after training, and last what they learn with the tuning."""
     lies = attacks.hear(problem, forger=attacks.fingerprinting(problem), colluders=colluders, granted=False)
     liars = attacks.infer(problem, lies, guesses=0)
-    for whose, what, count in _views(problem, view, heard, colluders):
-        curious = attacks.infer(problem, whose, guesses=20)
-        table.add_row(
-            *_named(problem),
-            what,
-            str(count),
-            f"{curious.membership.area:.1%}",
-            f"{curious.membership.advantage:.2f}",
-            f"{curious.membership.caught:.1%}",
-            f"{curious.column_error:.3f}",
-            f"{curious.imputed_error:.3f}",
-            f"{liars.membership.area:.1%}" if count == colluders else "",
-        )
-
-
-def _views(problem: Scene, view: View, heard: str, colluders: int) -> Iterator[tuple[View, str, int]]:
-    """Yield views of more and more neighbours after training, and last the view that includes the tuning."""
-    for count in sorted({1, min(2, colluders), colluders}):
-        yield attacks.hear(problem, colluders=count), "trained", count
+    counts = sorted({1, min(2, colluders), colluders})
+    views = [(partial(attacks.hear, problem, colluders=count), "trained", count) for count in counts]
     if heard == "tuned":
-        yield view, heard, colluders
+        views.append((lambda: view, heard, colluders))  # type: ignore[arg-type]
+    for of, what, count in views:
+        curious = attacks.infer(problem, of(), guesses=20)
+        yield {
+            **_named(problem),
+            "run": what,
+            "neighbours": str(count),
+            "AUC": f"{curious.membership.area:.1%}",
+            "advantage": f"{curious.membership.advantage:.2f}",
+            "caught at 1 %": f"{curious.membership.caught:.1%}",
+            "column": f"{curious.column_error:.3f}",
+            "imputed": f"{curious.imputed_error:.3f}",
+            "liars": f"{liars.membership.area:.1%}" if count == colluders else "",
+        }
 
 
 def _draw(pictures: list[tuple[Scene, Array, Array]], out: Path) -> Path:

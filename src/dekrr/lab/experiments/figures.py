@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .paper_tables import METRICS, Row, by, column, gap_curve, label_of, ordered, title_of
+from .paper_tables import METRICS, Row, by, column, gap_curve, kilobytes_of_site, label_of, ordered, title_of
 
 INK = "#1a1b1c"  # in a page, this colour is replaced by the page's text colour
 _COLOURS = {
@@ -252,7 +252,7 @@ def convergence(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
 def _curves(rows: Sequence[Row], quantity: str, axis: str, title: str) -> Panel:
     def draw(axes: Any) -> None:
         for row in rows:
-            kilobytes = row["bytes"] / row["n_sites"] / 1e3
+            kilobytes = kilobytes_of_site(row)
             if not row["curve_round"]:
                 if quantity != "gap" and axis == "bytes":
                     axes.plot(kilobytes, row[f"{quantity}_rse"], "*", markersize=11, **_look(row))
@@ -293,10 +293,14 @@ def scaling(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
 
 
 def _cost(rows: Sequence[Row], what: str, key: str, words: str) -> Panel:
+    def cost(row: Row) -> float:
+        seconds = np.nan if row["seconds"] is None else row["seconds"]
+        return float(seconds) if what == "seconds" else kilobytes_of_site(row)
+
     def draw(axes: Any) -> None:
         for _, group in by(rows, "method"):
             values = sorted({row[key] for row in group})
-            means = [np.mean([_cost_of(row, what) for row in group if row[key] == value]) for value in values]
+            means = [np.mean([cost(row) for row in group if row[key] == value]) for value in values]
             axes.plot(values, means, marker=_MARKERS.get(group[0]["method"], "o"), markersize=4, **_look(group[0]))
         axes.set(
             xscale="log", yscale="log", xlabel=words, ylabel="seconds" if what == "seconds" else "kB sent by a site"
@@ -306,12 +310,6 @@ def _cost(rows: Sequence[Row], what: str, key: str, words: str) -> Panel:
         _legend(axes)
 
     return Panel(f"{what} against {words}", draw)
-
-
-def _cost_of(row: Row, what: str) -> float:
-    if what == "kilobytes":
-        return float(row["bytes"] / row["n_sites"] / 1e3)
-    return float(row["seconds"]) if row["seconds"] is not None else float("nan")
 
 
 def networks(name: str, rows: Sequence[Row]) -> Iterator[Picture]:

@@ -1,6 +1,6 @@
 """The tables: means with standard errors, the published figures for comparison, and paired tests."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,11 @@ class Cell:
 
     text: str
     mark: str = ""
+
+
+def cells(*parts: Any) -> list[Cell]:
+    """Return cells without a mark."""
+    return [Cell(str(part)) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -158,21 +163,27 @@ def ordered(rows: Sequence[Row]) -> list[tuple[tuple[Any, ...], list[Row]]]:
     return sorted(groups, key=lambda group: (known.index(group[0][0]), group[0][1]))
 
 
-def _means(rows: Sequence[Row], metric: str) -> Table:
-    methods = list(_methods(rows))
+def _means(rows: Sequence[Row], metric: str, label: Callable[[Row], str] = lambda row: row["method"]) -> Table:
+    """Return a line for each data set and D, and a column for each label."""
+    labels = sorted(dict.fromkeys(map(label, rows)), key=lambda name: _rank(name.partition(",")[0]))
     lines = []
     for (data, n_features), group in ordered(rows):
-        means = {m: Mean.of(column(r, f"{metric}_rse")) for m, r in _methods(group).items()}
-        best = min(means, key=lambda m: means[m].value)
-        cells = [Cell(str(means[m]), "best" if m == best else "") if m in means else Cell("-") for m in methods]
-        lines.append([Cell(title_of(data)), Cell(str(n_features)), *cells])
+        of_label = {name: [row for row in group if label(row) == name] for name in labels}
+        means = {name: Mean.of(column(fits, f"{metric}_rse")) for name, fits in of_label.items() if fits}
+        lines.append([*cells(title_of(data), n_features), *_compared(means.get(name) for name in labels)])
     meaning = {
         "own": "own: each test row predicted by the model of its own site, as the paper scores.",
         "union": "union: every site's model predicts all sites' test rows; the mean over sites.",
     }[metric]
-    return Table(
-        f"Test RSE, {metric}", ["data", "D", *methods], lines, f"{meaning} Best in bold. {_settings(rows)}", n_labels=2
-    )
+    note = f"{meaning} Best in bold. {_settings(rows)}"
+    return Table(f"Test RSE, {metric}", ["data", "D", *labels], lines, note, n_labels=2)
+
+
+def _compared(means: Iterable[Mean | None]) -> list[Cell]:
+    """Return a cell for each mean, with the best marked."""
+    shown = list(means)
+    best = min((mean.value for mean in shown if mean is not None and np.isfinite(mean.value)), default=None)
+    return [Cell("-") if mean is None else Cell(str(mean), "best" if mean.value == best else "") for mean in shown]
 
 
 def _published(rows: Sequence[Row]) -> Table:
@@ -185,15 +196,10 @@ def _published(rows: Sequence[Row]) -> Table:
             table = PAPER[data]
             paper = table.published.get(method) if n_features == table.table_features else None
             paper_off = paper is not None and off(ours, paper, 0.0, rounding=0.0005)
-            cells = [
-                Cell(title_of(data)),
-                Cell(str(n_features)),
-                Cell(method),
-                Cell(f"{paper:.3f}" if paper is not None else "-", "off" if paper_off else ""),
-                _authors_cell(fits, ours),
-                Cell(str(ours)),
-            ]
-            lines.append(cells)
+            published = Cell(f"{paper:.3f}" if paper is not None else "-", "off" if paper_off else "")
+            lines.append(
+                [*cells(title_of(data), n_features, method), published, _authors_cell(fits, ours), *cells(ours)]
+            )
     other = "" if rows[0]["protocol"] == "paper" else " The settings here are not the paper's: expect other figures."
     return Table(
         "Published, the authors' files, and ours",
@@ -223,7 +229,7 @@ def _tests(rows: Sequence[Row]) -> Table:
             if ours not in methods or theirs not in methods:
                 continue
             verdicts = [_verdict(methods[ours], methods[theirs], metric, ours, theirs) for metric in METRICS]
-            lines.append([Cell(title_of(data)), Cell(str(n_features)), Cell(f"{ours} or {theirs}"), *verdicts])
+            lines.append([*cells(title_of(data), n_features, f"{ours} or {theirs}"), *verdicts])
     return Table(
         "Who is better",
         ["data", "D", "of", "own", "union"],
@@ -265,9 +271,9 @@ def _improvements(rows: Sequence[Row]) -> Table:
                 continue
             gains = {metric: _gains(rows, ours, theirs, metric) for metric in METRICS}
             if gains["own"]:
-                shown = [Cell(f"{100 * np.mean(gains[metric]):.1f} %") for metric in METRICS]
+                shown = [f"{100 * np.mean(gains[metric]):.1f} %" for metric in METRICS]
                 paper = published.get(theirs, "-") if ours == "DeKRR-DDRF" else "-"
-                lines.append([Cell(ours), Cell(theirs), *shown, Cell(paper), Cell(str(len(gains["own"])))])
+                lines.append(cells(ours, theirs, *shown, paper, len(gains["own"])))
     return Table(
         "Average improvement",
         ["method", "over", "own", "union", "paper (own, six sets)", "sets"],
@@ -305,20 +311,7 @@ def label_of(row: Row) -> str:
 def allocation_tables(rows: Sequence[Row]) -> Iterator[Table]:
     """Yield RSE against the mean D, for equal and unequal numbers of features."""
     for metric in METRICS:
-        labels = list(dict.fromkeys(map(label_of, rows)))
-        lines = []
-        for (data, n_features), group in ordered(rows):
-            means = {
-                label: Mean.of(column([r for r in group if label_of(r) == label], f"{metric}_rse"))
-                for label in dict.fromkeys(map(label_of, group))
-            }
-            best = min(means, key=lambda label: means[label].value)
-            cells = [
-                Cell(str(means[label]), "best" if label == best else "") if label in means else Cell("-")
-                for label in labels
-            ]
-            lines.append([Cell(title_of(data)), Cell(str(n_features)), *cells])
-        yield Table(f"Test RSE, {metric}", ["data", "mean D", *labels], lines, _settings(rows), n_labels=2)
+        yield _means(rows, metric, label_of)
 
 
 def site_tables(rows: Sequence[Row]) -> Iterator[Table]:
@@ -336,10 +329,8 @@ def site_tables(rows: Sequence[Row]) -> Iterator[Table]:
                 for label in labels
             ]
             for site, n_rows in enumerate(group[0]["site_rows"]):
-                means = [Mean.of(values[:, site]) for values in per_label]
-                best = min((mean.value for mean in means if np.isfinite(mean.value)), default=None)
-                cells = [Cell(str(mean), "best" if mean.value == best else "") for mean in means]
-                lines.append([Cell(title_of(data)), Cell(str(site + 1)), Cell(str(n_rows)), *cells])
+                means = _compared(Mean.of(values[:, site]) for values in per_label)
+                lines.append([*cells(title_of(data), site + 1, n_rows), *means])
         yield Table(title, ["data", "site", "rows", *labels], lines, f"{note} {_settings(rows)}", n_labels=3)
 
 
@@ -349,18 +340,9 @@ def convergence_tables(rows: Sequence[Row], gap: float = 1e-6) -> Iterator[Table
     for (data, n_features), group in ordered(rows):
         for row in group:
             rounds, kilobytes = until(row, gap)
-            lines.append(
-                [
-                    Cell(title_of(data)),
-                    Cell(str(n_features)),
-                    Cell(label_of(row)),
-                    Cell(f"{row['consensus']:g}" if row["consensus"] is not None else "-"),
-                    Cell(rounds),
-                    Cell(kilobytes),
-                    Cell(f"{row['own_rse']:.4f}"),
-                    Cell(f"{row['union_rse']:.4f}"),
-                ]
-            )
+            consensus = f"{row['consensus']:g}" if row["consensus"] is not None else "-"
+            errors = [f"{row[f'{metric}_rse']:.4f}" for metric in METRICS]
+            lines.append(cells(title_of(data), n_features, label_of(row), consensus, rounds, kilobytes, *errors))
     yield Table(
         "Rounds and bytes",
         ["data", "D", "method", "c", f"rounds to {gap:g}", "kB a site", "own RSE", "union RSE"],
@@ -369,6 +351,11 @@ def convergence_tables(rows: Sequence[Row], gap: float = 1e-6) -> Iterator[Table
         f"RSE at the end. {_settings(rows)}",
         n_labels=3,
     )
+
+
+def kilobytes_of_site(row: Row) -> float:
+    """Return what a site has sent in a fit, the mean over sites."""
+    return float(row["bytes"] / row["n_sites"] / 1e3)
 
 
 def gap_curve(row: Row) -> Array:
@@ -382,7 +369,7 @@ def gap_curve(row: Row) -> Array:
 def until(row: Row, gap: float) -> tuple[str, str]:
     """Return the round from which on the gap stays at most `gap`, and the kilobytes that a site has sent by then."""
     if not row["curve_round"]:
-        return "-", f"{row['bytes'] / row['n_sites'] / 1e3:.0f}"
+        return "-", f"{kilobytes_of_site(row):.0f}"
     above = np.flatnonzero(gap_curve(row) > gap)
     first = int(above[-1]) + 1 if len(above) else 0
     if first == len(row["curve_round"]):
@@ -392,21 +379,13 @@ def until(row: Row, gap: float) -> tuple[str, str]:
 
 def scaling_tables(rows: Sequence[Row]) -> Iterator[Table]:
     """Yield seconds, rounds and bytes of every fit."""
-    lines = [
-        [
-            Cell(str(row["n_sites"])),
-            Cell(str(row["n_rows"])),
-            Cell(str(row["n_features"])),
-            Cell(row["method"]),
-            Cell(f"{row['seconds']:.2f}" if row["seconds"] is not None else "-"),
-            Cell(str(row["rounds"])),
-            Cell(f"{row['bytes'] / row['n_sites'] / 1e3:.0f}"),
-            Cell(f"{row['own_rse']:.4f}"),
-            Cell(f"{row['union_rse']:.4f}"),
-        ]
-        for row in rows
-        if row["repetition"] == 0
-    ]
+    lines = []
+    for row in rows:
+        if row["repetition"] == 0:
+            seconds = f"{row['seconds']:.2f}" if row["seconds"] is not None else "-"
+            kilobytes, errors = kilobytes_of_site(row), [f"{row[f'{metric}_rse']:.4f}" for metric in METRICS]
+            sizes = (row["n_sites"], row["n_rows"], row["n_features"])
+            lines.append(cells(*sizes, row["method"], seconds, row["rounds"], f"{kilobytes:.0f}", *errors))
     yield Table(
         "Cost",
         ["J", "N", "D", "method", "seconds", "rounds", "kB a site", "own RSE", "union RSE"],

@@ -11,7 +11,7 @@ from ...errors import DataError
 from ..data_sets.catalogue import CATALOGUE
 from .figures import Picture, networks_of, pictures_of, save, svg_of
 from .fits import METHODS
-from .paper_tables import Cell, Row, Table, by, column, ordered, tables_of, title_of
+from .paper_tables import Row, Table, by, cells, column, ordered, tables_of, title_of
 from .plans import EXPERIMENTS, is_quick, run_of
 from .running import RESULTS, Results
 
@@ -146,18 +146,9 @@ def traffic_table(rows: Sequence[Row]) -> Table:
     groups = [(*key, *by_method) for key, fits in ordered(rows) for by_method in by(fits, "method")]
     for data, n_features, (method,), group in groups:
         edges = [size / 1e3 for row in group for size in row["edge_bytes"]]
-        lines.append(
-            [
-                Cell(title_of(data)),
-                Cell(str(n_features)),
-                Cell(method),
-                Cell(f"{column(group, 'rounds').mean():.0f}"),
-                Cell(f"{min(edges):.0f}"),
-                Cell(f"{sum(edges) / len(edges):.0f}"),
-                Cell(f"{max(edges):.0f}"),
-                Cell(f"{column(group, 'bytes').mean() / group[0]['n_sites'] / 1e3:.0f}"),
-            ]
-        )
+        sent = column(group, "bytes").mean() / group[0]["n_sites"] / 1e3
+        figures = (column(group, "rounds").mean(), min(edges), sum(edges) / len(edges), max(edges), sent)
+        lines.append(cells(title_of(data), n_features, method, *(f"{figure:.0f}" for figure in figures)))
     return Table(
         "Traffic",
         ["data", "D", "method", "rounds", "least kB an edge", "mean", "most", "kB sent by a site"],
