@@ -161,29 +161,3 @@ def test_ranks_read_the_rows_of_their_own_sites_only(tmp_path):
     read = [set(json.loads(sites)) for sites in re.findall(r"\d: (\[[\d, ]*\])", output)]  # lines may run together
     assert read[0] | read[1] == set(range(8))
     assert read[0] & read[1] <= {0}, "the first site's columns are looked at everywhere, and nothing else"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("DEKRR_DATA" not in os.environ, reason="there are no data sets: set DEKRR_DATA")
-def test_dekrr_reproduce_on_ranks_gives_the_same_rows(tmp_path):
-    options = ["--quick", "--data", "houses", "--repeats", "1", "--method", "DKLA", "--method", "AllReduce"]
-    rows = {}
-    for n_ranks, network in ((1, "local"), (3, "mpi")):
-        out = tmp_path / network
-        command = [BIN / "dekrr", "reproduce", "table", *options, "--out", out, "--network", network]
-        code, _, errors = mpiexec(n_ranks, *command)
-        assert code == 0, errors
-        rows[network] = pd.read_parquet(out / "results.parquet").sort_values(
-            ["method", "n_features"], ignore_index=True
-        )
-    pd.testing.assert_frame_equal(rows["local"], rows["mpi"])
-
-
-@pytest.mark.slow
-def test_dekrr_bench_on_ranks_times_many_sites():
-    code, output, errors = mpiexec(2, BIN / "dekrr", "bench", "--only", "sites", "--quick", "--network", "mpi")
-    assert code == 0, errors
-    assert output.count("100 sites: a site / a site of ten") == 1
-    code, output, errors = mpiexec(2, BIN / "dekrr", "bench", "--only", "greedy", "--network", "mpi")
-    assert code != 0
-    assert "over MPI only fits of many sites are timed" in errors

@@ -340,7 +340,7 @@ def test_command_attacks_sums_too(tmp_path, monkeypatch):
     from dekrr.cli.app import app
 
     monkeypatch.setenv("COLUMNS", "200")
-    options = ["-D", "10", "--effort", "2", "--colluders", "2", "--out", str(tmp_path)]
+    options = ["-D", "10", "--effort", "2", "--colluders", "2", "--no-studies", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, ["attack", *options])
     assert result.exit_code == 0, result.output
     features, sums, *others = [line for line in result.output.splitlines() if "│ made-up coast" in line]
@@ -351,7 +351,9 @@ def test_command_attacks_sums_too(tmp_path, monkeypatch):
         assert [cell[6] for cell in cells if cell[5] == scenario and cell[9] == "0"] == ["1", "2"]  # neighbours
     assert any("refused" in line and "5 of 5" in line for line in others)
     heard = [cell[4] for cell in cells if cell[6] == "3"]
-    assert heard == ["sums of one site (no masks)"] * 2 + ["sums of a neighbourhood (masks)", "the final model"]
+    by_algebra = ["the same, by linear algebra", "sums over all sites (root), by linear algebra"]
+    of_sums = ["sums of one site (no masks)"] * 2 + ["sums of a neighbourhood (masks)", *by_algebra]
+    assert heard == [*of_sums, "the final model"]
 
 
 def own_table(path, n_sites, n_rows=200):

@@ -159,9 +159,9 @@ _LEGENDS = {
     _RELEASE: "to 1e-3, to 1e-6: rows recovered, and rows matched that are not in the sums, which is chance.\nsums: "
     "numbers that the neighbours have.  misfit: that of the best match; near 0 it found other rows.\nAUC: how often a "
     "member scores above a non-member; 50 % is guessing.\ncolumn: median error of a guessed column of a known member, "
-    "in the unit box.\nimputed: the same from the other columns, without sums.\nliars: AUC for the longest frequencies of "
-    "their pools, as many as the guards allow.\ntelling: pairs of sums of the same features that differ by fewer rows "
-    "than there are features.\nrefused: what a deployment's guards refuse, and what it would reveal.",
+    "in the unit box.\nimputed: the same from the other columns, without sums.\nliars: AUC for the longest frequencies "
+    "of their pools, as many as the guards allow.\ntelling: pairs of sums of the same features that differ by fewer "
+    "rows than there are features.\nrefused: what a deployment's guards refuse, and what it would reveal.",
     _SHADOWS: "members of a site against as many other rows of its kind, by shadow data sets (LiRA).\nmean over the "
     "targets, with the least and the largest; caught: members found at 1 % and 0.1 % false alarms.",
 }

@@ -1,20 +1,17 @@
 """`dekrr bench`: the speed of fits on this machine, as ratios within one run."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from ...cli.ranks import NetworkOption, network_of
 from ...errors import DataError, SettingsError
 from ..experiments.running import replace_file
 from ..experiments.speed import FIGURES, TimedFigure, machine
 
-_ON_RANKS = "sites"
 _NOISE = 1.25  # a ratio that is worse by a smaller factor does not count as slower
 
 
@@ -40,36 +37,27 @@ def bench(
         Path | None, typer.Option(help="Write the figures to this JSON file, each as soon as it is measured.")
     ] = None,
     compare: Annotated[Path | None, typer.Option(help="Compare with the figures in this JSON file.")] = None,
-    network: NetworkOption = "local",
 ) -> None:
     """Time fits against the paper's algorithm in plain numpy, and against scikit-learn."""
     unknown = [name for name in only or () if name not in FIGURES]
     if unknown:
         raise SettingsError(f"unknown figures {', '.join(unknown)}; choose from {', '.join(FIGURES)}")
-    if network != "local" and (only or [_ON_RANKS]) != [_ON_RANKS]:
-        raise SettingsError(f"over MPI only fits of many sites are timed: --only {_ON_RANKS}")
-    with network_of(network) as ranks:
-        before = {figure.name: figure for figure in read(compare).figures} if compare else {}
-        tells = ranks is None or ranks.rank == 0
-        console = Console(quiet=not tells)
-        about = machine()
-        console.print(", ".join(f"{key} {value}" for key, value in about.items()))
-        table = Table("figure", "ratio", "seconds", *(["before"] if compare else []))
-        figures: list[TimedFigure] = []
-        for name in only or (FIGURES if ranks is None else [_ON_RANKS]):
-            with Console(stderr=True).status(f"timing {name}"):
-                for figure in _figures(name, data_dir, quick=quick, ranks=ranks):
-                    figures.append(figure)
-                    if out is not None and tells:
-                        write(out, Bench(about, figures))
-                    table.add_row(*_row(figure), *([_change(figure, before.get(figure.name))] if compare else []))
-        console.print(table)
-        if out is not None:
-            console.print(f"figures: {out}")
-
-
-def _figures(name: str, data_dir: Path | None, *, quick: bool, ranks: Any) -> Iterator[TimedFigure]:
-    return FIGURES[name](data_dir, quick=quick, **({} if ranks is None else {"network": ranks}))
+    before = {figure.name: figure for figure in read(compare).figures} if compare else {}
+    console = Console()
+    about = machine()
+    console.print(", ".join(f"{key} {value}" for key, value in about.items()))
+    table = Table("figure", "ratio", "seconds", *(["before"] if compare else []))
+    figures: list[TimedFigure] = []
+    for name in only or FIGURES:
+        with Console(stderr=True).status(f"timing {name}"):
+            for figure in FIGURES[name](data_dir, quick=quick):
+                figures.append(figure)
+                if out is not None:
+                    write(out, Bench(about, figures))
+                table.add_row(*_row(figure), *([_change(figure, before.get(figure.name))] if compare else []))
+    console.print(table)
+    if out is not None:
+        console.print(f"figures: {out}")
 
 
 def write(path: Path, bench: Bench) -> None:

@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ...cli.ranks import NetworkOption, network_of
 from ..data_sets.loading import require
 from ..experiments.fits import PROTOCOLS, SPLITS
 from ..experiments.paper_tables import Table, tables_of
 from ..experiments.plans import EXPERIMENTS, Options, plan, run_name
-from ..experiments.running import Results, end, execute, task_of, work
+from ..experiments.running import Results, execute, task_of
 from .progress import progress_of
 
 _STYLES = {"best": "bold", "off": "yellow", "": ""}
@@ -56,7 +55,6 @@ def _command(name: str, help_text: str) -> None:
         splits: Splits = "own",
         seed: Seed = 0,
         quick: Quick = False,
-        network: NetworkOption = "local",
     ) -> None:
         options = Options(
             data=tuple(data or ()),
@@ -67,13 +65,7 @@ def _command(name: str, help_text: str) -> None:
             seed=seed,
             quick=quick,
         )
-        with network_of(network) as ranks:
-            if ranks is not None and ranks.rank:
-                work(ranks, _plain(data_dir))
-                return
-            _run_all(name, options, Results(out), data_dir, jobs, ranks)
-            if ranks is not None:
-                end(ranks)
+        _run_all(name, options, Results(out), data_dir, jobs)
 
 
 for _name, _experiment in EXPERIMENTS.items():
@@ -102,21 +94,21 @@ def command_line(name: str, options: Options) -> str:
     return shlex.join(words + (["--quick"] if options.quick else []))
 
 
-def _run_all(name: str, options: Options, results: Results, directory: Path | None, jobs: int, ranks: Any) -> None:
+def _run_all(name: str, options: Options, results: Results, directory: Path | None, jobs: int) -> None:
     names = list(EXPERIMENTS) if name == "all" else [name]
     out = results.folder
     try:
         for experiment in names:
             run = run_name(experiment, options.protocol, quick=options.quick, seed=options.seed)
             results.note_command(run, command_line(experiment, options))
-            _run(experiment, options, results, directory, jobs, ranks)
+            _run(experiment, options, results, directory, jobs)
     except KeyboardInterrupt:
         Console(stderr=True).print(f"stopped; what is done is in {out}, and the same command continues from there")
         sys.exit(130)
     Console().print(f"results: {out}; pictures and tables in one page: dekrr report {out}")
 
 
-def _run(name: str, options: Options, results: Results, directory: Path | None, jobs: int, ranks: Any) -> None:
+def _run(name: str, options: Options, results: Results, directory: Path | None, jobs: int) -> None:
     tasks = plan(name, options, directory)
     for data in dict.fromkeys(task.data for task in tasks if task.splits == "own"):
         require(data, directory)
@@ -127,15 +119,12 @@ def _run(name: str, options: Options, results: Results, directory: Path | None, 
         def show(task: Any, left: int) -> None:
             show_done(total - left, f"{task.data} {task.method}")
 
-        execute(tasks, results, directory=_plain(directory), jobs=jobs, after_each=show, network=ranks)
+        folder = os.fspath(directory) if directory is not None else None
+        execute(tasks, results, directory=folder, jobs=jobs, after_each=show)
     keys = set(tasks)
     rows = [row for row in results.rows if task_of(row) in keys]
     for table in tables_of(name, rows):
         _print(table, Console())
-
-
-def _plain(directory: Path | None) -> str | None:
-    return os.fspath(directory) if directory is not None else None
 
 
 def _print(table: Table, console: Console) -> None:

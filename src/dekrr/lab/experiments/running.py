@@ -1,4 +1,4 @@
-"""Fits in parallel, or on the ranks of an MPI program; the result of each is saved as soon as it is done.
+"""Fits in parallel; the result of each is saved as soon as it is done.
 
 The results are one Parquet file with one row per fit. It is replaced atomically after every fit, and the order of its
 rows depends on the tasks only. So the file can be read during a run, and a killed run loses only the fits that are not
@@ -7,7 +7,6 @@ finished: started again, it ends with the same file. Times are not reproducible,
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from joblib import Parallel, delayed
 from joblib.parallel import get_active_backend
 
 from ...disk import lock, replacing
-from ...errors import DataError, NetworkError, SettingsError, one_line
+from ...errors import DataError, SettingsError
 from .fits import FitTask, fit_task, versions
 
 RESULTS, TIMINGS, COMMANDS = "results.parquet", "timings.parquet", "commands.json"
@@ -172,78 +171,6 @@ def replace_file(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
-_TASK, _ROW = 11, 12
-_PAUSE = 0.005  # seconds between two looks
-
-
-class _Done(msgspec.Struct, array_like=True):
-    """The outcome of a task: a row and its seconds, or an error."""
-
-    row: dict[str, Any]
-    seconds: float
-    error: str = ""
-
-
-def hand_out(tasks: Sequence[FitTask], network: Any) -> Iterator[tuple[FitTask, dict[str, Any], float]]:
-    """Yield each task with its row and its seconds, as the ranks finish them; only rank 0 calls it.
-
-    Parameters
-    ----------
-    network : MPINetwork
-        With two ranks or more.
-    """
-    comm, waiting = network.comm, list(reversed(tasks))
-    busy: dict[int, FitTask] = {}
-    while waiting or busy:
-        for rank in range(1, network.n_ranks):
-            if rank not in busy and waiting:
-                busy[rank] = waiting.pop()
-                comm.Send(msgspec.msgpack.encode(busy[rank]), dest=rank, tag=_TASK)
-        rank, data = _next(network, list(busy), _ROW)
-        done = msgspec.msgpack.decode(data, type=_Done)
-        task = busy.pop(rank)
-        if done.error:
-            raise NetworkError(f"rank {rank}: {task.method} on {task.data} failed: {done.error}")
-        yield task, done.row, done.seconds
-
-
-def end(network: Any) -> None:
-    """Tell all other ranks that there is nothing more to do."""
-    for rank in range(1, network.n_ranks):
-        network.comm.Send(b"", dest=rank, tag=_TASK)
-
-
-def work(network: Any, directory: str | os.PathLike[str] | None) -> None:
-    """Do what rank 0 hands out, until there is nothing more to do."""
-    while True:
-        _, data = _next(network, [0], _TASK)
-        if not data:
-            return
-        try:
-            done = _Done(*fit_task(msgspec.msgpack.decode(data, type=FitTask), directory))
-            encoded = msgspec.msgpack.encode(done, enc_hook=lambda value: value.tolist())
-        except Exception as error:
-            encoded = msgspec.msgpack.encode(_Done({}, 0.0, one_line(f"{type(error).__name__}: {error}")))
-        network.comm.Send(encoded, dest=0, tag=_ROW)
-
-
-def _next(network: Any, ranks: Sequence[int], tag: int) -> tuple[int, bytearray]:
-    """Return the next message of any of these ranks; a wait ends after the network's patience."""
-    from ...cluster.rank_messages import MPI
-
-    start, status = time.monotonic(), MPI.Status()
-    while True:
-        message = network.comm.Improbe(source=MPI.ANY_SOURCE, tag=tag, status=status)
-        if message is not None:
-            data = bytearray(status.Get_count(MPI.BYTE))
-            message.Recv([data, MPI.BYTE])
-            return int(status.Get_source()), data
-        if time.monotonic() - start > network.patience:
-            who = ", ".join(map(str, ranks))
-            raise NetworkError(f"rank {network.rank} has heard nothing from ranks {who} for {network.patience:g} s")
-        time.sleep(_PAUSE)
-
-
 _Fitted = tuple[FitTask, dict[str, Any], float]
 
 
@@ -254,7 +181,6 @@ def execute(
     directory: str | os.PathLike[str] | None = None,
     jobs: int = 1,
     after_each: Callable[[FitTask, int], None] = lambda task, waiting: None,
-    network: Any = None,
 ) -> int:
     """Do the tasks that `results` does not have yet, and return their number.
 
@@ -267,16 +193,13 @@ def execute(
         cluster.
     after_each : callable
         Called after each task with the task and the number of tasks that are left.
-    network : MPINetwork, optional
-        Whose ranks do the tasks, instead of jobs of this machine.
     """
     with _alone(results.folder):
         results.take_over(tasks)
         results.save()
         waiting = results.waiting(tasks)
         left = len(waiting)
-        on_ranks = network is not None and network.n_ranks > 1
-        for task, row, seconds in hand_out(waiting, network) if on_ranks else _in_parallel(waiting, directory, jobs):
+        for task, row, seconds in _in_parallel(waiting, directory, jobs):
             results.add(task, row, seconds)
             left -= 1
             after_each(task, left)

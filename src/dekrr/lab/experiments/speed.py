@@ -255,28 +255,28 @@ def split_fit(directory: Path | None, *, quick: bool) -> Iterator[TimedFigure]:
             yield ratio_of(f"{name}: {peer} / fit", peer, "fit", timed, "higher", settings)
 
 
-def many_sites(directory: Path | None, *, quick: bool, network: Any = None) -> Iterator[TimedFigure]:
+def many_sites(directory: Path | None, *, quick: bool) -> Iterator[TimedFigure]:
     """Time fits on random 4-regular graphs of more and more sites, per site, against ten sites."""
     per_site: dict[int, float] = {}
-    _network_fit(10, 100, network)()
+    _network_fit(10, 100)()
     for n_sites in (10, 32, 100) if quick else (10, 32, 100, 320, 1000):
-        seconds = best_seconds(_network_fit(n_sites, 100, network), 1)
+        seconds = best_seconds(_network_fit(n_sites, 100), 1)
         per_site[n_sites] = seconds / n_sites
         timed = {"fit": seconds, "a site": per_site[n_sites], "a site of ten": per_site[10]}
         settings = {"sites": n_sites, "neighbors": 4, "n_features": 100, "rows a site": 200, "features": "plain"}
         yield ratio_of(f"{n_sites} sites: a site / a site of ten", "a site", "a site of ten", timed, "lower", settings)
     if not quick:
-        timed = {f"D = {size}": best_seconds(_network_fit(100, size, network), 1) for size in (100, 400)}
+        timed = {f"D = {size}": best_seconds(_network_fit(100, size), 1) for size in (100, 400)}
         settings = {"sites": 100, "neighbors": 4, "n_features": 400, "rows a site": 200, "features": "plain"}
         yield ratio_of("100 sites: D = 400 / D = 100", "D = 400", "D = 100", timed, "lower", settings)
 
 
-def _network_fit(n_sites: int, n_features: int, network: Any) -> Callable[[], Any]:
+def _network_fit(n_sites: int, n_features: int) -> Callable[[], Any]:
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(200 * n_sites, 8))
     y, sites = np.sin(3 * X.sum(axis=1)), np.repeat(np.arange(n_sites), 200)
     workload = TimedProblem("made", X, y, sites, n_features, sigma=0.5, made=True)
-    return workload.fit("plain", topology=nx.random_regular_graph(4, n_sites, seed=0), network=network)
+    return workload.fit("plain", topology=nx.random_regular_graph(4, n_sites, seed=0))
 
 
 def ratio_of(
