@@ -66,7 +66,7 @@ COMMANDS = {
     ),
     "bench": (
         "dekrr.lab.commands.bench:bench",
-        "Time fits against the paper's algorithm in plain numpy, and against scikit-learn.",
+        "Time fits against scikit-learn, and the paper's algorithm in plain numpy.",
     ),
     "reproduce": ("dekrr.lab.commands.reproduce:reproduce", "Reproduce the paper's tables and figures."),
 }

@@ -38,7 +38,7 @@ def bench(
     ] = None,
     compare: Annotated[Path | None, typer.Option(help="Compare with the figures in this JSON file.")] = None,
 ) -> None:
-    """Time fits against the paper's algorithm in plain numpy, and against scikit-learn."""
+    """Time fits against scikit-learn, and the paper's algorithm in plain numpy."""
     unknown = [name for name in only or () if name not in FIGURES]
     if unknown:
         raise SettingsError(f"unknown figures {', '.join(unknown)}; choose from {', '.join(FIGURES)}")
