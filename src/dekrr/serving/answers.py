@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from ..errors import DataError, SettingsError
 from ..model import SiteClassifier, as_rows
 from ..types import Array
-from .bodies import Refusal, Reply, media_type_of, n_rows_of, written
+from .bodies import Problem, Refusal, Reply, media_type_of, n_rows_of, written
 from .current import CurrentModel, Version
 from .guards import Gate, Limits
 from .openapi import has_intervals
@@ -100,13 +100,7 @@ class _Left(Exception):
 
 
 class Predictions:
-    """The ASGI endpoint that predicts.
-
-    Parameters
-    ----------
-    gate : Gate
-        Who may ask, and how often.
-    """
+    """The ASGI endpoint that predicts."""
 
     def __init__(self, current: CurrentModel, gate: Gate, limits: Limits, metrics: Metrics) -> None:
         self._current = current
@@ -228,12 +222,8 @@ def _interval(version: Version, encoded: Array, coverage: float) -> Any:
 
 def problem(refusal: Refusal) -> tuple[bytes, dict[str, str]]:
     """Return a refusal as a body and headers, by RFC 9457: why, and where it can be said the row and the column."""
-    about: dict[str, Any] = {
-        "title": _TITLES.get(refusal.status, "Refused"),
-        "status": refusal.status,
-        "detail": str(refusal),
-    }
-    about |= {name: value for name in ("row", "column") if (value := getattr(refusal, name)) is not None}
+    title = _TITLES.get(refusal.status, "Refused")
+    about = Problem(title=title, status=refusal.status, detail=str(refusal), row=refusal.row, column=refusal.column)
     headers = {"content-type": PROBLEM}
     if refusal.status == 401:
         headers["www-authenticate"] = "Bearer"

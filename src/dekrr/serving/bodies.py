@@ -7,7 +7,7 @@ import io
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -27,34 +27,19 @@ WORDS = {
     "category": "a word or a number",
     "datetime": "a date or a time, as 2026-03-01 or 2026-03-01T12:00:00",
 }
-_JSON_TYPES = {"number": ["number"], "boolean": ["boolean"], "category": ["string", "number"], "datetime": ["string"]}
+_JSON_TYPES: dict[str, Any] = {"number": float, "boolean": bool, "category": str | float, "datetime": str}
 
 
 @dataclass(frozen=True)
 class RequestColumn:
-    """One column of a request.
+    """One column of a request."""
 
-    Parameters
-    ----------
-    name : str
-        For a model without column names, the column's position.
-    kind : {"number", "boolean", "category", "datetime"}
-    lower, upper : float or None
-        What the values of a number lie between in training, as far as the model knows it.
-    clipped : tuple of float, or None
-        Where the model moves values to that lie beyond. The bounds are then those of most values, not of all.
-    categories : tuple of str
-        The words that the model knows.
-    may_be_missing : bool
-        Whether a row may have no value here.
-    """
-
-    name: str
+    name: str  # for a model without column names, the column's position
     kind: Kind = "number"
-    lower: float | None = None
+    lower: float | None = None  # what the values of a number lie between in training, as far as the model knows it
     upper: float | None = None
-    clipped: tuple[float, float] | None = None
-    categories: tuple[str, ...] = ()
+    clipped: tuple[float, float] | None = None  # where values beyond are moved to; then the bounds are those of most
+    categories: tuple[str, ...] = ()  # the words that the model knows
     may_be_missing: bool = False
     example: float | bool | str = 0.0
 
@@ -63,34 +48,40 @@ class RequestColumn:
         """What a value must be."""
         return f"{WORDS[self.kind]}, or null" if self.may_be_missing else WORDS[self.kind]
 
-    def json_schema(self) -> dict[str, Any]:
-        """Return the JSON schema of the column's values.
+    @property
+    def json_type(self) -> Any:
+        """The type of the column's values in JSON."""
+        return _JSON_TYPES[self.kind] | None if self.may_be_missing else _JSON_TYPES[self.kind]
+
+    @property
+    def described_type(self) -> Any:
+        """The type with its limits and a description, as OpenAPI has it.
 
         Examples
         --------
-        >>> RequestColumn("temperature", lower=-10.0, upper=30.0, example=10.0).json_schema()
-        {'type': 'number', 'examples': [10.0], 'description': 'From -10 to 30 in training.'}
-        >>> RequestColumn("temperature", lower=-10.0, upper=30.0, clipped=(-30.0, 50.0)).json_schema()["description"]
-        'Most values of training lie from -10 to 30. Values beyond -30 and 50 are taken for these.'
+        >>> msgspec.json.schema(RequestColumn("wind", lower=0.0, upper=30.0, example=10.0).described_type)
+        {'description': 'From 0 to 30 in training.', 'examples': [10.0], 'type': 'number'}
         """
-        types = [*_JSON_TYPES[self.kind], *(["null"] if self.may_be_missing else [])]
-        schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0], "examples": [self.example]}
+        kind = self.json_type
         if self.may_be_missing and self.kind == "number":  # as `dekrr.tables.columns` reads them
-            schema |= {"minimum": -LARGEST, "maximum": LARGEST}
+            kind = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)] | None
         elif self.kind == "category":
-            schema["maxLength"] = LONGEST
-        if self.lower is not None and self.upper is not None:
-            schema["description"] = f"From {self.lower:.6g} to {self.upper:.6g} in training."
-            if self.clipped is not None:
-                schema["description"] = (
-                    f"Most values of training lie from {self.lower:.6g} to {self.upper:.6g}. Values beyond "
-                    f"{self.clipped[0]:.6g} and {self.clipped[1]:.6g} are taken for these."
-                )
+            kind = Annotated[str, msgspec.Meta(max_length=LONGEST)] | float | (None if self.may_be_missing else float)
+        return Annotated[kind, msgspec.Meta(description=self._about, examples=[self.example])]
+
+    @property
+    def _about(self) -> str | None:
         if self.categories:
-            schema["description"] = f"The model knows {', '.join(self.categories)}; other words count as none of them."
+            return f"The model knows {', '.join(self.categories)}; other words count as none of them."
         if self.kind == "datetime":
-            schema["description"] = WORDS["datetime"].capitalize() + "."
-        return schema
+            return WORDS["datetime"].capitalize() + "."
+        if self.lower is None or self.upper is None:
+            return None
+        bounds = f"rom {self.lower:.6g} to {self.upper:.6g}"
+        if self.clipped is None:
+            return f"F{bounds} in training."
+        ends = " and ".join(f"{end:.6g}" for end in self.clipped)
+        return f"Most values of training lie f{bounds}. Values beyond {ends} are taken for these."
 
 
 def columns_of(model: SiteModel) -> tuple[RequestColumn, ...]:
@@ -150,20 +141,18 @@ _encoder = msgspec.json.Encoder()
 Rows = Array | dict[str, np.ndarray]
 
 
-class Refusal(DataError):
-    """A request that is not answered.
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a request is not answered, as RFC 9457 has it; rows count from 0."""
 
-    Parameters
-    ----------
-    status : int
-        The HTTP status.
-    row : int, optional
-        The row that is wrong; the first has the number 0.
-    retry_after : int, optional
-        Seconds after which the same request may succeed.
-    allow : str, optional
-        The methods that may be used, where the request's may not.
-    """
+    title: str
+    status: int
+    detail: str
+    row: int | None = None
+    column: str | None = None
+
+
+class Refusal(DataError):
+    """A request that is not answered, by an HTTP status, and for some after how many seconds or with which methods."""
 
     def __init__(
         self,
@@ -207,11 +196,6 @@ def media_type_of(header: str, *, default: str = JSON) -> str:
 class RowReader:
     """Reads the rows of request bodies for one model.
 
-    Parameters
-    ----------
-    max_rows : int
-        The most rows in one request.
-
     Examples
     --------
     >>> from dekrr.features import FeatureMap
@@ -234,7 +218,7 @@ class RowReader:
         self._encoded = model.header.encoding is not None
         self._names = [column.name for column in self.columns]
         self._max_rows = max_rows
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_body_type(self.columns, named=self.named))
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body_type(self.columns, named=self.named))
         self._readers: dict[str, Callable[[bytes], Rows]] = {
             JSON: self._from_json,
             CSV: self._from_csv,
@@ -332,20 +316,21 @@ def _cells(column: RequestColumn, values: Sequence[Any]) -> np.ndarray:
     return array
 
 
-def _body_type(columns: Sequence[RequestColumn], *, named: bool) -> Any:
-    """Return the type of a JSON body; msgspec checks the names and types of columns while it decodes."""
+def body_type(columns: Sequence[RequestColumn], *, named: bool, described: bool = False) -> Any:
+    """Return the type of a JSON body; msgspec checks the names and types of columns while it decodes.
+
+    With `described`, it is what OpenAPI tells callers, with the limits that are checked later.
+    """
     row: Any = list[float]
     if named:
-        fields = [(f"column_{j}", _json_type(column)) for j, column in enumerate(columns)]
+        types = [column.described_type if described else column.json_type for column in columns]
         wire = {f"column_{j}": column.name for j, column in enumerate(columns)}
+        fields = list(zip(wire, types, strict=True))
         row = msgspec.defstruct("Row", fields, rename=wire, gc=False)  # further columns are ignored
-    return msgspec.defstruct("Body", [("rows", list[row])], forbid_unknown_fields=True)
-
-
-def _json_type(column: RequestColumn) -> Any:
-    kinds: dict[str, Any] = {"number": float, "boolean": bool, "category": str | float, "datetime": str}
-    kind = kinds[column.kind]
-    return kind | None if column.may_be_missing else kind
+    elif described:
+        row = Annotated[row, msgspec.Meta(min_length=len(columns), max_length=len(columns))]
+    rows = Annotated[list[row], msgspec.Meta(min_length=1)] if described else list[row]
+    return msgspec.defstruct("Body", [("rows", rows)], forbid_unknown_fields=True)
 
 
 def explain_json(body: bytes, columns: Sequence[RequestColumn], error: Exception, *, named: bool) -> Refusal:
@@ -396,7 +381,7 @@ def _wrong_value(i: int, row: Mapping[str, Any], columns: Sequence[RequestColumn
     for column in columns:
         value = row[column.name]
         try:
-            msgspec.convert(value, _json_type(column))
+            msgspec.convert(value, column.json_type)
         except msgspec.ValidationError:
             shown = one_line(msgspec.json.encode(value).decode())
             text = f"row {i}, column {column.name!r} is {shown}; it must be {column.words}"
@@ -473,37 +458,17 @@ def is_compressed(metadata: bytes) -> bool:
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The predictions for the rows of one request.
+    """The predictions for the rows of one request."""
 
-    Parameters
-    ----------
-    model : str
-        The version of the model that made them.
-    values : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-    interval : ndarray of shape (n_rows, 2) or (n_rows, 2, n_outputs), or None
-    targets : list of str or None
-        The names of several outputs; without them they are numbered.
-    probabilities : dict of str to ndarray of shape (n_rows,)
-        Of each class, where the model predicts classes.
-    outside : list of lists of str, or None
-        For each row, the columns whose values lie outside what the model was trained on; None where there are none.
-    """
-
-    model: str
+    model: str  # the version of the model that made them
     values: Array
-    interval: Array | None = None
-    targets: list[str] | None = None
-    probabilities: dict[str, Array] = {}
-    outside: list[list[str]] | None = None
+    interval: Array | None = None  # of shape (n_rows, 2) or (n_rows, 2, n_outputs)
+    targets: list[str] | None = None  # the names of several outputs; without them they are numbered
+    probabilities: dict[str, Array] = {}  # of each class, where the model predicts classes
+    outside: list[list[str]] | None = None  # for each row, the columns with values unlike those of training
 
     def of_classes(self, classes: np.ndarray, probabilities: Array) -> "Reply":
-        """Return the answer with the most probable class of each row, and the probabilities of all.
-
-        Parameters
-        ----------
-        classes : ndarray of shape (n_classes,)
-        probabilities : ndarray of shape (n_rows, n_classes)
-        """
+        """Return the answer with the most probable class of each row, and the probabilities of all."""
         likely = classes[np.argmax(probabilities, axis=1)]
         found = {str(name): probabilities[:, k] for k, name in enumerate(classes.tolist())}
         return msgspec.structs.replace(self, values=likely, probabilities=found)

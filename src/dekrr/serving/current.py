@@ -24,34 +24,23 @@ logger = logging.getLogger("dekrr.serving")
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """A model that was read, with what belongs to it.
-
-    Parameters
-    ----------
-    name : str
-        The first digits of the SHA-256 of the file.
-    since : float
-        When it was read, in seconds since 1970.
-    """
+    """A model that was read, with what belongs to it."""
 
     model: SiteModel
     read_rows: RowReader
     one_row: OneRow
     outside: Outside
-    name: str
+    name: str  # the first digits of the SHA-256 of the file
     path: Path
-    since: float
+    since: float  # when it was read, in seconds since 1970
 
 
 def find_model(place: Path) -> Path:
-    """Return the model file that a path stands for.
+    """Return the model file that a path stands for: that file, or the model of a folder.
 
-    Parameters
-    ----------
-    place : Path
-        A model file, or a folder. In a folder, `current` points to the model: it is a link, or a file whose first line
-        names a version. A version is a model file or a folder with model.safetensors, in the folder or in its folder
-        `versions`. Without `current`, the folder must have model.safetensors, or one model alone.
+    In a folder, `current` points to the model: it is a link, or a file whose first line names a version. A version is a
+    model file or a folder with model.safetensors, in the folder or in its folder `versions`. Without `current`, the
+    folder must have model.safetensors, or one model alone.
     """
     if not place.is_dir():
         return place
@@ -82,21 +71,9 @@ def find_model(place: Path) -> Path:
 
 
 class CurrentModel:
-    """The model to answer requests with, read from a file or a folder.
+    """The model to answer requests with, read from a file or a folder; see `find_model`.
 
-    Parameters
-    ----------
-    place : Path
-        A model file, or a folder; see `find_model`.
-    max_rows : int
-        The most rows in one request.
-
-    Attributes
-    ----------
-    version : Version
-    trouble : str
-        Why the newest model could not be read; empty if it could.
-    n_reloads, n_failures : int
+    `trouble` says why the newest model could not be read; it is empty if it could.
     """
 
     def __init__(self, place: Path, max_rows: int) -> None:
@@ -111,12 +88,8 @@ class CurrentModel:
     def refresh(self, *, force: bool = False) -> bool:
         """Read the model anew if its file or the pointer has changed; return whether another one is served now.
 
-        A model that cannot be read is told of once, and the old one stays.
-
-        Parameters
-        ----------
-        force : bool, default=False
-            Read the file even if it looks unchanged.
+        A model that cannot be read is told of once, and the old one stays. With `force` the file is read even if it
+        looks unchanged.
         """
         try:
             path = find_model(self._place)

@@ -23,38 +23,19 @@ _MOST_CALLERS = 10_000
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and one caller, may ask for.
+    """What one request, and one caller, may ask for."""
 
-    Parameters
-    ----------
-    max_bytes : int
-        The largest body.
-    max_rows : int
-        The most rows in one request.
-    rate : float or None
-        Requests per second that a caller may make in the long run; None is no limit.
-    burst : int
-        Requests that a caller may make at once, before the rate counts.
-    seconds_for_body : float
-        The time in which a body must arrive.
-    """
-
-    max_bytes: int = 16 << 20
-    max_rows: int = 100_000
-    rate: float | None = None
-    burst: int = 20
-    seconds_for_body: float = 30.0
+    max_bytes: int = 16 << 20  # of a body
+    max_rows: int = 100_000  # of one request
+    rate: float | None = None  # requests per second of a caller in the long run; None is no limit
+    burst: int = 20  # requests that a caller may make at once, before the rate counts
+    seconds_for_body: float = 30.0  # in which a body must arrive
 
 
 def new_token(path: Path, name: str) -> str:
     """Make a token, append its name and its hash to a file, and return it; the file cannot give it back.
 
-    Parameters
-    ----------
-    path : Path
-        The file of tokens; it is made if it is not there.
-    name : str
-        Who gets the token. It is in the log and in no answer.
+    The name says who gets the token; it is in the log and in no answer.
     """
     if not _NAME.fullmatch(name):
         raise KeysError(
@@ -154,15 +135,10 @@ class Rates:
 
 
 class Gate:
-    """Decides whether a request is looked at.
+    """Decides whether a request is looked at; without tokens everybody may ask who can connect.
 
-    Parameters
-    ----------
-    tokens : Tokens, optional
-        Who may ask; without it everybody may who can connect.
-    any_host : bool, default=False
-        Answer requests for any host name. A service without tokens on a loopback address should not: a web page could
-        otherwise ask it through the user's browser, under a name that the page's owner points at this machine.
+    A service without tokens on a loopback address should not answer requests for any host name: a web page could
+    otherwise ask it through the user's browser, under a name that the page's owner points at this machine.
     """
 
     def __init__(self, limits: Limits, tokens: Tokens | None = None, *, any_host: bool = False) -> None:

@@ -66,13 +66,7 @@ class OneRow:
 
 
 class _Waves:
-    """A sum of cosines of a row.
-
-    Parameters
-    ----------
-    spans : ndarray of shape (n_columns,)
-        The units of the row's columns, in those of the member.
-    """
+    """A sum of cosines of a row; `spans` are the units of its columns, in those of the member."""
 
     def __init__(self, member: Member, spans: Array) -> None:
         turn, features = 2 * np.pi, member.feature_map

@@ -30,13 +30,7 @@ _SINCE = {"LabelEncoder": 2, "TreeEnsemble": 5}  # the first version with what i
 
 
 class Nodes:
-    """The nodes and constants of a graph; every node has one output, which is named after it.
-
-    Parameters
-    ----------
-    taken : iterable of str
-        Names that no node may have: those of the graph's inputs.
-    """
+    """The nodes and constants of a graph; every node has one output, named after it, unlike the graph's inputs."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.nodes: list[Any] = []
@@ -55,11 +49,11 @@ class Nodes:
         return name
 
     def sum_of(self, names: Sequence[str]) -> str:
-        """Add a sum, and return the name of its output."""
+        """Add a sum."""
         return names[0] if len(names) == 1 else self.add("Sum", *names)
 
     def reshaped(self, name: str, shape: Sequence[int]) -> str:
-        """Add a change of shape, and return the name of its output."""
+        """Add a change of shape."""
         return self.add("Reshape", name, self.constant(np.array(shape), dtype=np.int64))
 
     def apart(self, name: str) -> str:
@@ -70,13 +64,13 @@ class Nodes:
         return self.add("Max", name, self.constant(np.finfo(np.float64).min))
 
     def as_double(self, name: str) -> str:
-        """Add a cast to double precision, and return the name of its output."""
+        """Add a cast to double precision."""
         from onnx import TensorProto
 
         return self.add("Cast", name, to=TensorProto.DOUBLE)
 
     def as_whole(self, name: str) -> str:
-        """Add a cast to int64, and return the name of its output."""
+        """Add a cast to int64."""
         from onnx import TensorProto
 
         return self.add("Cast", name, to=TensorProto.INT64)
@@ -119,13 +113,7 @@ def inputs_of(columns: Columns) -> list[Any]:
 
 
 def feeds(columns: Columns, table: Any) -> dict[str, np.ndarray]:
-    """Return the inputs of a graph for the rows of a table, by the names of its columns.
-
-    Parameters
-    ----------
-    columns : Columns
-        What `model.header.encoding` has.
-    table : frame, mapping of name to array, or array-like of shape (n_rows, n_columns)
+    """Return the inputs of a graph for the rows of a table, by the names of the columns of `model.header.encoding`.
 
     Examples
     --------
@@ -267,13 +255,7 @@ _BOUNDS = {"lower", "upper", "lowest", "highest"}
 
 
 def write_onnx(model: SiteModel, path: Path) -> None:
-    """Write a model as an ONNX file; an existing file is replaced.
-
-    Raises
-    ------
-    ModelFileError
-        When the model has a part that cannot be exported; the text names it.
-    """
+    """Write a model as an ONNX file in the place of any other; refuse a model with a part that cannot be exported."""
     graph = onnx_graph(model)
     with replacing(path, private=False) as temporary:
         temporary.write_bytes(graph.SerializeToString())

@@ -1,11 +1,11 @@
 """The OpenAPI description of the service, from the columns of the model."""
 
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from .bodies import ARROW, CSV, JSON, RequestColumn, example_rows
+from .bodies import ARROW, CSV, JSON, Problem, body_type, example_rows
 from .current import Version
 
 _PROBLEM = "application/problem+json"
@@ -66,16 +66,13 @@ def has_intervals(current: Version) -> bool:
 
 
 def openapi(current: Version, *, tokens: bool) -> dict[str, Any]:
-    """Return the OpenAPI description.
-
-    Parameters
-    ----------
-    tokens : bool
-        Whether the service asks for a token.
-    """
+    """Return the OpenAPI description of a service that asks for tokens or does not."""
     about = schema_of(current)
     security: dict[str, Any] = {"security": [{"token": []}]} if tokens else {}
-    parts: dict[str, Any] = {"schemas": {"Row": _row(current), "Problem": _problem()}}
+    body = body_type(current.read_rows.columns, named=current.read_rows.named, described=True)
+    types = (body, _answer_type(current), Problem)
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    parts: dict[str, Any] = {"schemas": components}
     if tokens:
         parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     return {
@@ -86,7 +83,7 @@ def openapi(current: Version, *, tokens: bool) -> dict[str, Any]:
             "description": f"A {about['method']} model, served by dekrr {version('dekrr')}.",
         },
         "paths": {
-            "/predict": {"post": {**_predict(current, about), **security}},
+            "/predict": {"post": {**_predict(about, *schemas), **security}},
             "/schema": {"get": {**_get("The columns of a request, and examples.", JSON), **security}},
             "/health": {"get": _get("Whether the service answers, and with which model.", JSON)},
             "/metrics": {"get": {**_get("Metrics for Prometheus.", "text/plain"), **security}},
@@ -95,7 +92,7 @@ def openapi(current: Version, *, tokens: bool) -> dict[str, Any]:
     }
 
 
-def _predict(current: Version, about: dict[str, Any]) -> dict[str, Any]:
+def _predict(about: dict[str, Any], body: Any, answer: Any, refused: Any) -> dict[str, Any]:
     example = about["example"]
     parameters = []
     if about["intervals"]:
@@ -107,8 +104,6 @@ def _predict(current: Version, about: dict[str, Any]) -> dict[str, Any]:
                 "schema": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
             }
         )
-    rows = {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Row"}}
-    body = {"type": "object", "required": ["rows"], "additionalProperties": False, "properties": {"rows": rows}}
     table = {"type": "string", "format": "binary"}
     return {
         "summary": "Predict the response of one or many rows.",
@@ -126,61 +121,40 @@ def _predict(current: Version, about: dict[str, Any]) -> dict[str, Any]:
                 "description": "One prediction for each row, in the order of the rows; in the format that Accept "
                 "names, or else in that of the request.",
                 "content": {
-                    JSON: {"schema": _predictions(current)},
+                    JSON: {"schema": answer},
                     CSV: {"schema": {"type": "string"}},
                     ARROW: {"schema": table},
                 },
             },
             **{
-                status: {
-                    "description": text,
-                    "content": {_PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-                }
+                status: {"description": text, "content": {_PROBLEM: {"schema": refused}}}
                 for status, text in _REFUSALS.items()
             },
         },
     }
 
 
-def _predictions(current: Version) -> dict[str, Any]:
-    number = {"type": "number"}
-    one: dict[str, Any] = number if outputs_of(current) == 1 else {"type": "array", "items": number}
-    classes = current.model.header.classes
+def _answer_type(current: Version) -> Any:
+    """Return the type of an answer in JSON; `bodies.written` writes it."""
+    outside = Annotated[
+        list[list[str]] | msgspec.UnsetType,
+        msgspec.Meta(
+            description="For each row, the columns whose values lie outside what the model was trained on, or are "
+            "words that it does not know; there the prediction is a guess. Left out where no row has such a value."
+        ),
+    ]
+    classes, several = current.model.header.classes, outputs_of(current) > 1
+    one: Any = list[float] if several else float
     if classes is not None:
-        one = {"enum": classes}
-    properties: dict[str, Any] = {"predictions": {"type": "array", "items": one}, "model": {"type": "string"}}
-    properties["outside"] = {
-        "type": "array",
-        "items": {"type": "array", "items": {"type": "string"}},
-        "description": "For each row, the columns whose values lie outside what the model was trained on, or are words "
-        "that it does not know; there the prediction is a guess. Left out where no row has such a value.",
-    }
+        one = Annotated[Any, msgspec.Meta(extra_json_schema={"enum": classes})]
+    fields: list[Any] = [("predictions", list[one]), ("model", str), ("outside", outside, msgspec.UNSET)]
     if classes is not None:
-        shares = {str(name): {"type": "array", "items": number} for name in classes}
-        properties["probabilities"] = {"type": "object", "properties": shares}
+        fields.append(("probabilities", dict[str, list[float]]))
     if has_intervals(current):
-        end_of_one = {"type": ["number", "null"], "description": "null: no end is known to hold this coverage."}
-        ends = end_of_one if outputs_of(current) == 1 else {"type": "array", "items": end_of_one}
-        properties |= {end: {"type": "array", "items": ends} for end in ("lower", "upper")}
-    return {"type": "object", "required": ["predictions", "model"], "properties": properties}
-
-
-def _row(current: Version) -> dict[str, Any]:
-    columns: tuple[RequestColumn, ...] = current.read_rows.columns
-    if not current.read_rows.named:
-        size = {"minItems": len(columns), "maxItems": len(columns)}
-        return {"type": "array", "items": {"type": "number"}, **size}
-    return {
-        "type": "object",
-        "required": [column.name for column in columns],
-        "properties": {column.name: column.json_schema() for column in columns},
-    }
-
-
-def _problem() -> dict[str, Any]:
-    text = {"type": "string"}
-    properties = {"title": text, "status": {"type": "integer"}, "detail": text}
-    return {"type": "object", "properties": {**properties, "row": {"type": "integer"}, "column": text}}
+        end = Annotated[float | None, msgspec.Meta(description="null: no end is known to hold this coverage.")]
+        ends = list[list[end]] if several else list[end]
+        fields += [(name, ends | msgspec.UnsetType, msgspec.UNSET) for name in ("lower", "upper")]
+    return msgspec.defstruct("Answer", fields)
 
 
 def _get(summary: str, media_type: str) -> dict[str, Any]:

@@ -84,28 +84,15 @@ _MOST_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Place:
-    """Where a service listens, and how callers are known.
-
-    Parameters
-    ----------
-    host : str, default="127.0.0.1"
-    tokens : Path, optional
-        The file of tokens.
-    certificate, key : Path, optional
-        The service's own, for TLS.
-    authority : Path, optional
-        Who signs callers' certificates: mutual TLS.
-    behind_proxy : bool, default=False
-        Whether a proxy in front of the service does TLS.
-    """
+    """Where a service listens, and how callers are known."""
 
     host: str = "127.0.0.1"
     port: int = 8080
     tokens: Path | None = None
-    certificate: Path | None = None
+    certificate: Path | None = None  # the service's own, for TLS
     key: Path | None = None
-    authority: Path | None = None
-    behind_proxy: bool = False
+    authority: Path | None = None  # who signs callers' certificates: mutual TLS
+    behind_proxy: bool = False  # a proxy in front of the service does TLS
 
     def check(self) -> None:
         """Raise `SettingsError` if the parts do not fit each other, or are not safe together."""
@@ -123,14 +110,9 @@ class Place:
 
 
 def server_of(model: Path, place: Place, limits: Limits, *, watch: float = 1.0) -> uvicorn.Server:
-    """Return a server that is ready to run.
+    """Return a server of a model's file or folder (see `current.find_model`) that is ready to run.
 
-    Parameters
-    ----------
-    model : Path
-        A model file, or a folder with versions of one; see `dekrr.serving.current.find_model`.
-    watch : float, default=1.0
-        Seconds between two looks for a newer model.
+    It looks for a newer model every `watch` seconds.
     """
     place.check()
     tokens = None if place.tokens is None else Tokens(place.tokens)

@@ -34,16 +34,9 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Service:
-    """Answers requests for predictions.
+    """Answers requests for predictions of those whom `Gate` admits.
 
-    Parameters
-    ----------
-    tokens : Tokens, optional
-        Who may ask; without it everybody may who can connect.
-    watch : float, default=1.0
-        Seconds between two looks at the model's file; 0 looks on SIGHUP alone.
-    any_host : bool, default=False
-        Answer requests for any host name; see `Gate`.
+    It looks at the model's file every `watch` seconds; with 0, on SIGHUP alone.
     """
 
     def __init__(
