@@ -32,24 +32,11 @@ def has_words(data: Path, target: str) -> bool:
 
 
 def fit_classes(
-    data: Path,
-    target: list[str],
-    site: str,
-    columns: list[str] | None,
-    weight: str | None,
-    share: float,
-    settings: dict[str, Any],
+    data: Path, target: list[str], picked: dict[str, Any], share: float, settings: dict[str, Any]
 ) -> tuple[DeKRRClassifier, Errors | None]:
-    """Return a classifier of all rows of a table, and its figures on held-out rows of a fit without these.
+    """Return a classifier of all rows of a table, and its figures on a held-out share of a fit without these.
 
-    Parameters
-    ----------
-    target : list of str
-        One column.
-    share : float
-        Of the rows of each site that are held out; 0 measures nothing.
-    settings : dict
-        Of the classifier.
+    `picked` names the columns of sites, of weights, and to predict from.
     """
     if len(target) > 1:
         raise SettingsError(f"the target has classes, so that there can be one: give --target {target[0]} alone")
@@ -58,10 +45,14 @@ def fit_classes(
     settings = {name: value for name, value in settings.items() if name != "transform"}
     if settings["network"] is not None:
         raise SettingsError("classes are fitted in one process: leave --network out")
-    errors = None
+
+    def fitted(frame: Any) -> DeKRRClassifier:
+        return DeKRRClassifier(**keywords_of(DeKRRClassifier, settings)).fit(frame, target[0], **picked)
+
+    errors, site = None, picked["sites"]
     if share:
         kept, held = (_joined(parts_of(data, site, share, held_out=part)()) for part in (False, True))
-        trial = _fitted(kept, target[0], site, columns, weight, settings)
+        trial = fitted(kept)
         known = held[target[0]].isin(trial.classes_.tolist())
         if not known.all():
             rare = ", ".join(map(str, held[target[0]][~known].unique()[:5]))
@@ -71,18 +62,10 @@ def fit_classes(
         settings = settings | ({name: getattr(trial, f"{name}_") for name in _TUNED} if trial.tuning_ else {})
         errors = errors if errors.n_rows else None
     every = _joined(frame_of(batch) for batch in open_source(data).read(None))
-    return _fitted(every, target[0], site, columns, weight, settings), errors
+    return fitted(every), errors
 
 
 def _joined(frames: Any) -> Any:
     import pandas as pd
 
     return pd.concat(list(frames), ignore_index=True)
-
-
-def _fitted(
-    frame: Any, target: str, site: str, columns: list[str] | None, weight: str | None, settings: dict[str, Any]
-) -> DeKRRClassifier:
-    return DeKRRClassifier(**keywords_of(DeKRRClassifier, settings)).fit(
-        frame, target, sites=site, columns=columns, sample_weight=weight
-    )

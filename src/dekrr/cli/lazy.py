@@ -12,14 +12,8 @@ from typer.main import get_group
 def lazy_app(commands: Mapping[str, tuple[str, str]], **settings: Any) -> typer.Typer:
     """Return an application whose commands are imported when they are called.
 
-    Parameters
-    ----------
-    commands : mapping of name to (home, about)
-        The home is "module:attribute". A module that begins with a dot is in this package; the attribute is a
-        function, or an application with its own commands. The text about a command is one line, which the
-        application's --help shows.
-    **settings
-        The settings of the application, as for `typer.Typer`.
+    Each has a home, "module:attribute", and a line for --help. A module that begins with a dot is in this package; the
+    attribute is a function, or an application with its own commands. The settings are those of `typer.Typer`.
     """
 
     class Group(TyperGroup):

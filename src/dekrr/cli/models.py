@@ -101,6 +101,7 @@ def fit(
         if not force and out.exists() and list(out.glob(f"*{SUFFIX}")):
             raise DataError(f"{out} already has models; give another folder, or --force to replace them")
         require_folder(out)
+        picked = {"sites": site, "columns": wanted, "sample_weight": weight}
         settings: dict[str, Any] = {
             "n_features": _size("n-features", n_features),
             "features": features,
@@ -123,21 +124,21 @@ def fit(
         }
         errors = None
         if classes or has_words(data, target[0]):
-            classifier, figures = fit_classes(data, target, site, wanted, weight, holdout, settings)
+            classifier, figures = fit_classes(data, target, picked, holdout, settings)
             _finish(classifier, out, site, figures, as_json=as_json)
             return
         if holdout:
             try:
-                errors, tuned = _held_out(data, targets, site, wanted, weight, holdout, settings, tells=tells)
+                errors, tuned = _held_out(data, targets, picked, holdout, settings, tells=tells)
             except DataError:  # a look at the file itself tells its name, and rows as they are counted there
                 with suppress(_AllRead):
                     look = _Reader(**keywords_of(_Reader, settings | {"verbose": 0, "network": None}))
-                    look.fit(data, targets, sites=site, columns=wanted, sample_weight=weight)
+                    look.fit(data, targets, **picked)
                 raise
             settings |= tuned
         regressor = DeKRRRegressor(**keywords_of(DeKRRRegressor, settings), intervals=intervals)
         with _without_advice(errors is not None or not tells):
-            regressor.fit(data, targets, sites=site, columns=wanted, sample_weight=weight)
+            regressor.fit(data, targets, **picked)
         if tells:
             _finish(regressor, out, site, errors, as_json=as_json)
             if errors is not None:
@@ -177,27 +178,18 @@ def _write(models: Mapping[Hashable, SiteModel], out: Path) -> None:
 
 
 def _held_out(
-    data: Path,
-    target: str | list[str],
-    site: str,
-    columns: list[str] | None,
-    weight: str | None,
-    share: float,
-    settings: dict[str, Any],
-    *,
-    tells: bool,
+    data: Path, target: Any, picked: dict[str, Any], share: float, settings: dict[str, Any], *, tells: bool
 ) -> tuple[Errors | None, dict[str, float]]:
     """Return the errors on held-out rows of a fit to the others, where they are told, and the tuned settings."""
     trial = DeKRRRegressor(**keywords_of(DeKRRRegressor, settings), intervals=False)
-    kept = parts_of(data, site, share, held_out=False)
+    kept, held = (parts_of(data, picked["sites"], share, held_out=part) for part in (False, True))
     with _without_advice():
-        trial.fit(kept, target, sites=site, columns=columns, sample_weight=weight)
+        trial.fit(kept, target, **picked)
     tuned = {name: getattr(trial, f"{name}_") for name in _TUNED} if trial.tuning_ else {}
     if not tells:
         return None, tuned
     models = {model.header.site: model for model in trial.models_.values()}
-    errors = errors_on(models, open_source(parts_of(data, site, share, held_out=True)).read(None), target, site)
-    return errors, tuned
+    return errors_on(models, open_source(held).read(None), target, picked["sites"]), tuned
 
 
 def _numbers_or_auto(name: str, given: str) -> float | list[float] | str:

@@ -66,15 +66,7 @@ def not_left_empty(out: Path) -> Iterator[None]:
 
 
 def require_output(out: Path | None, *inputs: Path) -> None:
-    """Refuse a file to write whose suffix is not known, whose folder is not there, or that is read from.
-
-    Parameters
-    ----------
-    out : Path or None
-        None is the terminal.
-    *inputs : Path
-        Files, and folders, that the command reads.
-    """
+    """Refuse a file to write whose suffix is not known, whose folder is not there, or that the command reads from."""
     if out is None or (out.exists() and not out.is_file() and not out.is_dir()):
         return  # the terminal, or a pipe or device
     if out.is_dir():

@@ -188,13 +188,7 @@ class ClassErrors(Errors):
 
 
 def errors_on(models: Mapping[str, SiteModel], batches: Iterable[Batch], targets: Any, site: str | None) -> Errors:
-    """Return the errors of models on all batches.
-
-    Parameters
-    ----------
-    targets : str or sequence of str
-        The column of each output.
-    """
+    """Return the errors of models on all batches; the targets are the column of each output."""
     kind: Any = ClassErrors if isinstance(next(iter(models.values())), SiteClassifier) else Errors
     errors: Errors = kind(models)
     for batch in batches:

@@ -39,14 +39,9 @@ class Notice(Exception):
 
 
 class Ranks:
-    """The ranks of one run, on a communicator of their own.
+    """The ranks of one run, on a communicator of their own, which all make here together.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Comm
-        It is duplicated; all ranks must come here together.
-    patience : float
-        Seconds that a rank waits for others without hearing anything.
+    `patience` is how many seconds a rank waits for others without hearing anything.
     """
 
     def __init__(self, comm: Any, patience: float) -> None:
@@ -87,12 +82,7 @@ class Ranks:
     def receive_each(self, ranks: Iterable[int], take: Callable[[int, bytearray], bool], *, heeding: bool) -> None:
         """Receive from several ranks, in any order, until `take` has returned True for each of them.
 
-        Parameters
-        ----------
-        take : callable
-            Takes a rank and what it has sent, and returns whether that was the last of it.
-        heeding : bool
-            Whether to raise a `Notice` when another rank has failed.
+        It takes a rank and what it has sent. With `heeding`, a `Notice` is raised when another rank has failed.
         """
         missing = set(ranks)
 
@@ -115,12 +105,8 @@ class Ranks:
     def drain(self, counts: Sequence[Mapping[int, int]] = (), warned: Iterable[int] = ()) -> None:
         """Receive what other ranks have sent and nobody waits for any more, and complete all sends.
 
-        Parameters
-        ----------
-        counts : sequence of mapping
-            For each rank, the messages that it has sent to each rank.
-        warned : iterable of int
-            The ranks that have warned the others.
+        `counts` has, for each rank, how many messages it has sent to each rank; `warned` are those that have warned the
+        others.
         """
         due = {rank: sent.get(self.number, 0) - self.received[rank] for rank, sent in enumerate(counts)}
         if any(due.values()):

@@ -224,22 +224,7 @@ def _remade(patience: float, gather: bool, n_threads: int | None) -> MPINetwork:
 
 
 class RankNetwork:
-    """One rank's part of a network.
-
-    Parameters
-    ----------
-    neighbors : mapping of site to its neighbours
-        The graph of all sites.
-
-    Attributes
-    ----------
-    here : frozenset of str
-        The sites that this rank drives.
-    gathers : bool
-        As `MPINetwork.gather`.
-    traffic : Traffic
-        What these sites have sent.
-    """
+    """One rank's part of a network: `here` are the sites that it drives, `traffic` is what they have sent."""
 
     def __init__(self, neighbors: Neighbors, maker: MPINetwork) -> None:
         self.neighbors = {site: frozenset(neighbors[site]) for site in neighbors}
@@ -275,13 +260,7 @@ class RankNetwork:
         return self.maker.share(data)
 
     def run(self, procedures: Mapping[str, Procedure[Result]]) -> dict[str, Result]:
-        """Drive the procedures of this rank's sites to their end, and return their results.
-
-        Parameters
-        ----------
-        procedures : mapping of site to procedure
-            Of this rank's sites; those of others are closed.
-        """
+        """Drive the procedures of this rank's sites to their end, and return their results; close those of others."""
         with contextlib.ExitStack() as stack:
             ranks = stack.enter_context(contextlib.closing(Ranks(self.maker.comm, self.maker.patience)))
             for procedure in procedures.values():

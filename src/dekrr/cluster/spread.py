@@ -29,15 +29,7 @@ Step = Callable[[Block], Block]
 
 
 class SpreadSource(SpreadTable):
-    """A Dask DataFrame.
-
-    Parameters
-    ----------
-    name : str, optional
-        The name in error messages.
-    client : dask.distributed.Client, optional
-        The client that computes; the one that the user has chosen if none is given.
-    """
+    """A Dask DataFrame; its client computes, or the one that the user has chosen."""
 
     def __init__(self, frame: Any, name: str = "the Dask frame", client: Any = None) -> None:
         super().__init__(name)
@@ -105,14 +97,10 @@ class SpreadSource(SpreadTable):
 
 
 def spread_files(scheduler: str, path: str | Path) -> SpreadSource:
-    """Return the Parquet files that the workers of a Dask scheduler read.
+    """Return the Parquet files that the workers of a Dask scheduler, such as ``tcp://127.0.0.1:8786``, read.
 
-    Parameters
-    ----------
-    scheduler : str
-        The scheduler's address, such as ``tcp://127.0.0.1:8786``.
-    path : str or Path
-        A file, or a folder of files, which every worker finds by this path; or an address such as ``s3://bucket/rows/``.
+    They are a file, or a folder of files, which every worker finds by this path; or an address such as
+    ``s3://bucket/rows/``.
     """
     try:
         import dask.dataframe
@@ -188,19 +176,7 @@ class _SpreadSurvey(Survey):
 
 
 class SpreadRows(Rows):
-    """Rows in the partitions of a Dask DataFrame.
-
-    Parameters
-    ----------
-    response : str, or sequence of str
-        The name of the response's column, or of the column of each output.
-    weight : str, optional
-        The name of the column of weights.
-    seed : int, default=0
-        The seed of the sample.
-    steps : tuple of callable
-        What is done to each block when it is read, in this order.
-    """
+    """Rows in the partitions of a Dask DataFrame; the steps are done to each block when it is read, in this order."""
 
     streamed = True
 

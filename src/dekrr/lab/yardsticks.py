@@ -24,28 +24,14 @@ Predict = Callable[[Array, np.ndarray], Array]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Rows to learn from.
-
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,)
-        Responses, or the places of classes.
-    folds : ndarray of int, shape (n_rows,)
-    n_classes : int
-        0 for numbers.
-    site : ndarray of int, shape (n_rows,)
-        The number of each row's site.
-    n_sites : int
-        1 where all rows are of one site: then learners do not look at it.
-    """
+    """Rows to learn from."""
 
     X: Array
-    y: np.ndarray
-    folds: np.ndarray
-    n_classes: int
+    y: np.ndarray  # responses, or the places of classes
+    folds: np.ndarray  # of each row, as the site's number
+    n_classes: int  # 0 for numbers
     site: np.ndarray
-    n_sites: int = 1
+    n_sites: int = 1  # 1 where all rows are of one site: then learners do not look at it
 
     def take(self, rows: np.ndarray) -> "Task":
         """Return some rows."""
@@ -78,10 +64,7 @@ def doubted(probabilities: Array, n_rows: int) -> Array:
 def best(task: Task, *, mean: bool) -> tuple[str, Predict]:
     """Return the name of the learner with the least error on held-out folds, and its predictor by all rows.
 
-    Parameters
-    ----------
-    mean : bool
-        Whether the mean of the rows, or the shares of classes, is one of them.
+    The mean of the rows, or the shares of classes, may be one of them.
     """
     learners = {"mean": _mean} if mean or not task.splits() else {}
     if task.splits():

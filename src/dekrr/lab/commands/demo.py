@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ... import estimators
+from ... import estimators, plot
 from ...data import by_response, halves, load, make_sites
 from ...metrics import rse
 from ...scaling import Scaling
@@ -188,7 +188,7 @@ def _draw(problem: Problem, rows: list[Row], out: Path) -> Path:
     shown = ("together", "DeKRR-DDRF", "Local")
     ours, paper, local = (next(row for row in rows if row.method.startswith(name)) for name in shown)
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 5), layout="constrained")
-    _draw_graph(left, ours.regressor, _per_site(ours.regressor, problem))
+    plot.sites(ours.regressor, *problem.test, ax=left).set(title="Who talks to whom")
     _draw_convergence(middle, problem, ours.regressor)
     width = 0.27
     for i, row in enumerate((ours, paper, local)):
@@ -207,25 +207,6 @@ def _draw(problem: Problem, rows: list[Row], out: Path) -> Path:
 def _per_site(regressor: Any, problem: Problem) -> dict[Any, float]:
     X, y, sites = problem.test
     return {site: rse(y[sites == site], regressor.models_[site].predict(X[sites == site])) for site in regressor.sites_}
-
-
-def _draw_graph(axes: Any, regressor: Any, errors: dict[Any, float]) -> None:
-    import networkx as nx
-
-    graph = regressor.graph_
-    places = nx.circular_layout(graph)
-    colours = [errors[site] for site in graph]
-    nx.draw_networkx_edges(graph, places, ax=axes, edge_color="0.8")
-    nodes = nx.draw_networkx_nodes(graph, places, ax=axes, node_color=colours, cmap="viridis_r", node_size=900)
-    names = {site: str(site).removeprefix("station ") for site in graph}
-    middle = (max(colours) + min(colours)) / 2
-    for site, (x, y) in places.items():
-        ink = "white" if errors[site] > middle else "black"
-        axes.text(x, y, names[site], color=ink, ha="center", va="center")
-    axes.figure.colorbar(nodes, ax=axes, label="RSE on the site's test rows", shrink=0.8)
-    axes.set(title="Who talks to whom")
-    axes.margins(0.12)
-    axes.set_axis_off()
 
 
 def _draw_convergence(axes: Any, problem: Problem, ours: Any) -> None:

@@ -12,13 +12,7 @@ SECONDS = 60.0  # between two lines where the output is no terminal
 
 @contextmanager
 def progress_of(name: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Yield a function that shows how many parts of some work are done, and what was done last.
-
-    Parameters
-    ----------
-    total : int
-        The number of parts.
-    """
+    """Yield a function that shows how many parts of some work, `total` in all, are done, and what was done last."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(console, name, total)

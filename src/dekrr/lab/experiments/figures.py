@@ -52,20 +52,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure.
+    """A figure."""
 
-    Parameters
-    ----------
-    name : str
-        The name of its files.
-    size : (float, float)
-        The size of a panel, in inches.
-    """
-
-    name: str
+    name: str  # of its files
     caption: str
     panels: Sequence[Panel]
-    size: tuple[float, float] = (4.4, 3.2)
+    size: tuple[float, float] = (4.4, 3.2)  # of a panel, in inches
 
 
 @contextmanager

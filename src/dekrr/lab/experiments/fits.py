@@ -54,44 +54,23 @@ SPLITS = ("own", "authors")
 class FitTask(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """One fit of one method on one split.
 
-    Parameters
-    ----------
-    experiment : str
-        The command that needs the fit: table, response, norm, ...
-    data : str
-        A name of the data catalogue.
-    partition : str
-        The partition of rows over sites; see `dekrr.data.partition`.
-    protocol : {"honest", "paper"}
-        "paper" scales by training and test rows, takes the authors' bandwidth and regularisation (chosen by the test
-        error) and folds of consecutive rows, and keeps one split for all repetitions. "honest" scales and tunes on
-        training rows only, with shuffled folds, and draws a new split for every repetition.
-    splits : {"own", "authors"}
-        The origin of the split: drawn here, or from the authors' files.
-    mix : float
-        The share of every site's rows that is drawn at random.
-    n_rows : int
-        The number of rows of the data set to use, drawn at random; 0 for all.
-    method : str
-        See `dekrr.lab.experiments.fits`.
-    solver : str
-        The name of the solver; "" for the method's default.
-    n_features : int
-        The mean number of features of a site.
+    The protocol "paper" scales by training and test rows, takes the authors' bandwidth and regularisation (chosen by
+    the test error) and folds of consecutive rows, and keeps one split for all repetitions. "honest" scales and tunes on
+    training rows only, with shuffled folds, and draws a new split for every repetition.
     """
 
-    experiment: str
+    experiment: str  # that needs the fit
     data: str
-    partition: str
+    partition: str  # of rows over sites; see `dekrr.data.partition`
     protocol: str
-    splits: str
+    splits: str  # "own", drawn here, or "authors", from their files
     n_sites: int
     n_neighbors: int
-    mix: float
-    n_rows: int
-    n_features: int
+    mix: float  # the share of every site's rows that is drawn at random
+    n_rows: int  # of the data set that are used, drawn at random; 0 for all
+    n_features: int  # of a site, the mean
     method: str
-    solver: str
+    solver: str  # "" for the method's default
     allocation: str
     max_rounds: int
     repetition: int
@@ -124,25 +103,13 @@ CONSENSUS_GRIDS = {"paper": (0.5, 1.0, 2.0, 4.0, 8.0), "honest": (0.125, 0.25, 0
 
 @dataclass(frozen=True)
 class Method:
-    """A method: how to make its estimator from a task and its problem.
-
-    Parameters
-    ----------
-    about : str
-        One line for the tables' notes.
-    settings : mapping
-        Keywords of the estimator, in addition to those from the task and the problem.
-    has_consensus : bool
-        Whether the method has a weight c to choose.
-    tunes_itself : bool
-        Whether the method itself chooses sigma, alpha and c in the network, from training rows.
-    """
+    """A method: how to make its estimator from a task and its problem."""
 
     about: str
     estimator: Callable[..., Any]
-    settings: Mapping[str, Any]
-    has_consensus: bool = False
-    tunes_itself: bool = False
+    settings: Mapping[str, Any]  # keywords, in addition to those from the task and the problem
+    has_consensus: bool = False  # whether it has a weight c to choose
+    tunes_itself: bool = False  # whether it chooses sigma, alpha and c in the network, from training rows
 
 
 METHODS: Mapping[str, Method] = {
@@ -310,11 +277,6 @@ def choose_kernel(X: Array, y: Array, seed: int) -> tuple[float, float]:
 
     The paper says that its bandwidth and regularisation come from cross-validation of centralised kernel ridge
     regression. This function does the same, on training rows only, over the paper's grids `SIGMAS` and `ALPHAS`.
-
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,)
     """
     folds = list(KFold(N_FOLDS, shuffle=True, random_state=seed).split(X))
     errors = np.zeros((len(SIGMAS), len(ALPHAS)))
@@ -342,15 +304,7 @@ def solve_network(
     alpha: float,
     weights: Sequence[float],
 ) -> list[list[Array]]:
-    """Return, for each consensus weight, the coefficients of all sites at the minimum of the paper's objective (11).
-
-    Parameters
-    ----------
-    rows, maps, neighbors
-        The rows, feature map and neighbours of each site.
-    weights : sequence of float
-        Values of c.
-    """
+    """Return, for each consensus weight c, all sites' coefficients at the minimum of the paper's objective (11)."""
     n_rows = sum(len(site.y) for site in rows)
     n_sites = len(rows)
     names = list(map(str, range(n_sites)))
@@ -421,18 +375,10 @@ def cross_validate(
     shuffle: bool,
     random_state: int,
 ) -> Mapping[float, float]:
-    """Return the mean squared error of each consensus weight; each site predicts its own hold-out rows.
+    """Return the mean squared error of each consensus weight c; each site predicts its own hold-out rows.
 
-    Parameters
-    ----------
-    selectors : sequence of Chooser
-        One per site. Each fold draws its own pool and chooses by its own training rows, so that the error is that of a
-        whole fit, and not that of one draw of features.
-    weights : sequence of float
-        Values of c.
-    prediction : {"own", "neighborhood"}
-    shuffle : bool
-        Whether rows are shuffled before they are divided into folds.
+    Each fold draws a pool for each site's selector and chooses by its own training rows, so that the error is that of a
+    whole fit, and not that of one draw of features. Rows are shuffled before they are divided into folds, or are not.
     """
     neighbors = ring_neighbors(split)
     sites = rows_by_site(split)
@@ -457,8 +403,7 @@ def cross_validate(
 
 def choose_consensus(errors: Mapping[float, float]) -> float:
     """Return the weight with the smallest error."""
-    smallest: Callable[[float], float] = errors.__getitem__
-    return min(errors, key=smallest)
+    return min(errors, key=errors.__getitem__)
 
 
 _DENSE, _SPARSE = 150, 60
@@ -496,15 +441,7 @@ def recorded_rounds(n_rounds: int) -> np.ndarray:
 
 
 def curves_of(task: FitTask, problem: FitProblem, consensus: float | None) -> dict[str, Any]:
-    """Return the columns of a fit's curves, at `recorded_rounds`.
-
-    Parameters
-    ----------
-    task : FitTask
-        Its method has rounds; for AllReduce, which has none, the result is empty.
-    consensus : float or None
-        The weight c, for methods that have one.
-    """
+    """Return the columns of a fit's curves, at `recorded_rounds`; AllReduce, which has no rounds, has none."""
     regressor = make_estimator(task, problem, consensus)
     if isinstance(regressor, AllReduceRegressor):
         return {}

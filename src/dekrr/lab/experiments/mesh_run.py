@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import DataError
 from ...mesh.events import HELD_OUT
 from .figures import Panel, Picture
-from .paper_tables import Cell, Table
+from .paper_tables import Table, cells
 from .report_page import Section, figure_of, render
 
 RECORDS = "run.jsonl"
@@ -36,23 +36,13 @@ class _RecordLine(msgspec.Struct, frozen=True):
 
 @dataclass
 class SiteRecord:
-    """One site's record of one run.
-
-    Parameters
-    ----------
-    start : dict
-        The event of its last start.
-    events : list of dict
-        All other events, without exchanges.
-    times, rounds, residuals : list of float
-        The time, the round and the residual of every exchange.
-    """
+    """One site's record of one run."""
 
     site: str
     run: str
-    start: dict[str, Any]
-    events: list[dict[str, Any]] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
+    start: dict[str, Any]  # the event of its last start
+    events: list[dict[str, Any]] = field(default_factory=list)  # all others, without exchanges
+    times: list[float] = field(default_factory=list)  # of every exchange, as the next ones
     rounds: list[int] = field(default_factory=list)
     residuals: list[float] = field(default_factory=list)
 
@@ -231,20 +221,13 @@ def _sites(records: Sequence[SiteRecord]) -> Table:
         first = min([record.start["time"], *record.times[:1]])
         last = end.get("time", record.times[-1] if record.times else first)
         milliseconds = record.round_times()[1]
-        rows.append(
-            [
-                Cell(record.site),
-                Cell(f"{record.start['rows']}"),
-                Cell("model" if result else "no model"),
-                Cell(f"{result.get('rounds', max(record.rounds, default=0))}"),
-                Cell(_number(result.get("relative residual"))),
-                *(Cell(_number(result.get(name))) for name in measured),
-                Cell(f"{last - first:.1f}"),
-                Cell(_number(end.get("seconds waiting"))),
-                Cell(f"{np.median(milliseconds):.2f}" if len(milliseconds) else ""),
-                Cell(", ".join(end.get("gone", [])) or "none"),
-            ]
-        )
+        rounds = result.get("rounds", max(record.rounds, default=0))
+        figures = [_number(result.get(name)) for name in ("relative residual", *measured)]
+        of_round = f"{np.median(milliseconds):.2f}" if len(milliseconds) else ""
+        spent = (f"{last - first:.1f}", _number(end.get("seconds waiting")), of_round)
+        gone = ", ".join(end.get("gone", [])) or "none"
+        has = "model" if result else "no model"
+        rows.append(cells(record.site, record.start["rows"], has, rounds, *figures, *spent, gone))
     columns = ["site", "rows", "has", "rounds", "residual", *measured, "seconds", "waiting", "ms a round", "gone"]
     note = (
         "Seconds from its last start to its end, of them waiting; the median time of a round; who is not in its model."
@@ -262,11 +245,11 @@ def _events(records: Sequence[SiteRecord]) -> Table:
     events = [(event["time"], record.site, event) for record in records for event in _without_first_ups(record)]
     start = min([start, *(when for when, _, _ in events)])
     rows = [
-        [Cell(f"{when - start:.1f} s"), Cell(site), Cell(event["event"]), Cell(_details(event))]
+        cells(f"{when - start:.1f} s", site, event["event"], _details(event))
         for when, site, event in sorted(events, key=lambda entry: entry[:2])
         if event["event"] in (*_LISTED, "started again")
     ]
-    rows = rows or [[Cell("none"), Cell(""), Cell(""), Cell("")]]
+    rows = rows or [cells("none", "", "", "")]
     return Table("Who went, who came back, what was refused", ["after", "site", "event", "about"], rows, "", 4)
 
 
@@ -291,7 +274,7 @@ def _details(event: dict[str, Any]) -> str:
 
 def _traffic(records: Sequence[SiteRecord]) -> Table:
     rows = [
-        [Cell(record.site), Cell(neighbor), Cell(about["state"]), Cell(f"{about['bytes sent'] / 1e3:.1f}")]
+        cells(record.site, neighbor, about["state"], f"{about['bytes sent'] / 1e3:.1f}")
         for record in records
         for neighbor, about in sorted(record.end.get("neighbors", {}).items())
     ]

@@ -18,28 +18,15 @@ _QUICK_ROWS, _QUICK_ROUNDS, _QUICK_REPEATS = 2000, 300, 2
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a user.
+    """The options of a user."""
 
-    Parameters
-    ----------
-    data, methods : tuple of str
-        Empty for the defaults of the experiment.
-    repeats : int
-        0 for the default of the experiment.
-    protocol : {"honest", "paper"}
-    splits : {"own", "authors"}
-        "authors" takes the authors' files where the data directory has them.
-    quick : bool
-        Two repetitions on 2000 rows, half of the features, and at most 300 rounds.
-    """
-
-    data: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()  # empty, as the next ones: the default of the experiment
     methods: tuple[str, ...] = ()
     repeats: int = 0
     protocol: str = "honest"
-    splits: str = "own"
+    splits: str = "own"  # "authors" takes the authors' files where the data directory has them
     seed: int = 0
-    quick: bool = False
+    quick: bool = False  # two repetitions on 2000 rows, half of the features, and at most 300 rounds
 
     def __post_init__(self) -> None:
         for value, known in ((self.protocol, PROTOCOLS), (self.splits, SPLITS)):
@@ -56,15 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment: a command of `dekrr reproduce`.
-
-    Parameters
-    ----------
-    data : tuple of str
-        The default data sets.
-    fits : callable
-        Returns the settings in which the fits on a data set differ.
-    """
+    """One experiment: a command of `dekrr reproduce`; `fits` gives the settings in which fits on a data set differ."""
 
     title: str
     about: str
@@ -200,13 +179,6 @@ def plan(name: str, options: Options, directory: str | os.PathLike[str] | None =
 
     All fits of one repetition come before the next repetition. A run that is stopped early has fewer repetitions, but
     all data sets.
-
-    Parameters
-    ----------
-    name : str
-        A name of `EXPERIMENTS`.
-    directory : path-like, optional
-        The folder of the data and of the authors' splits.
     """
     experiment = EXPERIMENTS[name]
     repeats = options.repeats or (min(_QUICK_REPEATS, experiment.repeats) if options.quick else experiment.repeats)

@@ -40,16 +40,9 @@ class Section:
 
 
 def write_report(folder: Path, out: Path | None = None, *, figures: Path | None = None) -> Path:
-    """Write the page of the results in `folder` and, if wanted, its figures as files; return the page's path.
+    """Write the page of the results in `folder`, ``report.html`` in it by default, and return the page's path.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder with the results of `dekrr reproduce`.
-    out : Path, optional
-        The page; ``report.html`` in `folder` by default.
-    figures : Path, optional
-        The folder for the figures as PNG, PDF and SVG. By default they are not written.
+    Where a folder for figures is given, they are written to it as PNG, PDF and SVG.
     """
     results = Results(folder)
     rows = results.rows

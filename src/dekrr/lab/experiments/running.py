@@ -45,13 +45,7 @@ _COLUMNS: dict[str, str] = {
 
 
 class Results:
-    """The results in a folder.
-
-    Parameters
-    ----------
-    folder : path-like
-        It is made if it does not exist; results in it are read.
-    """
+    """The results in a folder, which is made if it does not exist."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -182,17 +176,10 @@ def execute(
     jobs: int = 1,
     after_each: Callable[[FitTask, int], None] = lambda task, waiting: None,
 ) -> int:
-    """Do the tasks that `results` does not have yet, and return their number.
+    """Do the tasks that `results` does not have yet, so many at a time, and return their number.
 
-    Parameters
-    ----------
-    directory : path-like, optional
-        The folder of the data.
-    jobs : int
-        The number of fits at a time. The backend is joblib's, so that ``joblib.parallel_config`` can send them to a
-        cluster.
-    after_each : callable
-        Called after each task with the task and the number of tasks that are left.
+    The backend is joblib's, so that ``joblib.parallel_config`` can send them to a cluster. `after_each` is told of each
+    task and how many are left.
     """
     with _alone(results.folder):
         results.take_over(tasks)

@@ -30,19 +30,8 @@ def paper_port(
 ) -> tuple[list[tuple[Array, Array]], list[Array]]:
     """Run Algorithm 1 in plain numpy: energy features, exchange of every row's features, 1500 rounds, consensus 1.
 
-    Nothing is measured, recorded or checked during the run.
-
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,)
-    sites : ndarray of int, shape (n_rows,)
-
-    Returns
-    -------
-    maps : list of (frequencies, phases)
-        The map of every site, of shapes (n_columns, n_features) and (n_features,).
-    coefficients : list of ndarray of shape (n_features,)
+    Nothing is measured, recorded or checked during the run. It returns frequencies and phases, and the coefficients, of
+    every site.
     """
     n_sites, rng = int(sites.max()) + 1, np.random.default_rng(0)
     graph = build("ring", list(range(n_sites)))
@@ -87,9 +76,7 @@ def paper_port(
     return maps, coefficients
 
 
-def pooled_peers(
-    X: Array, y: Array, n_features: int, *, sigma: float, alpha: float
-) -> Mapping[str, Callable[[], None]]:
+def pooled_peers(X: Array, y: Array, n_features: int, *, sigma: float, alpha: float) -> Mapping[str, Callable[[], Any]]:
     """Return fits of scikit-learn's estimators on the pooled rows with the same number of features, by name.
 
     Exact kernel ridge regression and Nystroem are left out where there are too many rows for them.
@@ -105,27 +92,11 @@ def pooled_peers(
         peers["Nystroem + Ridge"] = make_pipeline(Nystroem(gamma=gamma, n_components=n_features), Ridge(alpha=ridge))
     if len(y) <= 12_000:
         peers["KernelRidge"] = KernelRidge(kernel="rbf", gamma=gamma, alpha=ridge)
-    return {name: _fitting(peer, X, y) for name, peer in peers.items()}
-
-
-def _fitting(peer: object, X: Array, y: Array) -> Callable[[], None]:
-    def fit() -> None:
-        peer.fit(X, y)  # type: ignore[attr-defined]
-
-    return fit
+    return {name: partial(peer.fit, X, y) for name, peer in peers.items()}
 
 
 class TimedFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure: a ratio of two times within one run.
-
-    Parameters
-    ----------
-    text : str
-        The ratio in words.
-    seconds : dict of str to float
-        The times that were measured.
-    better : {"higher", "lower"}
-    """
+    """One figure: a ratio of two times within one run, of which "higher" or "lower" is better."""
 
     name: str
     ratio: float
