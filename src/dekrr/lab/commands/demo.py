@@ -23,7 +23,7 @@ from ..yardsticks import Task, best
 
 
 @dataclass(frozen=True)
-class Problem:
+class DemoData:
     """Training rows, test rows, and settings that suit them."""
 
     title: str
@@ -72,19 +72,19 @@ def demo(
     console.print(f"picture: {_draw(problem, rows, out)}")
 
 
-def _built_in(seed: int) -> Problem:
+def _built_in(seed: int) -> DemoData:
     train, test = (make_sites(random_state=seed + part) for part in (0, 1))
     settings = {"n_features": 30, "sigma": 0.3, "alpha": 1e-4}
-    return Problem("10 stations along a coast, 60 rows each on average, 3 columns", train, test, settings)
+    return DemoData("10 stations along a coast, 60 rows each on average, 3 columns", train, test, settings)
 
 
-def _from_file(name: str, directory: Path | None, seed: int) -> Problem:
+def _from_file(name: str, directory: Path | None, seed: int) -> DemoData:
     X, y = load(name, directory)
     sites = by_response(Scaling.of(X, y).responses(y), random_state=seed)
     train = halves(sites, random_state=seed)
     title = f"{name}: {len(y)} rows, {X.shape[1]} columns, sorted by |y| over 10 sites; half to train, half to test"
     settings = {"n_features": 60, "sigma": 0.25, "alpha": 1e-6}
-    return Problem(title, (X[train], y[train], sites[train]), (X[~train], y[~train], sites[~train]), settings)
+    return DemoData(title, (X[train], y[train], sites[train]), (X[~train], y[~train], sites[~train]), settings)
 
 
 def _methods(settings: dict[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
@@ -115,7 +115,7 @@ def _methods(settings: dict[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
     yield "centralised exact KRR", estimators.CentralizedKRR(**exact)
 
 
-def _yardsticks(problem: Problem) -> Iterator[Row]:
+def _yardsticks(problem: DemoData) -> Iterator[Row]:
     """Yield what the sites would have alone, and what a centre with all rows would have."""
     (X, y, sites), (X_new, y_new, new_sites) = problem.train, problem.test
     labels, numbers = np.unique(sites, return_inverse=True)
@@ -140,7 +140,7 @@ def _meaning(alone: Row, pooled: Row, together: Row) -> str:
     return f"{joins}. Models of pooled rows would have {abs(more):.0%} {'more' if more > 0 else 'less'} than together."
 
 
-def _fit_all(problem: Problem, seed: int) -> list[Row]:
+def _fit_all(problem: DemoData, seed: int) -> list[Row]:
     methods = list(_methods(problem.settings, seed))
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     X, y, sites = problem.test
@@ -179,7 +179,7 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
-def _draw(problem: Problem, rows: list[Row], out: Path) -> Path:
+def _draw(problem: DemoData, rows: list[Row], out: Path) -> Path:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -204,12 +204,12 @@ def _draw(problem: Problem, rows: list[Row], out: Path) -> Path:
     return path
 
 
-def _per_site(regressor: Any, problem: Problem) -> dict[Any, float]:
+def _per_site(regressor: Any, problem: DemoData) -> dict[Any, float]:
     X, y, sites = problem.test
     return {site: rse(y[sites == site], regressor.models_[site].predict(X[sites == site])) for site in regressor.sites_}
 
 
-def _draw_convergence(axes: Any, problem: Problem, ours: Any) -> None:
+def _draw_convergence(axes: Any, problem: DemoData, ours: Any) -> None:
     X, y, sites = problem.train
     chosen = {"sigma": ours.sigma_, "alpha": ours.alpha_, "consensus": ours.consensus_}
     settings = {**ours.get_params(), **chosen, "tol": 0.0}
