@@ -30,7 +30,7 @@ def results(tmp_path_factory):
         tasks = [
             msgspec.structs.replace(task, n_features=size, max_rounds=15, n_sites=min(task.n_sites, 10))
             for task, size in small.items()
-            if task.repetition < 2
+            if task.repetition < (2 if name == "table" else 1)
         ]
         execute(list(dict.fromkeys(tasks)), kept, directory=folder)
         run = run_name(name, "paper", quick=True, seed=0)
@@ -141,7 +141,7 @@ def test_figures_for_papers(results, tmp_path):
             few.add(task_of(row), row, 0.1)
     write_report(tmp_path, tmp_path / "page.html", figures=tmp_path / "figures")
     kinds = {kind: {path.stem for path in (tmp_path / "figures").glob(f"*.{kind}")} for kind in ("png", "pdf", "svg")}
-    assert kinds["png"] == kinds["pdf"] == kinds["svg"] == {"table-paper-quick-0", "table-paper-quick-0-network"}
+    assert kinds["png"] == kinds["pdf"] == kinds["svg"] == {"table-paper-quick-0"}
 
 
 def test_figures_take_the_pages_colour(results):

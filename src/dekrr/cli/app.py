@@ -11,79 +11,56 @@ from rich.markup import escape
 from ..errors import DekrrError, DekrrWarning
 from .lazy import lazy_app
 
-# Modules by name, imported when their command is called: the command line imports no annex.
+# Homes of commands in dekrr, MODULE or MODULE:ATTRIBUTE, and what --help says of them. A home is imported when its
+# command is called: the command line imports no annex.
 COMMANDS = {
     "compare": (
-        "dekrr.lab.commands.compare:compare",
+        "lab.commands.compare",
         "Compare what each site would do alone with what sites do together, and with all rows in one place.",
     ),
-    "fit": (".models:fit", "Train a model for every site in a table, and write the models to a folder."),
+    "fit": ("cli.models", "Train a model for every site in a table, and write the models to a folder."),
     "score": (
-        ".predicting:score",
+        "cli.predicting",
         "Measure the errors of models on a table: own and union relative squared error, and that of each site.",
     ),
     "predict": (
-        ".predicting:predict",
+        "cli.predicting",
         "Predict each row of a table by its site's model, or all rows by the mean of the models.",
     ),
-    "inspect": (
-        ".predicting:inspect",
-        "Show what is in model files: the site, the method, the settings and the columns.",
-    ),
-    "serve": (
-        "dekrr.serving.commands:serve",
-        "Serve predictions over HTTP; a newer model takes over without losing a request.",
-    ),
-    "export": ("dekrr.serving.commands:export", "Write a model as an ONNX graph, which runs without dekrr."),
-    "demo": ("dekrr.lab.commands.demo:demo", "Compare every method on ten sites, and draw the network."),
-    "docs": (".docs:docs", "Read the documentation in the terminal."),
+    "inspect": ("cli.predicting", "Show what is in model files: the site, the method, the settings and the columns."),
+    "serve": ("serving.commands", "Serve predictions over HTTP; a newer model takes over without losing a request."),
+    "export": ("serving.commands", "Write a model as an ONNX graph, which runs without dekrr."),
+    "demo": ("lab.commands.demo", "Compare every method on ten sites, and draw the network."),
+    "docs": ("cli.docs", "Read the documentation in the terminal."),
     "report": (
-        "dekrr.lab.commands.report:report",
+        "lab.commands.report",
         "Write one self-contained HTML page about results, with figures as files for papers, or about a mesh run.",
     ),
     "node": (
-        "dekrr.mesh.commands.node:node",
+        "mesh.commands.node",
         "Take part in a run as one site, and write model.safetensors; or keep running, and train the approved studies.",
     ),
-    "up": (
-        "dekrr.mesh.commands.up:up",
-        "Run every site of a network as a process on this machine, and watch them in a table.",
-    ),
-    "status": (
-        "dekrr.mesh.commands.node:status",
-        "Print what running sites on this machine wrote about themselves a second ago.",
-    ),
-    "data": (".data:data", "List and download the data sets of the paper."),
-    "site": ("dekrr.mesh.commands.site:app", "Make the files of a standing site."),
-    "study": ("dekrr.mesh.commands.study:study_app", "Propose, approve and follow studies of standing sites."),
-    "audit": ("dekrr.mesh.commands.study:audit_app", "Check and read this site's audit trail."),
-    "relay": ("dekrr.mesh.commands.study:relay", "Relay frames between sites that accept no connections."),
-    "network": ("dekrr.mesh.commands.network:network_app", "Describe a network of sites and make its keys."),
-    "keys": ("dekrr.mesh.commands.network:keys_app", "Make this site's private key, or a token for callers."),
-    "attack": (
-        "dekrr.lab.commands.attack:attack",
-        "Play curious neighbours that want a site's rows, and print what they learn.",
-    ),
-    "bench": (
-        "dekrr.lab.commands.bench:bench",
-        "Time fits against scikit-learn, and the paper's algorithm in plain numpy.",
-    ),
-    "reproduce": ("dekrr.lab.commands.reproduce:reproduce", "Reproduce the paper's tables and figures."),
+    "up": ("mesh.commands.up", "Run every site of a network as a process on this machine, and watch them in a table."),
+    "status": ("mesh.commands.node", "Print what running sites on this machine wrote about themselves a second ago."),
+    "data": ("cli.data", "List and download the data sets of the paper."),
+    "site": ("mesh.commands.site:app", "Make the files of a standing site."),
+    "study": ("mesh.commands.study:study_app", "Propose, approve and follow studies of standing sites."),
+    "audit": ("mesh.commands.study:audit_app", "Check and read this site's audit trail."),
+    "relay": ("mesh.commands.study", "Relay frames between sites that accept no connections."),
+    "network": ("mesh.commands.network:network_app", "Describe a network of sites and make its keys."),
+    "keys": ("mesh.commands.network:keys_app", "Make this site's private key, or a token for callers."),
+    "attack": ("lab.commands.attack", "Play curious neighbours that want a site's rows, and print what they learn."),
+    "bench": ("lab.commands.bench", "Time fits against scikit-learn, and the paper's algorithm in plain numpy."),
+    "reproduce": ("lab.commands.reproduce", "Reproduce the paper's tables and figures."),
 }
 _EXTRAS = {
     "matplotlib": "plot",
-    "pandas": "files",
-    "pyarrow": "files",
-    "jinja2": "report",
-    "anyio": "serve",
-    "prometheus_client": "serve",
-    "starlette": "serve",
-    "uvicorn": "serve",
     "onnx": "onnx",
-    "zenoh": "mesh",
-    "mpi4py": "mpi",
-    "pymetis": "mpi",
-    "tomli_w": "mesh",
+    "jinja2": "report",
+    **dict.fromkeys(("pandas", "pyarrow"), "files"),
+    **dict.fromkeys(("anyio", "prometheus_client", "starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("tomli_w", "zenoh"), "mesh"),
+    **dict.fromkeys(("mpi4py", "pymetis"), "mpi"),
 }
 
 app = lazy_app(

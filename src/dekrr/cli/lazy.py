@@ -12,8 +12,8 @@ from typer.main import get_group
 def lazy_app(commands: Mapping[str, tuple[str, str]], **settings: Any) -> typer.Typer:
     """Return an application whose commands are imported when they are called.
 
-    Each has a home, "module:attribute", and a line for --help. A module that begins with a dot is in this package; the
-    attribute is a function, or an application with its own commands. The settings are those of `typer.Typer`.
+    Each has a home in dekrr, "module" or "module:attribute", and a line for --help. The attribute, by default of the
+    command's name, is a function, or an application with its own commands. The settings are those of `typer.Typer`.
     """
 
     class Group(TyperGroup):
@@ -32,8 +32,8 @@ def _stand_in() -> None:
 
 
 def _imported(home: str, name: str) -> Any:
-    module, attribute = home.split(":")
-    found = getattr(import_module(module, __package__), attribute)
+    module, _, attribute = home.partition(":")
+    found = getattr(import_module(f"dekrr.{module}"), attribute or name)
     if isinstance(found, typer.Typer):
         parent = typer.Typer()
         parent.add_typer(found, name=name)

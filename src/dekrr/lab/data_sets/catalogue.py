@@ -4,18 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 STATIONS = (
-    "Aotizhongxin",
-    "Changping",
-    "Dingling",
-    "Dongsi",
-    "Guanyuan",
-    "Gucheng",
-    "Huairou",
-    "Nongzhanguan",
-    "Shunyi",
-    "Tiantan",
-    "Wanliu",
-    "Wanshouxigong",
+    *("Aotizhongxin", "Changping", "Dingling", "Dongsi", "Guanyuan", "Gucheng"),
+    *("Huairou", "Nongzhanguan", "Shunyi", "Tiantan", "Wanliu", "Wanshouxigong"),
 )
 
 

@@ -16,16 +16,7 @@ from .catalogue import DataSource
 from .loading import Dataset, import_pandas
 
 _ARCHIVES = (".zip", ".tgz", ".tar.gz", ".tar")
-_HOUSES = (
-    "MedInc",
-    "HouseAge",
-    "TotalRooms",
-    "TotalBedrooms",
-    "Population",
-    "Households",
-    "Latitude",
-    "Longitude",
-)
+_HOUSES = ["MedInc", "HouseAge", "TotalRooms", "TotalBedrooms", "Population", "Households", "Latitude", "Longitude"]
 _WIND = ["N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE", "S", "SSW", "SW", "WSW", "W", "WNW", "NW", "NNW"]
 _BUZZ_TWITTER = ["NCD", "AI", "AS_NA", "BL", "NAC", "AS_NAC", "CS", "AT", "NA", "ADL", "NAD"]
 _BUZZ_TOMS = ["NCD", "BL", "NAD", "AI", "NAC", "ND", "CS", "AT", "NA", "ADL", "AS_NA", "AS_NAC"]

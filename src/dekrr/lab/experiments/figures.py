@@ -38,7 +38,6 @@ _STYLE: Any = {
     "axes.facecolor": "none",
     "figure.constrained_layout.use": True,
 }
-_PLAIN_TICKS = [digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5)]
 Draw = Callable[[Any], None]
 
 
@@ -304,63 +303,6 @@ def _cost(rows: Sequence[Row], what: str, key: str, words: str) -> Panel:
     return Panel(f"{what} against {words}", draw)
 
 
-def networks(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
-    """Yield the graph of sites: the colour of a site shows its RSE, the width and label of an edge its kilobytes."""
-    panels = []
-    for data, group in _by_data(
-        [row for row in rows if row["repetition"] == 0 and row["method"] in ("DeKRR-DDRF", "ours")]
-    ):
-        largest = max(row["n_features"] for row in group)
-        chosen = [row for row in group if row["n_features"] == largest and row["allocation"] == group[0]["allocation"]]
-        chosen = list({row["method"]: row for row in chosen}.values())
-        errors = [value for row in chosen for value in row["site_rse"] if np.isfinite(value)]
-        limits = min(errors), max(errors)
-        panels += [_graph(row, f"{title_of(data)}: {row['method']}", limits) for row in chosen]
-    if panels:
-        caption = (
-            "Sites coloured by the RSE of their own model on their own test rows (repetition 1); a site's RSE is "
-            "relative to the variance of its own rows, which sorting by |y| makes small. Edges: kilobytes both ways."
-        )
-        yield Picture(name, caption, panels, size=(4.6, 4.2))
-
-
-def _graph(row: Row, title: str, limits: tuple[float, float]) -> Panel:
-    def draw(axes: Any) -> None:
-        from matplotlib import colormaps
-        from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import LogNorm
-
-        n_sites = row["n_sites"]
-        angles = np.pi / 2 - 2 * np.pi * np.arange(n_sites) / n_sites
-        x, y = np.cos(angles), np.sin(angles)
-        kilobytes = np.array(row["edge_bytes"]) / 1e3
-        widths = 0.8 + 2.2 * kilobytes / kilobytes.max()
-        for a, b, size, width in zip(row["edge_from"], row["edge_to"], kilobytes, widths, strict=True):
-            axes.plot([x[a], x[b]], [y[a], y[b]], color="#888888", alpha=0.55, linewidth=width, zorder=1)
-            middle = np.array([x[a] + x[b], y[a] + y[b]]) / 2
-            away = 1.14 if (b - a) % n_sites in (1, n_sites - 1) else 0.86
-            axes.text(*(away * middle), f"{size:.0f}", fontsize=8, ha="center", va="center", zorder=2)
-        norm = LogNorm(max(limits[0], 1e-6), max(limits[1], 2e-6), clip=True)
-        colours = colormaps["viridis_r"]
-        shades = [colours(norm(min(value, limits[1]))) for value in row["site_rse"]]
-        axes.scatter(x, y, s=420, c=shades, zorder=3, edgecolors="#888888")
-        for j, value in enumerate(row["site_rse"]):
-            dark = norm(min(value, limits[1])) > 0.55
-            axes.text(
-                x[j], y[j], str(j + 1), color="#ffffff" if dark else "#000000", ha="center", va="center", zorder=4
-            )
-        bar = axes.figure.colorbar(ScalarMappable(norm, "viridis_r"), ax=axes, shrink=0.7, pad=0.02)
-        bar.set_label("RSE at the site")
-        ticks = [value for value in _PLAIN_TICKS if limits[0] <= value <= limits[1]]
-        bar.set_ticks(ticks, labels=[f"{value:g}" for value in ticks])
-        bar.minorticks_off()
-        bar.outline.set_visible(False)
-        axes.set(title=title, xlim=(-1.25, 1.25), ylim=(-1.25, 1.25), aspect="equal")
-        axes.set_axis_off()
-
-    return Panel(f"{title}: the graph of sites, coloured by RSE, with the traffic of each edge", draw)
-
-
 _PICTURES: Mapping[str, Callable[[str, Sequence[Row]], Iterator[Picture]]] = {
     "table": comparison,
     "response": against_features,
@@ -375,8 +317,3 @@ _PICTURES: Mapping[str, Callable[[str, Sequence[Row]], Iterator[Picture]]] = {
 def pictures_of(experiment: str, rows: Sequence[Row], name: str) -> list[Picture]:
     """Return the figures of one experiment's rows; the names of their files start with `name`."""
     return list(_PICTURES[experiment](name, rows))
-
-
-def networks_of(experiment: str, rows: Sequence[Row], name: str) -> list[Picture]:
-    """Return the pictures of the graph, for experiments that compare sites."""
-    return list(networks(f"{name}-network", rows)) if experiment in ("table", "imbalanced") else []

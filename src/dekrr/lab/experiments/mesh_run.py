@@ -153,7 +153,7 @@ def write_run_report(path: Path, out: Path | None = None) -> Path:
 def _section(run: str, records: Sequence[SiteRecord], number: int) -> Section:
     figures = [figure_of(picture) for picture in pictures_of_run(records, f"run-{number}")]
     tables = [_sites(records), _events(records), _traffic(records)]
-    return Section(f"run-{number}", f"Run {run}", "", "", figures, tables, [])
+    return Section(f"run-{number}", f"Run {run}", "", "", figures, tables)
 
 
 def pictures_of_run(records: Sequence[SiteRecord], name: str) -> list[Picture]:

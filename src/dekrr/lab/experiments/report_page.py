@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import DataError
 from ..data_sets.catalogue import CATALOGUE
-from .figures import Picture, networks_of, pictures_of, save, svg_of
+from .figures import Picture, pictures_of, save, svg_of
 from .fits import METHODS
 from .paper_tables import Row, Table, by, cells, column, ordered, tables_of, title_of
 from .plans import EXPERIMENTS, is_quick, run_of
@@ -36,7 +36,6 @@ class Section:
     command: str
     figures: Sequence[Figure]
     tables: Sequence[Table]
-    graphs: Sequence[Figure]
 
 
 def write_report(folder: Path, out: Path | None = None, *, figures: Path | None = None) -> Path:
@@ -53,11 +52,11 @@ def write_report(folder: Path, out: Path | None = None, *, figures: Path | None 
     sections = []
     for name in EXPERIMENTS:
         for run, group in _runs(name, rows):
-            drawn, graphs = pictures_of(name, group, run), networks_of(name, group, run)
+            drawn = pictures_of(name, group, run)
             if figures is not None:
-                for picture in (*drawn, *graphs):
+                for picture in drawn:
                     save(picture, figures)
-            sections.append(_section(name, run, group, drawn, graphs, results.commands.get(run, "")))
+            sections.append(_section(name, run, group, drawn, results.commands.get(run, "")))
     return render(
         out or folder / "report.html",
         title=_TITLE,
@@ -105,9 +104,7 @@ def _runs(name: str, rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     return sorted(runs.items())
 
 
-def _section(
-    name: str, run: str, rows: Sequence[Row], drawn: Sequence[Picture], graphs: Sequence[Picture], command: str
-) -> Section:
+def _section(name: str, run: str, rows: Sequence[Row], drawn: Sequence[Picture], command: str) -> Section:
     experiment = EXPERIMENTS[name]
     protocol = rows[0]["protocol"]
     tables = tables_of(name, rows)
@@ -121,7 +118,6 @@ def _section(
         command,
         [figure_of(picture) for picture in drawn],
         tables,
-        [figure_of(picture) for picture in graphs],
     )
 
 
