@@ -38,14 +38,15 @@ class Nodes:
         self.ml_opset = 0  # of the domain ai.onnx.ml; 0 where no node is of it
         self._taken = set(taken)
 
-    def add(self, operation: str, *inputs: str, name: str = "", **attributes: Any) -> str:
-        """Add a node, and return the name of its output."""
+    def add(self, operation: str, *inputs: Any, name: str = "", **attributes: Any) -> str:
+        """Add a node, and return the name of its output; an input is the name of one, or a constant."""
         from onnx import helper
 
         if attributes.get("domain") == ML:
             self.ml_opset = max(self.ml_opset, _SINCE[operation])
         name = name or self._free(f"{operation.lower()}_{len(self.nodes)}")
-        self.nodes.append(helper.make_node(operation, list(inputs), [name], **attributes))
+        given = [one if isinstance(one, str) else self.constant(one) for one in inputs]
+        self.nodes.append(helper.make_node(operation, given, [name], **attributes))
         return name
 
     def sum_of(self, names: Sequence[str]) -> str:
@@ -61,7 +62,7 @@ class Nodes:
 
         onnxruntime makes one operation of both, and reads the factor in single precision. It would leave out Identity.
         """
-        return self.add("Max", name, self.constant(np.finfo(np.float64).min))
+        return self.add("Max", name, np.finfo(np.float64).min)
 
     def as_double(self, name: str) -> str:
         """Add a cast to double precision."""
@@ -75,20 +76,16 @@ class Nodes:
 
         return self.add("Cast", name, to=TensorProto.INT64)
 
-    def constant(self, values: Any, dtype: Any = np.float64) -> str:
-        """Add a constant, and return its name."""
+    def constant(self, values: Any, dtype: Any = None) -> str:
+        """Add a constant, and return its name; whole numbers are int64, others doubles, unless a type is given."""
         from onnx import numpy_helper
 
         name = self._free(f"constant_{len(self.constants)}")
-        values = np.asarray(values, dtype=dtype)
+        values = np.asarray(values, dtype=dtype or (np.int64 if isinstance(values, int) else np.float64))
         self.constants.append(
             numpy_helper.from_array(values if not values.ndim else np.ascontiguousarray(values), name)
         )
         return name
-
-    def whole(self, value: int) -> str:
-        """Add a whole number, and return its name."""
-        return self.constant(value, np.int64)
 
     def _free(self, name: str) -> str:
         while name in self._taken:
@@ -147,10 +144,10 @@ def _added(nodes: Nodes, column: Column) -> list[str]:
     if column.kind == "datetime":
         parts = _date(nodes, column, missing)
     else:
-        parts = [nodes.add("Where", missing, nodes.constant(column.fill), column.name)]
+        parts = [nodes.add("Where", missing, column.fill, column.name)]
         if column.kind == "number":
-            centred = nodes.add("Sub", parts[0], nodes.constant(column.fill))
-            parts = [nodes.add("Div", centred, nodes.constant(column.spread))]
+            centred = nodes.add("Sub", parts[0], column.fill)
+            parts = [nodes.add("Div", centred, column.spread)]
     return [*parts, nodes.as_double(missing)] if column.missing else parts
 
 
@@ -170,46 +167,44 @@ def _category(nodes: Nodes, column: Column) -> list[str]:
         default_int64=_UNKNOWN,
     )
     if len(categories) == 2:
-        is_none = nodes.add("Less", place, nodes.whole(0))
-        parts = [nodes.add("Where", is_none, nodes.constant(0.5), nodes.as_double(place))]
+        is_none = nodes.add("Less", place, 0)
+        parts = [nodes.add("Where", is_none, 0.5, nodes.as_double(place))]
     else:
-        parts = [nodes.as_double(nodes.add("Equal", place, nodes.whole(j))) for j in range(len(categories))]
+        parts = [nodes.as_double(nodes.add("Equal", place, j)) for j in range(len(categories))]
     if column.missing:
-        parts.append(nodes.as_double(nodes.add("Equal", place, nodes.whole(_MISSING))))
+        parts.append(nodes.as_double(nodes.add("Equal", place, _MISSING)))
     return parts
 
 
 def _date(nodes: Nodes, column: Column, missing: str) -> list[str]:
     """Add the parts of a date, as `dekrr.tables.columns` has them."""
-    seconds = nodes.add("Where", missing, nodes.constant(0.0), column.name)
-    days = nodes.add("Floor", nodes.add("Div", seconds, nodes.constant(_DAY)))
+    seconds = nodes.add("Where", missing, 0.0, column.name)
+    days = nodes.add("Floor", nodes.add("Div", seconds, _DAY))
     whole_days = nodes.as_whole(days)
     year, start, length = _calendar(nodes, days, whole_days)
     shares = {}
     for part in column.parts:
         if part == "hour":
-            of_day = nodes.add("Sub", seconds, nodes.add("Mul", days, nodes.constant(_DAY)))
-            shares[part] = nodes.add("Div", of_day, nodes.constant(_DAY))
+            of_day = nodes.add("Sub", seconds, nodes.add("Mul", days, _DAY))
+            shares[part] = nodes.add("Div", of_day, _DAY)
         elif part == "weekday":  # the first of January 1970 was a Thursday
-            weekday = nodes.add("Mod", nodes.add("Add", whole_days, nodes.whole(3)), nodes.whole(7))
-            shares[part] = nodes.add("Div", nodes.as_double(weekday), nodes.constant(7.0))
+            weekday = nodes.add("Mod", nodes.add("Add", whole_days, 3), 7)
+            shares[part] = nodes.add("Div", nodes.as_double(weekday), 7.0)
         elif part == "day of year":
             day = nodes.as_double(nodes.add("Sub", whole_days, start))
-            shares[part] = nodes.add("Div", day, nodes.constant(_YEAR))
+            shares[part] = nodes.add("Div", day, _YEAR)
     found = []
     for part in column.parts:
         if part == "year":
-            begin = nodes.add("Mul", nodes.as_double(start), nodes.constant(_DAY))
+            begin = nodes.add("Mul", nodes.as_double(start), _DAY)
             passed = nodes.add("Sub", seconds, begin)
-            share = nodes.add("Div", passed, nodes.add("Mul", nodes.as_double(length), nodes.constant(_DAY)))
+            share = nodes.add("Div", passed, nodes.add("Mul", nodes.as_double(length), _DAY))
             exact = nodes.add("Add", nodes.as_double(year), share)
-            values = [
-                nodes.add("Div", nodes.add("Sub", exact, nodes.constant(column.fill)), nodes.constant(column.spread))
-            ]
+            values = [nodes.add("Div", nodes.add("Sub", exact, column.fill), column.spread)]
         else:
-            turns = nodes.add("Mul", shares[part], nodes.constant(2 * np.pi))
+            turns = nodes.add("Mul", shares[part], 2 * np.pi)
             values = [nodes.add("Sin", turns), nodes.add("Cos", turns)]
-        found += [nodes.add("Where", missing, nodes.constant(0.0), value) for value in values]
+        found += [nodes.add("Where", missing, 0.0, value) for value in values]
     return found
 
 
@@ -217,21 +212,21 @@ def _calendar(nodes: Nodes, days: str, whole_days: str) -> tuple[str, str, str]:
     """Add the year of a day, the day on which it began, and its length in days; days count from 1970 on."""
 
     def beginning(year: str) -> str:
-        before = nodes.add("Sub", year, nodes.whole(1))
-        leap_days = [nodes.add("Div", before, nodes.whole(every)) for every in (4, 100, 400)]
+        before = nodes.add("Sub", year, 1)
+        leap_days = [nodes.add("Div", before, every) for every in (4, 100, 400)]
         leaps = nodes.add("Add", nodes.add("Sub", leap_days[0], leap_days[1]), leap_days[2])
-        years = nodes.add("Mul", nodes.add("Sub", year, nodes.whole(1970)), nodes.whole(365))
-        return nodes.add("Add", years, nodes.add("Sub", leaps, nodes.whole(477)))  # leap days before 1970
+        years = nodes.add("Mul", nodes.add("Sub", year, 1970), 365)
+        return nodes.add("Add", years, nodes.add("Sub", leaps, 477))  # leap days before 1970
 
     # A mean year is a guess that is wrong by at most one.
-    guess = nodes.as_whole(nodes.add("Floor", nodes.add("Div", days, nodes.constant(_YEAR))))
-    guess = nodes.add("Add", guess, nodes.whole(1970))
+    guess = nodes.as_whole(nodes.add("Floor", nodes.add("Div", days, _YEAR)))
+    guess = nodes.add("Add", guess, 1970)
     early = nodes.as_whole(nodes.add("Less", whole_days, beginning(guess)))
-    late = nodes.add("Less", whole_days, beginning(nodes.add("Add", guess, nodes.whole(1))))
+    late = nodes.add("Less", whole_days, beginning(nodes.add("Add", guess, 1)))
     late = nodes.as_whole(nodes.add("Not", late))
     year = nodes.add("Add", nodes.add("Sub", guess, early), late)
     start = beginning(year)
-    return year, start, nodes.add("Sub", beginning(nodes.add("Add", year, nodes.whole(1))), start)
+    return year, start, nodes.add("Sub", beginning(nodes.add("Add", year, 1)), start)
 
 
 ROWS, PREDICTION, PROBABILITIES = "rows", "prediction", "probabilities"
@@ -324,26 +319,26 @@ def graph_model(nodes: Nodes, inputs: Sequence[Any], outputs: Sequence[Any]) -> 
 def _member(nodes: Nodes, member: Member, rows: str) -> str:
     """Add weight * coefficients'(amplitudes * cos(frequencies'x + phases)), and return the name of its output."""
     feature_map = member.feature_map
-    angles = nodes.add("MatMul", rows, nodes.constant(feature_map.frequencies))
-    waves = nodes.add("Cos", nodes.add("Add", angles, nodes.constant(feature_map.phases)))
+    angles = nodes.add("MatMul", rows, feature_map.frequencies)
+    waves = nodes.add("Cos", nodes.add("Add", angles, feature_map.phases))
     amplitudes = feature_map.amplitudes.reshape(-1, *[1] * (member.coefficients.ndim - 1))
-    return nodes.add("MatMul", waves, nodes.constant(member.weight * amplitudes * member.coefficients))
+    return nodes.add("MatMul", waves, member.weight * amplitudes * member.coefficients)
 
 
 def _at_home(nodes: Nodes, home: Home, rows: str, others: str, n_columns: int) -> str:
     """Add what the site adds for its own rows to what the other parts predict; see `dekrr.parts.local`."""
     if np.any(home.level):
-        others = nodes.add("Add", others, nodes.constant(home.level))
+        others = nodes.add("Add", others, home.level)
     local = home.local
     if local is None:
         return others
     read = nodes.add("Concat", rows, nodes.reshaped(others, (-1, home.level.size)), axis=1)
     if isinstance(local, TreesPart):
         trees = add_trees(nodes, local.trees, read)
-        plane = nodes.add("MatMul", rows, nodes.constant(local.slopes[1:]))
-        plane = nodes.add("Add", plane, nodes.constant(local.slopes[0]))
+        plane = nodes.add("MatMul", rows, local.slopes[1:])
+        plane = nodes.add("Add", plane, local.slopes[0])
         own = nodes.reshaped(nodes.sum_of([trees, plane]), (-1, *home.level.shape))
-        return nodes.sum_of([nodes.add("Mul", others, nodes.constant(local.share)), own])
+        return nodes.sum_of([nodes.add("Mul", others, local.share), own])
     if isinstance(local, WavesPart):
         given = rows if local.feature_map.n_columns == n_columns else read
         return nodes.sum_of([others, _member(nodes, Member(local.feature_map, local.coefficients), given)])
@@ -360,7 +355,7 @@ def add_trees(nodes: Nodes, trees: TreeEnsemble, rows: str) -> str:
     if not trees.n_trees:
         n_rows = nodes.add("Slice", nodes.add("Shape", rows), *(nodes.constant([k], np.int64) for k in (0, 1)))
         shape = nodes.add("Concat", n_rows, nodes.constant([trees.n_outputs], np.int64), axis=0)
-        return nodes.add("Expand", nodes.constant(trees.base), shape)
+        return nodes.add("Expand", trees.base, shape)
     split, leaf = trees.column >= 0, trees.column < 0
     # The graph numbers splits and leaves apart, and begins every tree with a split: a tree that is one leaf gets one.
     alone = leaf[trees.roots]
@@ -397,7 +392,7 @@ def add_trees(nodes: Nodes, trees: TreeEnsemble, rows: str) -> str:
         leaf_targetids=outputs[leaf].tolist(),
         leaf_weights=numpy_helper.from_array(trees.value[leaf]),
     )
-    return nodes.add("Add", found, nodes.constant(trees.base))
+    return nodes.add("Add", found, trees.base)
 
 
 def _add_classes(nodes: Nodes, model: SiteClassifier, codes: str) -> list[Any]:
@@ -407,10 +402,10 @@ def _add_classes(nodes: Nodes, model: SiteClassifier, codes: str) -> list[Any]:
     platt = model.class_calibration.platt
     if model.coefficients.ndim == 1:  # of two classes
         column = nodes.reshaped(codes, (-1, 1))
-        codes = nodes.add("Concat", nodes.add("Sub", nodes.constant(1.0), column), column, axis=1)
-    steep = nodes.add("Mul", nodes.apart(codes), nodes.constant(platt.slope))
-    logits = nodes.add("Add", steep, nodes.constant(platt.offsets))
-    shares = nodes.add("Max", nodes.add("Softmax", logits, axis=1), nodes.constant(LEAST_PROBABILITY))
+        codes = nodes.add("Concat", nodes.add("Sub", 1.0, column), column, axis=1)
+    steep = nodes.add("Mul", nodes.apart(codes), platt.slope)
+    logits = nodes.add("Add", steep, platt.offsets)
+    shares = nodes.add("Max", nodes.add("Softmax", logits, axis=1), LEAST_PROBABILITY)
     total = nodes.add("ReduceSum", shares, nodes.constant([1], np.int64), keepdims=1)
     nodes.add("Div", shares, total, name=PROBABILITIES)
     classes = model.classes_
@@ -430,11 +425,11 @@ def _scaled(nodes: Nodes, scaling: AnyScaling, rows: str, n_columns: int) -> str
     if not bounds:
         return rows
     if "lowest" in bounds:
-        above = nodes.add("Max", rows, nodes.constant(bounds["lowest"]))
-        rows = nodes.add("Min", above, nodes.constant(bounds["highest"]))
+        above = nodes.add("Max", rows, bounds["lowest"])
+        rows = nodes.add("Min", above, bounds["highest"])
     spans = bounds["upper"] - bounds["lower"]
-    centred = nodes.add("Sub", rows, nodes.constant(bounds["lower"]))
-    scaled = nodes.add("Div", centred, nodes.constant(np.where(spans > 0, spans, 1.0)))
+    centred = nodes.add("Sub", rows, bounds["lower"])
+    scaled = nodes.add("Div", centred, np.where(spans > 0, spans, 1.0))
     return nodes.apart(scaled) if n_columns == 1 else scaled
 
 
@@ -445,7 +440,7 @@ def _undone(nodes: Nodes, scaling: AnyScaling, prediction: str, outputs: Sequenc
     offset = scaling.undo(np.zeros((1, *outputs)))[0]
     slope = scaling.undo(np.ones((1, *outputs)))[0] - offset
     apart = nodes.apart(prediction) if slope.size == 1 else prediction
-    return nodes.add("Add", nodes.add("Mul", apart, nodes.constant(slope)), nodes.constant(offset))
+    return nodes.add("Add", nodes.add("Mul", apart, slope), offset)
 
 
 def _changed_back(nodes: Nodes, response: Response, found: str) -> str:
@@ -459,13 +454,13 @@ def _changed_back(nodes: Nodes, response: Response, found: str) -> str:
     if response.name == "log":
         return nodes.add("Exp", found)
     if response.name == "log1p":
-        return nodes.add("Sub", nodes.add("Exp", found), nodes.constant(np.ones(1)))
+        return nodes.add("Sub", nodes.add("Exp", found), np.ones(1))
     if response.name == "sqrt":
         return nodes.add("Mul", found, found)
     if response.name == "logit":
         return nodes.add("Sigmoid", found)
     if response.name == "share":
-        return nodes.add("Min", nodes.add("Relu", found), nodes.constant(np.ones(1)))
+        return nodes.add("Min", nodes.add("Relu", found), np.ones(1))
     return found
 
 
