@@ -154,7 +154,7 @@ def _answer_type(current: Version) -> Any:
         end = Annotated[float | None, msgspec.Meta(description="null: no end is known to hold this coverage.")]
         ends = list[list[end]] if several else list[end]
         fields += [(name, ends | msgspec.UnsetType, msgspec.UNSET) for name in ("lower", "upper")]
-    return msgspec.defstruct("Answer", fields)
+    return msgspec.defstruct("Answer", fields, kw_only=True)
 
 
 def _get(summary: str, media_type: str) -> dict[str, Any]:
