@@ -426,6 +426,27 @@ def test_a_rare_flag_as_a_column_of_weights_is_refused(grown):
         site_rows(folder, "second", table[:190], weight="flag").judge()
 
 
+@pytest.mark.parametrize(("more", "n_admitted"), [("", 2), ("\ndelta = 1e-6", 2), ("\nmax_epsilon = 1000.0", 2)])
+def test_a_series_of_private_studies_ends_with_the_total_of_the_site(tmp_path, more, n_admitted):
+    """Thirty of thirty runs at epsilon 5 were admitted when a study could say what it may spend."""
+    rng = np.random.default_rng(0)
+    pd.DataFrame(rng.uniform(size=(200, 3)), columns=["u", "v", "y"]).to_parquet(tmp_path / "rows.parquet")
+    (tmp_path / "kept").mkdir()
+    policy, answers = Policy(sources={"rows": SourcePolicy(bounds=BOUNDS)}), []
+    for number in range(30):
+        study = study_of(f"seed = {number}\n{PRIVATE.format('5.0' + more)}", method="dekrr")
+        assert not refusals(policy, study, "a", ["rows"])
+        config = study.site_file(f"run-{number}", "a", {"b": "", "c": ""}, "rows.parquet")
+        total = policy.sources["rows"].total_epsilon
+        try:
+            SiteRows(config, tmp_path, tmp_path / "kept", b"s" * 32, total_epsilon=total).enter()
+        except DataError as error:
+            answers.append(error.code)
+        else:
+            answers.append("")
+    assert answers == [""] * n_admitted + ["budget"] * (30 - n_admitted)
+
+
 def test_two_first_runs_at_once_are_judged_one_after_the_other(tmp_path):
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.uniform(size=(200, 3)), columns=["u", "v", "y"])
