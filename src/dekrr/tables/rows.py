@@ -522,8 +522,13 @@ class RowHash:
 def fold_of(hashes: np.ndarray, n_folds: int) -> np.ndarray:
     """Return the fold of each row, shape (n_rows,).
 
-    Folds have equally many rows in the mean where 20 is a multiple of their number. A fold can be empty.
+    Folds have equally many rows in the mean where 20 is a multiple of their number. A fold can be empty. The folds of
+    the second, third ... of equal rows do not depend on that of the first: if all were in one fold, what the other
+    folds tell of such rows would be the opposite of what they are.
     """
+    place = _place_among_equals(hashes)
+    if place.any():
+        hashes = np.where(place > 0, _hash_of_place(hashes, place), hashes)
     cells = hashes % np.uint64(CELLS) if n_folds <= CELLS else hashes
     return np.asarray(cells % np.uint64(n_folds), dtype=np.intp)
 
@@ -553,9 +558,17 @@ def signs_of(hashes: np.ndarray, n_signs: int) -> np.ndarray:
 
     Signs of the second, third ... of equal rows do not depend on those of the first.
     """
+    signs = _hash_of_place(hashes, _place_among_equals(hashes))
+    return np.where(signs[:, None] >> np.arange(n_signs, dtype=np.uint64) & np.uint64(1), 1.0, -1.0)
+
+
+def _place_among_equals(hashes: np.ndarray) -> np.ndarray:
     order = np.argsort(hashes, kind="stable")
     place: np.ndarray = np.empty(len(hashes), dtype=np.uint64)
     place[order] = np.arange(len(hashes)) - np.searchsorted(hashes[order], hashes[order])
+    return place
+
+
+def _hash_of_place(hashes: np.ndarray, place: np.ndarray) -> np.ndarray:
     halves = np.column_stack([hashes >> np.uint64(32), hashes & np.uint64(0xFFFFFFFF)]).astype(float)
-    signs = RowHash()(Block(halves, place.astype(float)))
-    return np.where(signs[:, None] >> np.arange(n_signs, dtype=np.uint64) & np.uint64(1), 1.0, -1.0)
+    return RowHash()(Block(halves, place.astype(float)))
