@@ -121,10 +121,11 @@ def test_prediction_sets_cover(fitted, coverage):
     )
 
 
-def test_platt_has_the_least_log_loss():
+@pytest.mark.parametrize("slope", [0.5, -0.5], ids=["of use", "worse than nothing"])
+def test_platt_has_the_least_log_loss(slope):
     rng = np.random.default_rng(0)
-    own = np.eye(3)[rng.integers(0, 3, 500)]
-    found = 0.5 * own + rng.normal(0.2, 0.3, size=own.shape)
+    own = np.eye(3)[rng.choice(3, 500, p=[0.7, 0.2, 0.1])]
+    found = slope * own + rng.normal(0.2, 0.3, size=own.shape)
     weight = rng.uniform(0.5, 2, 500)
     platt = Platt.start(3)
     for _ in range(NEWTON_STEPS):
@@ -135,7 +136,8 @@ def test_platt_has_the_least_log_loss():
         log_shares = np.log(Platt(at[0], at[1:]).probabilities(found))
         return -weight @ np.sum(own * log_shares, axis=1) + ((at[0] - 4) ** 2 + at[1:] @ at[1:]) / 2
 
-    best = minimize(loss, np.array([4.0, 0, 0, 0]), tol=1e-10)
+    bounds = [(0.1, 30), *[(-30, 30)] * 3]
+    best = minimize(loss, np.array([4.0, 0, 0, 0]), bounds=bounds, tol=1e-12)
     assert loss(np.append(platt.slope, platt.offsets)) == pytest.approx(best.fun, rel=1e-7)
 
 

@@ -29,7 +29,7 @@ _ENOUGH = 50  # held-out rows from which on a site's own scores stand alone
 NEWTON_STEPS = 12
 _RIDGE = 1.0  # of the slope's distance from its start and of the offsets, in rows
 _START = 4.0  # the slope to start from
-_MOST = 30.0  # the largest slope and offset
+_LEAST, _MOST = 0.1, 30.0  # the least slope, and the largest slope and offset
 LEAST_PROBABILITY = 1e-6  # the least probability that is told
 
 
@@ -86,10 +86,14 @@ class Platt:
         size = len(self.offsets) + 1
         gradient, hessian = total[:size], total[size:].reshape(size, size)
         here = np.append(self.slope - _START, self.offsets)
-        step = np.linalg.solve(hessian + _RIDGE * np.eye(size), gradient + _RIDGE * here)
-        step *= min(1.0, 5.0 / max(float(np.abs(step).max()), 1e-12))
-        slope = float(np.clip(self.slope - step[0], 0.1, _MOST))
-        return Platt(slope, np.clip(self.offsets - step[1:], -_MOST, _MOST))
+        hessian, gradient = hessian + _RIDGE * np.eye(size), gradient + _RIDGE * here
+        step = np.linalg.solve(hessian, gradient)
+        slope = float(np.clip(self.slope - step[0], _LEAST, _MOST))
+        if slope != self.slope - step[0]:  # at a bound: the best offsets for that slope
+            step[0] = self.slope - slope
+            step[1:] = np.linalg.solve(hessian[1:, 1:], gradient[1:] - hessian[1:, 0] * step[0])
+        step *= min(1.0, 5.0 / max(abs(step[0]), 1e-12), 1.0 / max(float(np.abs(step[1:]).max()), 1e-12))
+        return Platt(self.slope - float(step[0]), np.clip(self.offsets - step[1:], -_MOST, _MOST))
 
 
 def histogram(probabilities: Array, own: Array, weight: Array) -> Array:
