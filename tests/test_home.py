@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.optimize import minimize
 from sklearn.linear_model import Ridge
@@ -13,7 +14,7 @@ from dekrr.data import make_sites
 from dekrr.errors import ModelFileError, SettingsError
 from dekrr.features import FeatureMap
 from dekrr.networks.local import LocalNetwork
-from dekrr.parts.local import NO_LEVEL, RATIOS, weights_of
+from dekrr.parts.local import NO_LEVEL, RATIOS, constant_of, weights_of
 from dekrr.protocols import dekrr as algorithm
 from dekrr.protocols import home, shared_part
 from dekrr.protocols.home import left_by_shared
@@ -72,6 +73,7 @@ def test_levels_are_those_of_the_mixed_model_of_pooled_rows(outputs, weighted):
     indicators = np.repeat(np.eye(4), [one.n_rows for one in rows.values()], axis=0)
     both = np.hstack([Z, indicators])
     of_features = np.full(Z.shape[1], weight.sum() * parts["a"].ridge)
+    of_features[constant_of(parts["a"].feature_map)] = 0.0  # the intercept is free
     ridges = np.diag(np.concatenate([of_features, np.full(4, ratio * weight.mean())]))
     exact = np.linalg.solve((both.T * weight) @ both + ridges, (both.T * weight) @ responses)
     for name, level in zip(GRAPH, exact[-4:], strict=True):
@@ -277,3 +279,35 @@ def test_without_a_shared_part_the_mean_of_responses_does_not_matter(prediction)
 
 def test_no_level_is_no_level():
     assert NO_LEVEL == RATIOS[-1] == np.inf
+
+
+def test_what_is_left_out_of_a_mean_does_not_tell_trees_the_row():
+    """Rows of a site differ by nothing that matters: no candidate may look better than the noise is."""
+    rng = np.random.default_rng(0)
+    sites = np.repeat(np.arange(20), 40)
+    inputs = (rng.random((800, 2)) > 0.5).astype(float)
+    found = []
+    fitted = home.LocalFits.fitted
+
+    def kept(*given):
+        found.append((fitted(*given), given[1]))
+        return found[-1][0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(home.LocalFits, "fitted", kept)
+        DeKRRRegressor(random_state=0, intervals=False).fit(inputs, rng.normal(size=800), sites=sites)
+    errors = np.sum([((one.predictions() - y.reshape(-1, 1)) ** 2).sum((1, 2)) for one, y in found], axis=0)
+    spread = sum(((y - y.mean()) ** 2).sum() for _, y in found)
+    assert len(found) == 20
+    assert np.all(errors > 0.97 * spread)
+
+
+def test_equal_rows_are_in_different_folds():
+    """Otherwise the other folds tell the opposite of what such rows are, and nothing is learnt from them."""
+    rng = np.random.default_rng(0)
+    kind = np.repeat([0, 1], 300)
+    said = np.where(rng.random(600) < 0.2 + 0.6 * kind, "yes", "no")
+    table = pd.DataFrame({"kind": np.where(kind, "new", "old"), "said": said, "site": np.arange(600) % 6})
+    found = DeKRRClassifier(random_state=0).fit(table, "said", sites="site")
+    chance = found.predict_proba(table, sites="site")[:, 1]
+    np.testing.assert_allclose([chance[kind == 0].mean(), chance[kind == 1].mean()], [0.2, 0.8], atol=0.06)

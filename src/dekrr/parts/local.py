@@ -7,7 +7,9 @@ There are four candidates for the prediction of the site's own rows:
 
 g and h are boosted trees (`boosting`), or any regressor of scikit-learn. All are fitted on folds of the site's rows.
 The mean over the folds is the model, and what a fold's fit predicts for the rows of the fold is what it would predict
-for new rows. For f the same follows from leverages (`dekrr.protocols.home`). The site's prediction is the mean of the
+for new rows. For f the same follows from leverages (`dekrr.protocols.home`). A mean without a row's response
+tells what that was, and trees can learn to read it off f. So g is fitted to f without each row, and judged by f with
+all rows, which moves the other way: what was read off makes it worse. The site's prediction is the mean of the
 candidates with the non-negative weights that have the least error on these out-of-fold predictions (stacking: Wolpert,
 Neural Networks 5, 1992; Breiman, Machine Learning 24, 1996). So a site that is unlike all others ends with what it has
 alone, and where that says nothing the other parts stand.
@@ -17,7 +19,7 @@ are best for all are worth as much as `_PRIOR_ROWS` rows of a site's own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from typing import Any, Protocol, Self
@@ -26,7 +28,7 @@ import numpy as np
 
 from ..errors import ModelFileError, SettingsError
 from ..features import FeatureMap
-from ..statistics import OwnSums, path_of
+from ..statistics import OwnSums, path_with_intercept
 from ..types import Array
 from .trees import TreeEnsemble, fit_trees
 
@@ -134,10 +136,16 @@ class LevelSums:
 
 def constant_of(feature_map: FeatureMap) -> int:
     """Return the place of the constant among features; ValueError where there is none."""
-    flat = ~feature_map.frequencies.any(axis=0) & (feature_map.phases == 0)
-    if not flat.any():
-        raise ValueError("no feature is a constant")
-    return int(np.flatnonzero(flat)[0])
+    return int(_flat(feature_map).tolist().index(True))
+
+
+def has_constant(feature_map: FeatureMap) -> bool:
+    """Return whether a constant is among features."""
+    return bool(_flat(feature_map).any())
+
+
+def _flat(feature_map: FeatureMap) -> np.ndarray:
+    return np.asarray(~feature_map.frequencies.any(axis=0) & (feature_map.phases == 0))
 
 
 def with_constant(feature_map: FeatureMap) -> FeatureMap:
@@ -266,6 +274,14 @@ class Fit:
     folds: Mapping[int, Any]  # without the rows of each fold
     out_of_fold: Array  # shape (n_rows, n_outputs): what a row's fold predicts for it
 
+    def judged(self, X: Array, fold_of: np.ndarray) -> "Fit":
+        """Return the same with what is predicted out of fold for other rows in their places."""
+        found = np.empty_like(self.out_of_fold)
+        for fold, one in self.folds.items():
+            held = fold_of == fold
+            found[held] = one.predict(X[held]).reshape(-1, found.shape[1])
+        return replace(self, out_of_fold=found)
+
 
 @dataclass(frozen=True, eq=False)
 class LocalFits:
@@ -278,17 +294,27 @@ class LocalFits:
 
     @classmethod
     def fitted(
-        cls, X: Array, y: Array, weight: Array | None, others: Array, fold_of: np.ndarray, learner: Any, seed: int
+        cls,
+        X: Array,
+        y: Array,
+        weight: Array | None,
+        others: Array,
+        with_row: Array,
+        fold_of: np.ndarray,
+        learner: Any,
+        seed: int,
     ) -> "LocalFits":
         """Fit the learner to what the other parts leave of scaled rows' responses, and to the responses.
 
-        It is boosted trees ("auto"), or a regressor that is cloned for each fold.
+        It is boosted trees ("auto"), or a regressor that is cloned for each fold. `others` is what the other parts
+        would predict for each row if they had not seen it, `with_row` what they predict.
         """
         y, others = y.reshape(len(y), -1), others.reshape(len(y), -1)
         fit = _fit_trees if isinstance(learner, str) else _fit_learner
+        of_residuals = fit(learner, _read(X, others), y - others, weight, fold_of, seed, about_zero=True)
         return cls(
             others,
-            fit(learner, _read(X, others), y - others, weight, fold_of, seed, about_zero=True),
+            of_residuals.judged(_read(X, with_row), fold_of),
             fit(learner, X, y, weight, fold_of, seed, about_zero=False),
             _fit_ridge(X, y, weight, fold_of),
         )
@@ -373,7 +399,8 @@ def _fit_ridge(X: Array, y: Array, weight: Array | None, fold_of: np.ndarray) ->
         kept = ~held if (~held).any() else held
         features, responses = root[kept] * Z[kept], root[kept] * y[kept]
         sums = OwnSums(features.T @ features, features.T @ responses, float(np.vdot(responses, responses)))
-        best = min(path_of(sums, float(np.sum(root[kept] ** 2)), _RIDGES, int(kept.sum())), key=lambda fit: fit.error)
+        path = path_with_intercept(sums, 0, float(np.sum(root[kept] ** 2)), _RIDGES, int(kept.sum()))
+        best = min(path, key=lambda fit: fit.error)
         folds[int(fold)], out_of_fold[held] = best.coefficients, Z[held] @ best.coefficients
     return Fit(folds, out_of_fold)
 

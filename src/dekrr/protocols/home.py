@@ -254,7 +254,9 @@ def fit_home(
 
     def fitted(chosen: np.ndarray) -> LocalFits:
         some, seed = block.take(chosen), int(site.rng("local part").integers(2**31))
-        given = some.X, y[chosen], some.weight, beneath(chosen)[1], fold_of[chosen]
+        by, unseen = beneath(chosen)
+        with_row = outcome.others(some.X, prediction, Home(by, level)) + level
+        given = some.X, y[chosen], some.weight, unseen, with_row, fold_of[chosen]
         return LocalFits.fitted(*given, settings.local, seed)
 
     everyone, inside = np.ones(rows.n_rows, dtype=bool), _inside(outcome, rows)
@@ -299,10 +301,11 @@ def _private_home(site: Site, outcome: Outcome, settings: DeKRRSettings, predict
     for fold in range(FOLDS):
         others[fold_of == fold] = found[fold_of == fold] + shrunk_mean(left[fold_of != fold])
     seed = int(site.rng("local part").integers(2**31))
-    candidates = LocalFits.fitted(block.X, y, None, others, fold_of, settings.local, seed)
+    level = shrunk_mean(left)
+    candidates = LocalFits.fitted(block.X, y, None, others, found + level, fold_of, settings.local, seed)
     products = error_products(candidates.predictions(), y, None)
     weights = weights_of(products, TREES_ALONE, products / rows.n_rows)
-    return Home(own_weight, shrunk_mean(left).reshape(block.y.shape[1:]), candidates.part(weights))
+    return Home(own_weight, level.reshape(block.y.shape[1:]), candidates.part(weights))
 
 
 def shrunk_mean(left: Array) -> Array:
