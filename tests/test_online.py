@@ -17,6 +17,7 @@ from dekrr.data import make_sites
 from dekrr.errors import DekrrWarning
 from dekrr.estimators.network import run, sites_of
 from dekrr.networks.local import LocalNetwork
+from dekrr.parts.local import constant_of
 from dekrr.protocols import dekrr, training
 from dekrr.protocols.online import go_on
 from dekrr.protocols.shared_part import solve_shared
@@ -125,6 +126,7 @@ def test_a_site_leaves_all_parts(seed, leaver, is_weighted, site_effect):
     design = np.hstack([Z, SITES[stay, None] == labels]) if has_levels else Z
     weights = np.ones(stay.sum()) if weight is None else weight[stay]
     penalty = np.full(design.shape[1], part.ridge * weights.sum())
+    penalty[constant_of(part.feature_map)] = 0.0
     penalty[Z.shape[1] :] = part.ratio * weights.mean()
     root = np.sqrt(weights)
     stacked = np.vstack([design * root[:, None], np.diag(np.sqrt(penalty))])

@@ -12,6 +12,7 @@ from dekrr.data import make_sites
 from dekrr.features import FeatureMap
 from dekrr.messages import Total
 from dekrr.networks.local import LocalNetwork
+from dekrr.parts.local import constant_of, has_constant
 from dekrr.protocols import dekrr as algorithm
 from dekrr.protocols import shared_part, training
 from dekrr.protocols.home import leverage_among
@@ -115,7 +116,15 @@ def test_only_the_root_has_the_sum_and_all_have_the_result():
         np.testing.assert_array_equal(result, [12.0, 7.0])
 
 
-@pytest.mark.parametrize("ridge", [None, 1e-9, 0.5])
+def penalised(feature_map):
+    """Return the identity without the constant: an intercept has no ridge."""
+    ones = np.ones(feature_map.n_features)
+    if has_constant(feature_map):
+        ones[constant_of(feature_map)] = 0.0
+    return np.diag(ones)
+
+
+@pytest.mark.parametrize("ridge", [None, 1e-9, 2.0])
 @pytest.mark.parametrize("outputs", [(), (2,)])
 def test_the_shared_part_is_the_ridge_regression_of_pooled_rows(outputs, ridge):
     rows = rows_of(np.random.default_rng(1), outputs)
@@ -131,12 +140,12 @@ def test_the_shared_part_is_the_ridge_regression_of_pooled_rows(outputs, ridge):
     pooled_y = np.concatenate([part.y for part in rows.values()])
     for part in fitted.values():
         Z = part.feature_map(pooled_X)
-        expected = np.linalg.solve(Z.T @ Z + len(Z) * part.ridge * np.eye(Z.shape[1]), Z.T @ pooled_y)
+        expected = np.linalg.solve(Z.T @ Z + len(Z) * part.ridge * penalised(part.feature_map), Z.T @ pooled_y)
         np.testing.assert_allclose(Z @ part.coefficients, Z @ expected, atol=1e-6)
         np.testing.assert_array_equal(part.coefficients, fitted["a"].coefficients)
         left = part.residuals(rows["a"]).arrays().y
         np.testing.assert_allclose(left, rows["a"].y - part.feature_map(rows["a"].X) @ part.coefficients, atol=1e-12)
-        assert part.ridge == ridge if ridge == 0.5 else part.ridge in shared_part.RIDGES
+        assert part.ridge == ridge if ridge == 2.0 else part.ridge in shared_part.RIDGES
     assert set(network.traffic.bytes_by_kind) == {"Roll", "Total"}
 
 
@@ -161,7 +170,7 @@ def test_the_ridge_has_the_least_error_on_the_fold_that_is_held_out():
     assert 0 < len(held_y) < n_rows / 4
     Z, held, errors = part.feature_map(kept_X), part.feature_map(held_X), []
     for ridge in shared_part.RIDGES:
-        theta = np.linalg.solve(Z.T @ Z + n_rows * ridge * np.eye(Z.shape[1]), Z.T @ kept_y)
+        theta = np.linalg.solve(Z.T @ Z + n_rows * ridge * penalised(part.feature_map), Z.T @ kept_y)
         errors.append(np.sum((held @ theta - held_y) ** 2))
     assert part.ridge == pytest.approx(shared_part.RIDGES[int(np.argmin(errors))])
     np.testing.assert_allclose(part.errors, np.array(errors) / len(held_y), rtol=1e-5)
@@ -178,8 +187,9 @@ def test_folds_divide_the_rows():
 
 
 def test_the_ridge_of_several_models_has_the_least_mean_of_relative_errors():
-    falling, rising = np.linspace(2.0, 1.0, 10), np.linspace(100.0, 101.0, 10)
-    assert best_ridge([falling, rising]) == shared_part.RIDGES[9]
+    n_ridges = len(shared_part.RIDGES)
+    falling, rising = np.linspace(2.0, 1.0, n_ridges), np.linspace(100.0, 101.0, n_ridges)
+    assert best_ridge([falling, rising]) == shared_part.RIDGES[-1]
     assert best_ridge([falling, rising**100]) == shared_part.RIDGES[0]
     assert best_ridge([np.zeros_like(falling)]) == shared_part.RIDGES[0]
 

@@ -312,6 +312,28 @@ def path_of(
     return [Ridge(*one) for one in zip(coefficients, map(float, ridges), errors, strict=True)]
 
 
+def path_with_intercept(
+    sums: OwnSums,
+    place: int,
+    n_rows: float,
+    ridges: Sequence[float],
+    n_unweighted: float | None = None,
+    n_others: float = 0.0,
+) -> list[Ridge]:
+    """Return what `path_of` does where one feature, the constant at `place`, has no ridge: it is eliminated first."""
+    square, others = float(sums.gram[place, place]), np.delete(np.arange(len(sums.gram)), place)
+    if not square > 1e-12 * np.trace(sums.gram):
+        return path_of(sums, n_rows, ridges, n_unweighted, n_others)
+    s, t = sums.gram[place, others] / square, np.asarray(sums.moment[place] / square)
+    gram = sums.gram[np.ix_(others, others)] - square * np.outer(s, s)
+    moment = sums.moment[others] - square * np.multiply.outer(s, t)
+    energy = max(sums.response_energy - square * float(np.vdot(t, t)), 0.0)
+    fits = path_of(OwnSums(gram, moment, energy), n_rows, ridges, n_unweighted, n_others + 1)
+    return [
+        fit._replace(coefficients=np.insert(fit.coefficients, place, t - s @ fit.coefficients, axis=0)) for fit in fits
+    ]
+
+
 def squared_gradients(rows: RowBlocks, feature_map: FeatureMap, coefficients: Array) -> Array:
     """Return the diagonal of G: for each column, the sum over rows and outputs of the squared derivative.
 

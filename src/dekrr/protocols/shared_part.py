@@ -30,15 +30,15 @@ is the least ridge of the shared part: features are scaled so that the same ridg
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import MessageError, SettingsError
 from ..features import FeatureMap
-from ..parts.local import NO_LEVEL, RATIOS, LevelSums, with_constant
+from ..parts.local import NO_LEVEL, RATIOS, LevelSums, constant_of, has_constant, with_constant
 from ..privacy.admission import check_leverages, check_rows_of_shared, longest_shortlist, site_rng
 from ..scaling import Unscaled
 from ..selection.choosers import Pool
@@ -50,6 +50,7 @@ from ..statistics import (
     accumulate,
     largest_squared_gradients,
     path_of,
+    path_with_intercept,
     squared_gradients,
     weighted_features,
     weighted_responses,
@@ -66,7 +67,7 @@ Scales = tuple[tuple[float, ...], ...]
 
 _MOST_FEATURES = 700
 _ROWS_PER_FEATURE = 10  # of all sites together
-RIDGES = tuple(10.0 ** np.arange(-6.5, -1.9, 0.5))  # with less, a few rows far from all others decide
+RIDGES = tuple(10.0 ** np.arange(-6.5, 0.1, 0.5))  # with less, a few rows far from all others decide
 _VOTES_PER_FEATURE = 1.5  # of all sites together; several sites vote for the same
 _FEWEST_VOTES = 5
 _MOST_ROWS = 1000  # that a site votes by
@@ -200,8 +201,9 @@ def fit_shared(
     """
     linear = sum(kind.n_features for kind in kinds) > start.rows.n_columns
     maps: list[FeatureMap] = []
+    voting = start if fold is None else replace(start, rows=held_out(start, run.settings, fold)[0])
     for kind in kinds:
-        maps += [(yield from elect(start, sigma, kind, linear=linear))]
+        maps += [(yield from elect(voting, sigma, kind, linear=linear))]
     feature_map = _joined(tuple(maps), sigma if linear else None, not linear and run.settings.site_effect is not None)
     if fold is not None:
         part = yield from solve_held_out(start, run, feature_map, fold, ratio)
@@ -300,14 +302,15 @@ def solve_shared(
     """
 
     at_root: list[Array] = []
+    path = partial(_path, feature_map)
 
     def cautious(sums: OwnSums, n_counted: float, n_rows: int, n_levels: float) -> list[Ridge]:
         at_root.append(sums.gram)
         if not settled or ridge is None:
-            best = min(_path(sums, n_counted, n_rows, n_levels), key=lambda fit: fit.error)
+            best = min(path(RIDGES, sums, n_counted, n_rows, n_levels), key=lambda fit: fit.error)
             if ridge is None or ridge <= best.ridge:
                 return [best]
-        return path_of(sums, n_counted, [ridge], n_rows, n_levels)
+        return path([ridge], sums, n_counted, n_rows, n_levels)
 
     (found,), levels = yield from _ridges_over_tree(start, run, feature_map, start.rows, cautious, 1, ratio)
     return SharedPart(feature_map, *found, gram=at_root[0] if at_root else None, ratio=ratio, of_site=levels)
@@ -322,7 +325,8 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, r
     many rows are judged by a sample of them.
     """
     rows, held = held_out(start, run.settings, fold)
-    path, levels = yield from _ridges_over_tree(start, run, feature_map, rows, _path, len(RIDGES), ratio)
+    solve = partial(_path, feature_map, RIDGES)
+    path, levels = yield from _ridges_over_tree(start, run, feature_map, rows, solve, len(RIDGES), ratio)
     roster = yield from start.roll.roster()
     masks = (yield from start.masking.agreed()) if start.masking is not None else None
     ratios = RATIOS if run.settings.site_effect == "auto" and roster.n_sites > 1 else (ratio,)
@@ -369,8 +373,12 @@ def largest_ratio(ratios: Sequence[float], errors: Array, noise: Array) -> float
     return ratios[int(np.flatnonzero(near if near.any() else allowed).max())]
 
 
-def _path(sums: OwnSums, n_counted: float, n_rows: int, n_levels: float) -> list[Ridge]:
-    return path_of(sums, n_counted, RIDGES, n_rows, n_levels)
+def _path(
+    feature_map: FeatureMap, ridges: Sequence[float], sums: OwnSums, n_counted: float, n_rows: int, n_levels: float
+) -> list[Ridge]:
+    if not has_constant(feature_map):
+        return path_of(sums, n_counted, ridges, n_rows, n_levels)
+    return path_with_intercept(sums, constant_of(feature_map), n_counted, ridges, n_rows, n_levels)
 
 
 def _ridges_over_tree(
