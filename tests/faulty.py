@@ -12,17 +12,48 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dekrr.errors import DekrrError
 from dekrr.mesh.session import Phase, Session
 from dekrr.mesh.session.events import Event, Listener, Unconfirmed
 from dekrr.mesh.session.frames import Data, frame_decoder
-from dekrr.mesh.session.journal import MemoryJournal
+from dekrr.mesh.session.journal import Record
 from dekrr.messages import Offer
 from dekrr.protocols.run import Outcome
 
 TICK = 0.5
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Record)
+
+
+class MemoryJournal:
+    """A journal that lasts as long as the object."""
+
+    def __init__(self) -> None:
+        self._kept: list[bytes] = []
+        self._off = False
+
+    def append(self, record: Record) -> None:
+        """Keep a record."""
+        if not self._off:
+            self._kept.append(_encoder.encode(record))
+
+    def flush(self) -> None:
+        """Do nothing: records need not be written."""
+
+    def records(self) -> Iterator[Record]:
+        """Yield all records."""
+        return map(_decoder.decode, list(self._kept))
+
+    def discard(self) -> None:
+        """Erase all records, and store none from now on."""
+        self._kept.clear()
+        self._off = True
+
+    def tear(self, n_records: int) -> None:
+        """Drop the last records, as a crash may do."""
+        del self._kept[len(self._kept) - n_records :]
 
 
 @dataclass(frozen=True)

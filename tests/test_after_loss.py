@@ -40,8 +40,9 @@ LOST = "s2"
 class Run(Problem):
     """Five sites that all know each other, or those of a graph, and how they train."""
 
-    def __init__(self, settings, selector=None, graph=None):
+    def __init__(self, settings, selector=None, graph=None, *, looks=False):
         super().__init__(0)
+        self.looks = looks
         graph = graph or nx.complete_graph(5)
         self.names = [f"s{i}" for i in range(len(graph))]
         self.graph = nx.relabel_nodes(graph, dict(enumerate(self.names)))
@@ -58,9 +59,14 @@ class Run(Problem):
         site = replace(site, identity=identity or Identity(), kept=kept or Kept())
         if name == LOST:
             site = replace(site, enter=self.enter)
-        return guarded(
-            site, lambda: training.train(site, self.selector, self.settings, second=self.second), self.settings
-        )
+
+        def train():
+            whole = site
+            if self.looks:
+                whole, _ = yield from training.look_first(site, self.settings)
+            return (yield from training.train(whole, self.selector, self.settings, second=self.second))
+
+        return guarded(site, train, self.settings)
 
     def enter(self, phase):
         """Note the phase that the site is in that will be lost; the second training goes through the same ones."""
@@ -89,20 +95,21 @@ def words(monkeypatch):
     """What every site has made of masked words, whether it arrived or not: by whose sum, number and epoch, by site."""
     made = {}
 
-    def note(kept, site, centre, number, vector):
-        made.setdefault((centre, number, len(vector)), {})[kept.epoch, site] = vector
+    def note(masks, centre, vector):
+        site, number = masks._site, (masks._site.identity.context.endswith("looking"), masks._number)
+        made.setdefault((centre, number, len(vector)), {})[site.kept.epoch, site.name] = vector
 
     hide, hide_over_tree = Masks.hide, Masks.hide_over_tree
 
     def noting(self, values, exponent):
         found = hide(self, values, exponent)
         for centre, vector in found.items():
-            note(self._site.kept, self._site.name, centre, self._number, vector)
+            note(self, centre, vector)
         return found
 
     def noting_tree(self, values, n_sites):
         found = hide_over_tree(self, values, n_sites)
-        note(self._site.kept, self._site.name, "", self._number, found)
+        note(self, "", found)
         return found
 
     monkeypatch.setattr(Masks, "hide", noting)
@@ -270,6 +277,14 @@ def test_whatever_the_phase_of_a_loss_all_others_end_with_the_model_of_what_was_
         found.setdefault("again" if phase.startswith("again") else phase, set()).update(kinds)
     assert found.keys() == WHAT_IS_LEFT.keys()
     assert not {phase: kinds for phase, kinds in found.items() if not kinds <= WHAT_IS_LEFT[phase]}
+
+
+def test_a_loss_while_sites_look_leaves_each_what_it_adds_at_home(words):
+    run = Run(DeKRRSettings(**OPEN | WITH_LOCAL | {"scale": "quantiles"}, lone_neighbor="refuse"), looks=True)
+    kinds = kinds_of(run, words, np.linspace(1.0, 40.0, 20))
+    assert run.phases["looking at rows"] == {"at home"}
+    assert kinds["anew"] >= 1
+    assert not kinds["ended"]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -21,7 +21,7 @@ from dekrr.mesh.session import journal as journals
 from dekrr.mesh.session.events import Refused, Refusing
 from dekrr.mesh.session.frames import Data, Hello, frame_decoder
 from dekrr.mesh.session.greeting import disagreement
-from dekrr.mesh.session.journal import FileJournal, MemoryJournal, Opening, Received
+from dekrr.mesh.session.journal import FileJournal, Opening, Received
 from dekrr.mesh.session.peers import WINDOW
 from dekrr.messages import (
     Bounds,
@@ -48,7 +48,7 @@ from dekrr.protocols.site import Site
 from dekrr.selection import Greedy, Plain
 from dekrr.settings import DeKRRSettings
 from dekrr.tables.rows import ArrayRows
-from faulty import Crash, Faults, FaultyNetwork, Outage
+from faulty import Crash, Faults, FaultyNetwork, MemoryJournal, Outage
 from soak import PATIENCE, SETTINGS, Problem, run_seed
 
 

@@ -54,14 +54,8 @@ class KeptOnDisk(Kept):
 def guarded(site: Site, train: Callable[[], Procedure[Outcome]], settings: object) -> Procedure[Outcome]:
     """Return the outcome of a training, or what there is to keep of the one that a loss has ended.
 
-    Parameters
-    ----------
-    site : Site
-        Its `kept` knows the epoch.
-    train : callable
-        Makes the procedure of the epoch.
-    settings : object
-        The run's settings: whether there are masks, and what the site does where these hide nothing.
+    `site`: its `kept` knows the epoch. `train`: makes the procedure of the epoch. `settings`: the run's settings:
+    whether there are masks, and what the site does where these hide nothing.
     """
     kept = site.kept
     if kept.epoch and getattr(settings, "masks", False):

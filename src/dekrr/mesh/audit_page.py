@@ -27,10 +27,7 @@ code { font-size: .85em; overflow-wrap: anywhere; }
 def audit_page(site: str, entries: Iterable[dict[str, Any]], book: Book) -> str:
     """Return the page.
 
-    Parameters
-    ----------
-    entries : iterable of dict
-        The lines of the trail, verified.
+    `entries`: the lines of the trail, verified.
     """
     labels = {state.run_id(0).rpartition("-")[0]: state.label for state in book.studies.values()}
     studies = [

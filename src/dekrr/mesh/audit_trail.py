@@ -36,16 +36,7 @@ _AT_ONCE = 1 << 16
 class AuditTrail:
     """Appends to a site's audit trail.
 
-    Parameters
-    ----------
-    identity : Identity
-        Signs.
-
-    Attributes
-    ----------
-    n_lines : int
-    head : str
-        The hash of the last line.
+    `identity`: signs. `head`: the hash of the last line.
 
     Raises
     ------
@@ -158,16 +149,8 @@ def read(path: Path, trust: Trust, site: str, heads: Iterable[tuple[int, str]] =
     Lines at the end may not be signed. A site that runs signs every two seconds. One that was killed signs when it
     starts again.
 
-    Parameters
-    ----------
-    path : Path
-        The file that the site writes to. The packed ones are beside it.
-    trust : Trust
-        Checks the certificates.
-    site : str
-        Whose trail it is.
-    heads : iterable of (line, hash)
-        What this site's reports of runs said; other sites have these, too.
+    `path`: the file that the site writes to. The packed ones are beside it. `trust`: checks the certificates. `site`:
+    whose trail it is. `heads`: what this site's reports of runs said; other sites have these, too.
     """
     named, first = dict(heads), None
     for line in _all_lines(path):

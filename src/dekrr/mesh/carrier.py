@@ -49,16 +49,9 @@ class Ways:
 class Carrier:
     """Carries frames between a site and its neighbours; links are made when the first run is opened.
 
-    Parameters
-    ----------
-    identity : Identity or None
-        None for frames that are not sealed.
-    leaves : callable, optional
-        Called with channel, receiver and frame before a frame leaves the site.
-    refused : callable, optional
-        Called with a neighbour and the reason why something in its name was refused.
-    sealing : callable, optional
-        Makes one end of a sealed way.
+    `identity`: none for frames that are not sealed. `leaves`: called with channel, receiver and frame before a frame
+    leaves the site. `refused`: called with a neighbour and the reason why something in its name was refused. `sealing`:
+    makes one end of a sealed way.
     """
 
     def __init__(

@@ -91,10 +91,7 @@ class Ended(Status, Event, frozen=True, tag="ended"):
 def finished(status: Status, outcome: Outcome, response: Response = AS_IT_IS) -> Finished:
     """Return the event that an outcome is final.
 
-    Parameters
-    ----------
-    response : Response
-        How responses were changed for training; errors are of those that are changed back.
+    `response`: how responses were changed for training; errors are of those that are changed back.
     """
     tuned, held = outcome.tuned, outcome.held_out
     errors: dict[str, Any] = {

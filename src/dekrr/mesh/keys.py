@@ -111,14 +111,8 @@ class Authority:
 def new_request(site: str, host: str, key_file: Path | None = None) -> tuple[bytes, bytes]:
     """Return a private key, by default a new one, and the request for its certificate, as PEM.
 
-    Parameters
-    ----------
-    site : str
-        The site's name: letters, digits, dot, dash and underscore.
-    host : str
-        The host name or address that neighbours dial.
-    key_file : Path, optional
-        A key that is there already, for instance of a site at another host than before.
+    `site`: the site's name: letters, digits, dot, dash and underscore. `host`: the host name or address that neighbours
+    dial. `key_file`: a key that is there already, for instance of a site at another host than before.
     """
     if not NAME.fullmatch(site):
         raise KeysError(

@@ -66,10 +66,7 @@ class Shelf(Protocol):
 class Folder:
     """A shelf that is a folder of files for their owner alone.
 
-    Parameters
-    ----------
-    path : Path
-        Made when something is first put there.
+    `path`: made when something is first put there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,10 +100,7 @@ class Folder:
 class PastRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run in a ledger.
 
-    Parameters
-    ----------
-    epsilon, delta : float or None
-        What the run spent, if it was private.
+    `epsilon`, `delta`: what the run spent, if it was private.
     """
 
     run: str
@@ -261,14 +255,9 @@ class Ledger:
     ) -> None:
         """Judge a run and note it, with nobody in between; it is on the disk when this returns.
 
-        Parameters
-        ----------
-        ask, cells, inside, weights
-            As `judge` has them.
-        alone : ndarray of bool, shape (n_rows,), optional
-            The rows that this run keeps out because they stand alone: they stay out of later runs, too.
-        check : callable, optional
-            Raises an error if the site refuses the run for another reason; it may read the entries.
+        `ask`, `cells`, `inside`, `weights`: as `judge` has them. `alone`: the rows that this run keeps out because they
+        stand alone: they stay out of later runs, too. `check`: raises an error if the site refuses the run for another
+        reason; it may read the entries.
         """
         with self._shelf.alone():
             if self._is_noted(ask, cells, inside):
@@ -286,12 +275,7 @@ class Ledger:
 
         Private runs do not count, and are not judged so.
 
-        Parameters
-        ----------
-        inside : ndarray of bool, shape (n_rows,)
-            Which rows would be in sums.
-        weights : ndarray of shape (n_rows,), optional
-            What they weigh in this run.
+        `inside`: which rows would be in sums. `weights`: what they weigh in this run.
         """
         runs = [entry for entry in self.entries if entry.epsilon is None and entry.run != ask.run]
         if ask.epsilon is not None or not runs:

@@ -23,12 +23,7 @@ _STATES = ("approved", "waits", "over")
 def serve(port: int, status: Callable[[], dict[str, Any]]) -> Answers:
     """Serve /metrics, /health and /ready on a port of the loopback address.
 
-    Parameters
-    ----------
-    port : int
-        0 takes a free one.
-    status : callable
-        As `StandingSite.status`.
+    `port`: 0 takes a free one. `status`: as `StandingSite.status`.
     """
 
     def health() -> tuple[int, bytes]:

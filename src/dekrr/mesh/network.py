@@ -172,10 +172,7 @@ class Opens(Protocol):
 class MeshNetwork:
     """Carries one session's frames.
 
-    Attributes
-    ----------
-    wire_bytes : int
-        The bytes of all frames handed to the carrier: messages, framing, hellos and retransmissions.
+    `wire_bytes`: the bytes of all frames handed to the carrier: messages, framing, hellos and retransmissions.
     """
 
     def __init__(self, carrier: Opens) -> None:
@@ -192,12 +189,8 @@ class MeshNetwork:
     ) -> Result:
         """Drive a session to its end and return the result.
 
-        Parameters
-        ----------
-        keep : callable, optional
-            Called once with the result, as soon as it is final and before the neighbours hear so.
-        after : callable, optional
-            Called after every batch of frames with the seconds spent waiting for it.
+        `keep`: called once with the result, as soon as it is final and before the neighbours hear so. `after`: called
+        after every batch of frames with the seconds spent waiting for it.
         """
         session.start(time.monotonic())
         with self._carrier.open(session.plan.run, lambda name, up: self._seen.put((name, up))) as (arrivals, speak):

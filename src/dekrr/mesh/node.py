@@ -70,34 +70,20 @@ def link_of(config: SiteFile, folder: Path, *, insecure: bool) -> Link:
 class Node:
     """One site's process.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder of site.toml; the model, the record and the checkpoint go there, too.
-    insecure : bool, default=False
-        Use plain TCP on loopback.
-    fresh : bool, default=False
-        Ignore an existing checkpoint.
-    force : bool, default=False
-        Replace an existing model.
-    keep : Path, optional
-        The folder of what is kept from run to run: the secret, which rows were in sums, which may be. By default
-        `folder`.
-    carrier : Carrier, optional
-        Carries frames for several runs of this process; by default the run has links of its own.
-    identity : Identity, optional
-        The site's certificate and private key, which prove its keys for masks; by default those that `config` names.
-    warm : Warm, optional
-        The start from an earlier run; all sites have it, or none.
-    total_epsilon : float, default=inf
-        What this site lets runs over its rows spend together, whatever `max_epsilon` says.
-    rules : callable, optional
-        Called with the number of rows and the times of earlier runs over them; raises an error if the site refuses.
-
-    Attributes
-    ----------
-    listeners : list of callables
-        Each gets every event, from the thread that runs the node.
+    - `folder`: the folder of site.toml; the model, the record and the checkpoint go there, too
+    - `insecure`: use plain TCP on loopback
+    - `fresh`: ignore an existing checkpoint
+    - `force`: replace an existing model
+    - `keep`: the folder of what is kept from run to run: the secret, which rows were in sums, which may be. By default
+      `folder`.
+    - `carrier`: carries frames for several runs of this process; by default the run has links of its own
+    - `identity`: the site's certificate and private key, which prove its keys for masks; by default those that `config`
+      names
+    - `warm`: the start from an earlier run; all sites have it, or none
+    - `total_epsilon`: what this site lets runs over its rows spend together, whatever `max_epsilon` says
+    - `rules`: called with the number of rows and the times of earlier runs over them; raises an error if the site
+      refuses
+    - `listeners`: each gets every event, from the thread that runs the node
     """
 
     def __init__(

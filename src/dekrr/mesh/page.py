@@ -45,10 +45,7 @@ _OF_STATUS = frozenset(field.encode_name for field in msgspec.structs.fields(Sta
 class SiteView:
     """What the page shows of one site.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder of site.toml.
+    `folder`: the folder of site.toml.
     """
 
     def __init__(self, config: SiteFile, folder: Path) -> None:
@@ -192,19 +189,9 @@ def _certificate_end(config: SiteFile, folder: Path) -> float | None:
 class Page:
     """Serves the page of one site, or of several, on a port of the loopback address until it is closed.
 
-    Parameters
-    ----------
-    port : int
-        0 takes a free one.
-    sites : callable
-        Returns the states of all sites, each as `SiteView.state`.
-    studies : callable, optional
-        Returns the studies that the site knows. Each is a dictionary: name, proposer, state, `waits for` (a list of
-        sites), and `versions`, a list of dictionaries with number, time, `validation error` and current.
-
-    Attributes
-    ----------
-    url : str
+    `port`: 0 takes a free one. `sites`: returns the states of all sites, each as `SiteView.state`. `studies`: returns
+    the studies that the site knows. Each is a dictionary: name, proposer, state, `waits for` (a list of sites), and
+    `versions`, a list of dictionaries with number, time, `validation error` and current.
     """
 
     def __init__(
@@ -250,18 +237,8 @@ Answer = tuple[Callable[[], tuple[int, bytes]], Mapping[str, str]]
 class Answers:
     """Gives a few answers on a port of the loopback address until it is closed.
 
-    Parameters
-    ----------
-    port : int
-        0 takes a free one.
-    what : str
-        What is served, for errors.
-    answers : dict of str to (callable, dict)
-        For each path what gives status and body, and the headers.
-
-    Attributes
-    ----------
-    url : str
+    `port`: 0 takes a free one. `what`: what is served, for errors. `answers`: for each path what gives status and body,
+    and the headers.
     """
 
     def __init__(self, port: int, what: str, answers: Mapping[str, Answer]) -> None:

@@ -102,10 +102,7 @@ def source_rules(policy: Policy, study: StudyFile) -> SourcePolicy:
 def refusals(policy: Policy, study: StudyFile, proposer: str, sources: Any) -> list[str]:
     """Return the rules that a study breaks, before anything is computed; an empty list if it breaks none.
 
-    Parameters
-    ----------
-    sources : collection of str
-        The data sources that the site has.
+    `sources`: the data sources that the site has.
 
     Examples
     --------
@@ -250,12 +247,7 @@ def _why_no_masks(method: str, settings: Any) -> str:
 def refusals_of_run(policy: Policy, study: StudyFile, n_rows: int, times: list[float], now: float) -> list[str]:
     """Return the rules that a run breaks, before anything leaves.
 
-    Parameters
-    ----------
-    n_rows : int
-        The rows of the data source.
-    times : list of float
-        When earlier runs over the data source began, in seconds since 1970.
+    `n_rows`: the rows of the data source. `times`: when earlier runs over the data source began, in seconds since 1970.
     """
     own, found = source_rules(policy, study), []
     if n_rows < own.least_rows:

@@ -11,7 +11,7 @@ from ..messages import Offer
 from ..model import SiteModel
 from ..protocols import dekrr, training
 from ..protocols.calibration import keep_classes, keep_intervals
-from ..protocols.looking import FEWEST_SITES, KINDS, Looked, look_under_guards
+from ..protocols.looking import FEWEST_SITES, KINDS, Looked
 from ..protocols.roll_call import are_named
 from ..protocols.run import Outcome
 from ..protocols.site import Procedure, Site
@@ -48,16 +48,9 @@ def procedure_of(
     with given numbers, keeps the features that it has. Other runs find scales, features and numbers anew, because these
     depend on the rows of all sites that are left.
 
-    Parameters
-    ----------
-    offer : Offer, optional
-        The features that the site once offered its neighbours.
-    n_gone : int, default=0
-        How many sites were lost.
-    columns : Columns, optional
-        What raw columns have become.
-    warm : Warm, optional
-        The start from an earlier run, where `SiteFile.why_not_warm` has no reason against it.
+    `offer`: the features that the site once offered its neighbours. `n_gone`: how many sites were lost. `columns`: what
+    raw columns have become. `warm`: the start from an earlier run, where `SiteFile.why_not_warm` has no reason against
+    it.
     """
     chooser, settings, tuning = config.chooser(), config.method_settings(n_gone), config.tuning()
     if config.method != "dekrr":
@@ -70,10 +63,9 @@ def procedure_of(
     second = _second(config, settings)
     is_plain = tuning is None and columns is None and second is None and not has_parts(settings)
     if looks(config, settings):
-        other = replace(site, identity=site.identity.within("looking"))
-        looked = yield from look_under_guards(other, settings, has_codes=bool(config.data.classes))
+        prediction, has_codes = config.features().prediction, bool(config.data.classes)
+        site, looked = yield from training.look_first(site, settings, prediction, has_codes=has_codes)
         _tell(config, site, looked, columns, stops=settings.exclude == "stop")
-        site = replace(site, limits=looked.limits)
     if warm is not None and not config.why_not_warm():
         site = warm.site(site)
     if offer is not None and is_plain:

@@ -30,10 +30,7 @@ class MessageReader:
     def check(self, message: AnyMessage, sender: str, exchange: int, sites: frozenset[str]) -> None:
         """Refuse a roll call or a census that cannot be true of these sites.
 
-        Parameters
-        ----------
-        sites : frozenset of str
-            All sites of the run but those that the sender knows to be gone.
+        `sites`: all sites of the run but those that the sender knows to be gone.
         """
         if isinstance(message, Roll):
             _check_roll(message, sender, sites)

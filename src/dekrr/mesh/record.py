@@ -75,10 +75,7 @@ class Log:
 
     Exchanges have the level DEBUG, events that may need attention WARNING, and all others INFO.
 
-    Parameters
-    ----------
-    **about : str or int
-        What JSON lines have beside: the study and the number of its run.
+    `**about`: what JSON lines have beside: the study and the number of its run.
     """
 
     def __init__(self, site: str, **about: Any) -> None:
@@ -111,10 +108,7 @@ class JsonFormatter(logging.Formatter):
 def log_to(stream: IO[str] | None = None, *, as_json: bool = False) -> None:
     """Write everything that is logged under the name dekrr to a stream, by default standard error.
 
-    Parameters
-    ----------
-    as_json : bool, default=False
-        Write JSON objects instead of lines of text.
+    `as_json`: write JSON objects instead of lines of text.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))

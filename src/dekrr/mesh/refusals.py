@@ -23,10 +23,7 @@ _REFUSED = re.compile(r" WARN .*zenoh_link_tls\S*: (.*?)(?:: verification time .
 def told_to(tell: Callable[[str], None]) -> Iterator[None]:
     """Report why peers are refused while the block runs; the rest of Zenoh's log goes to standard error.
 
-    Parameters
-    ----------
-    tell : callable
-        Called with the reason at every attempt, in another thread.
+    `tell`: called with the reason at every attempt, in another thread.
     """
     zenoh.init_log_from_env_or(_LEVELS)
     sys.stdout.flush()

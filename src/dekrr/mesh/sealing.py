@@ -98,10 +98,7 @@ class _Keys:
 class Sealing:
     """One end of a way to a neighbour; this one seals nothing.
 
-    Parameters
-    ----------
-    put : callable
-        Sends bytes to the neighbour.
+    `put`: sends bytes to the neighbour.
     """
 
     def __init__(self, put: Callable[[bytes], None]) -> None:
@@ -122,12 +119,8 @@ class Sealing:
 class Seal(Sealing):
     """One end of a sealed way to a neighbour.
 
-    Parameters
-    ----------
-    identity : callable
-        Returns the site's identity; it changes when the certificate is renewed.
-    channel : str
-        Both ends name the same channel.
+    `identity`: returns the site's identity; it changes when the certificate is renewed. `channel`: both ends name the
+    same channel.
     """
 
     def __init__(

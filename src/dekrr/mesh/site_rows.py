@@ -69,10 +69,7 @@ def _opened(config: SiteFile, folder: Path) -> Source:
 def read_rows(config: SiteFile, source: Source, columns: Columns | None = None) -> StreamedRows | SpreadRows:
     """Return a site's rows, which are read in batches or by Dask workers, after a first pass that checks them.
 
-    Parameters
-    ----------
-    columns : Columns, optional
-        What raw columns become.
+    `columns`: what raw columns become.
     """
     data = config.data
     response = data.target if isinstance(data.target, str) else list(data.target)
@@ -119,12 +116,7 @@ def classes_of(config: SiteFile) -> list[Any]:
 class RowsOfClasses(StreamedRows):
     """Rows whose response is a class, which is read as its code.
 
-    Parameters
-    ----------
-    *given, **more
-        As `StreamedRows` has them.
-    classes : sequence of str, int, float or bool
-        In their order.
+    `*given`, `**more`: as `StreamedRows` has them. `classes`: in their order.
     """
 
     def __init__(self, *given: Any, classes: Sequence[Any], **more: Any) -> None:
@@ -225,24 +217,13 @@ class HashInFirstEncoding:
 class SiteRows:
     """The rows of a site, with what it keeps on disk about them.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder of site.toml.
-    kept_in : Path
-        The folder of what is kept from run to run.
-    secret : bytes
-        The site's own.
-    total_epsilon : float, default=inf
-        What runs may spend together, beside the run's own `max_epsilon`.
-    rules : callable, optional
-        Called with the number of rows and the times of earlier runs over them; raises an error if the site refuses.
-
-    Attributes
-    ----------
-    ledger : Ledger
-    rows : StreamedRows or SpreadRows
-        Raw columns are encoded as if this were the only site.
+    - `folder`: the folder of site.toml
+    - `kept_in`: the folder of what is kept from run to run
+    - `secret`: the site's own
+    - `total_epsilon`: what runs may spend together, beside the run's own `max_epsilon`
+    - `rules`: called with the number of rows and the times of earlier runs over them; raises an error if the site
+      refuses
+    - `rows`: raw columns are encoded as if this were the only site
     """
 
     def __init__(
@@ -306,10 +287,7 @@ class SiteRows:
     def judge(self, *, repeats: bool = False) -> None:
         """Refuse a run that would tell rows, or spend too much, together with earlier ones.
 
-        Parameters
-        ----------
-        repeats : bool
-            Whether the run has a model already, and makes it again.
+        `repeats`: whether the run has a model already, and makes it again.
         """
         ask, inside = self._ask(), self._counts & ~self._alone
         if repeats:

@@ -15,10 +15,7 @@ from typing import IO
 class SteadyStream(io.TextIOBase):
     """A text stream that drops what cannot be written.
 
-    Parameters
-    ----------
-    stream : text stream
-        If writing to it fails, its file descriptor is connected to the null device.
+    `stream`: if writing to it fails, its file descriptor is connected to the null device.
 
     Examples
     --------

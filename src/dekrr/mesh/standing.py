@@ -56,14 +56,7 @@ _AGAIN = 2.0  # seconds until a run that could not begin is tried again
 class StandingSite:
     """One site that stays.
 
-    Parameters
-    ----------
-    folder : Path
-        The site's folder.
-
-    Attributes
-    ----------
-    book : Book
+    `folder`: the site's folder.
     """
 
     def __init__(self, config: StandingFile, folder: Path, clock: Clock | None = None) -> None:

@@ -23,12 +23,7 @@ _TAIL = 1 << 20  # bytes at the end of a record that are read for the curve of a
 class StandingView(logging.Handler):
     """Collects what a standing site logs, and gives its state to the page.
 
-    Parameters
-    ----------
-    status : callable
-        Returns the site's status, as `StandingSite.status`.
-    studies : Path
-        The folder of the site's studies.
+    `status`: returns the site's status, as `StandingSite.status`. `studies`: the folder of the site's studies.
     """
 
     def __init__(self, status: Callable[[], Mapping[str, Any]], studies: Path) -> None:

@@ -28,10 +28,8 @@ class NeighborStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a site; in JSON the names of its fields have spaces.
 
-    Parameters
-    ----------
-    message_bytes_sent, wire_bytes_sent : int
-        The bytes of messages, and of all frames handed to the network: with framing, hellos and retransmissions.
+    `message_bytes_sent`, `wire_bytes_sent`: the bytes of messages, and of all frames handed to the network: with
+    framing, hellos and retransmissions.
     """
 
     run: str

@@ -36,15 +36,7 @@ _VERSIONS = [
 class Store:
     """A site's SQLite file. Threads may share it.
 
-    Parameters
-    ----------
-    folder : Path
-        The site's folder.
-
-    Attributes
-    ----------
-    lock : RLock
-        Held by whoever uses the file.
+    `folder`: the site's folder. `lock`: held by whoever uses the file.
 
     Raises
     ------

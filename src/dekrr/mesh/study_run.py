@@ -31,10 +31,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 class StudyRun(threading.Thread):
     """One run of a study, in a thread of its own.
 
-    Attributes
-    ----------
-    resumes : bool
-        Whether the run had started before, and goes on from its checkpoint.
+    `resumes`: whether the run had started before, and goes on from its checkpoint.
     """
 
     def __init__(self, site: "StandingSite", state: StudyState, number: int, versions: Versions) -> None:

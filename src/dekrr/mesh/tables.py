@@ -113,10 +113,7 @@ class PageTable(msgspec.Struct, frozen=True, kw_only=True):
 class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
     """All of site.toml; paths are relative to the file.
 
-    Parameters
-    ----------
-    run, site, method, settings, data, patience, start_patience
-        As in network.toml.
+    `run`, `site`, `method`, `settings`, `data`, `patience`, `start_patience`: as in network.toml.
     """
 
     run: str

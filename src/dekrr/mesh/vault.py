@@ -17,15 +17,10 @@ from ..statistics import OwnSums
 class FileVault(Vault):
     """Keeps one release in a file.
 
-    Parameters
-    ----------
-    path : path-like
-        A file of this run and site. It is written, to disk, before the release is used; where it exists already
-        its release is used again. It holds nothing that was not made to be sent, and a digest under the secret. Where
-        sites share the noise, it was made to be sent under masks, with the site's share of the noise alone.
-    secret : bytes
-        A key of the site's own. Without it, whoever reads the file and knows all rows but one could find that one by
-        trying.
+    `path`: a file of this run and site. It is written, to disk, before the release is used; where it exists already its
+    release is used again. It holds nothing that was not made to be sent, and a digest under the secret. Where sites
+    share the noise, it was made to be sent under masks, with the site's share of the noise alone. `secret`: a key of
+    the site's own. Without it, whoever reads the file and knows all rows but one could find that one by trying.
     """
 
     def __init__(self, path: str | os.PathLike[str], secret: bytes) -> None:

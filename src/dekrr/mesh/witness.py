@@ -24,10 +24,7 @@ _REPEATED = 256  # frames about studies to a neighbour that are known again
 class Witness:
     """The one that writes.
 
-    Parameters
-    ----------
-    book : Book
-        It knows the names of studies.
+    `book`: it knows the names of studies.
     """
 
     def __init__(self, site: str, trail: AuditTrail, book: Book) -> None:

@@ -29,6 +29,7 @@ from ..settings import DeKRRSettings
 from . import dekrr
 from .calibration import PARTS, Keep, calibrate, refusal_of_second
 from .home import fit_home, fit_private_home
+from .looking import Looked, look_under_guards
 from .masking import Masking
 from .roll_call import Roster
 from .run import Outcome, Run, SharedPart, Tuning
@@ -115,6 +116,30 @@ def train_parts(
     outcome = yield from dekrr.agree(agreed, _run_of_agreed(run, sigma, sets))
     yield from complete(outcome, start.masking, together=True)
     return outcome
+
+
+def look_first(
+    site: Site, settings: DeKRRSettings, prediction: str = "neighborhood", *, has_codes: bool = False
+) -> Procedure[tuple[Site, Looked]]:
+    """Look at the rows of all sites under guards; return the site with what it learnt of far values, and the look.
+
+    A site lost meanwhile leaves each of the others what it adds at home, as in the training that follows.
+    """
+    kept, alone = site.kept, site.in_order()
+
+    def at_home(reached: Outcome | None, roster: Roster) -> Procedure[Outcome]:
+        outcome = Outcome.without_agreed(roster, UNSCALED, alone.rows)
+        yield from fit_home(alone, None, outcome, settings, prediction, probed=False, together=False)
+        return outcome
+
+    if settings.local is not None:
+        kept.at_home = at_home
+        kept.reached.append(None)
+    looked = yield from look_under_guards(
+        replace(site, identity=site.identity.within("looking")), settings, has_codes=has_codes
+    )
+    kept.reached.clear()
+    return replace(site, limits=looked.limits), looked
 
 
 def has_parts(settings: DeKRRSettings) -> bool:

@@ -17,23 +17,13 @@ from .plan import Plan
 class Course(Generic[Result]):
     """Drives the procedure of one epoch after another.
 
-    Parameters
-    ----------
-    make : callable
-        Makes the node procedure from the neighbours and, in a later epoch, the message that announced the features.
-    peers : mapping of neighbour to Peer
-        The neighbours whose frames the procedure gets.
-
-    Attributes
-    ----------
-    epoch : Epoch
-        The present epoch.
-    graph : dict of site to its neighbours
-        As far as it is known; all of it once the run has started.
-    progress : Progress
-        Traffic, rounds and residual.
-    waiting_since : float
-        The time at which the frames of the present exchange were sent.
+    - `make`: makes the node procedure from the neighbours and, in a later epoch, the message that announced the
+      features
+    - `peers`: the neighbours whose frames the procedure gets
+    - `epoch`: the present epoch
+    - `graph`: as far as it is known; all of it once the run has started
+    - `progress`: traffic, rounds and residual
+    - `waiting_since`: the time at which the frames of the present exchange were sent
     """
 
     def __init__(

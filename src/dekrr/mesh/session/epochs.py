@@ -22,16 +22,9 @@ from .plan import Plan
 class Progress:
     """The progress of a site, for its status and for a later epoch.
 
-    Attributes
-    ----------
-    traffic : Traffic
-        The traffic of all epochs.
-    rounds : int
-        The number of rounds of the solver in this epoch.
-    residual : float
-        The largest relative residual that the site knows; NaN if it knows none.
-    choice : message or None
-        The message that announced the site's features.
+    `traffic`: the traffic of all epochs. `rounds`: the number of rounds of the solver in this epoch. `residual`: the
+    largest relative residual that the site knows; NaN if it knows none. `choice`: the message that announced the site's
+    features.
     """
 
     def __init__(self, interpreter: Interpreter[Any]) -> None:
@@ -59,33 +52,17 @@ class Progress:
 class Epoch(Generic[Result]):
     """One epoch: the sites and links that are lost, the state of the procedure, and the frames that were sent.
 
-    Parameters
-    ----------
-    lost : frozenset of str
-        The sites and the links that are lost.
-    graph : mapping of site to its neighbours
-        As far as it is known.
-    exchange : int, default=-1
-        The exchange that the earlier epoch reached. The site's hellos have it until this epoch starts.
-
-    Attributes
-    ----------
-    label : tuple of str
-        What is lost, sorted: the epoch's name in frames.
-    present : tuple of str
-        The neighbours that are left, sorted.
-    members : frozenset of str
-        The sites that are left, with this one.
-    exchange : int
-        The exchange that is waited for; -1 before the start.
-    sent : list of dict of neighbour to bytes
-        The frames of every exchange so far.
-    result : object or None
-        The result of the procedure.
-    is_over : bool
-        Whether the procedure and the closing exchanges have ended.
-    stands : bool
-        Whether the result is final: all sites have their results, or did not object in time.
+    - `lost`: the sites and the links that are lost
+    - `graph`: as far as it is known
+    - `exchange`: the exchange that the earlier epoch reached. The site's hellos have it until this epoch starts.
+    - `label`: what is lost, sorted: the epoch's name in frames
+    - `present`: the neighbours that are left, sorted
+    - `members`: the sites that are left, with this one
+    - `exchange`: the exchange that is waited for; -1 before the start
+    - `sent`: the frames of every exchange so far
+    - `result`: the result of the procedure
+    - `is_over`: whether the procedure and the closing exchanges have ended
+    - `stands`: whether the result is final: all sites have their results, or did not object in time
     """
 
     def __init__(

@@ -89,10 +89,7 @@ class CheckpointLost(Event, frozen=True, tag="checkpoint lost"):
 class TellOnce:
     """Reports each pair of a sender and a reason for a refusal once.
 
-    Parameters
-    ----------
-    listen : callable
-        Gets a `Refused` for every new pair of sender and reason, up to a limit.
+    `listen`: gets a `Refused` for every new pair of sender and reason, up to a limit.
     """
 
     _MAX_REPORTS = 1000

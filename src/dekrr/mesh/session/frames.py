@@ -78,10 +78,7 @@ def is_data(frame: bytes) -> bool:
 class FrameReader:
     """Decodes frames from neighbours, and refuses those that cannot be true.
 
-    Parameters
-    ----------
-    interpreter : Interpreter
-        Checks messages against the sites of the run.
+    `interpreter`: checks messages against the sites of the run.
     """
 
     def __init__(self, plan: Plan, interpreter: Interpreter[Any]) -> None:

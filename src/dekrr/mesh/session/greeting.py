@@ -14,18 +14,9 @@ REFUSING = 5.0  # seconds for which a site that refuses the run repeats the reas
 class Greeting:
     """A site's knowledge of the agreement of all sites.
 
-    Parameters
-    ----------
-    agreed : dict of site to its neighbours
-        Filled with the sites that are known to have the same terms, and to have heard the same from all their
-        neighbours.
-
-    Attributes
-    ----------
-    refusal : str
-        The reason why the run cannot start; empty if there is none.
-    since : float
-        The time at which the site began to greet, or to refuse.
+    `agreed`: filled with the sites that are known to have the same terms, and to have heard the same from all their
+    neighbours. `refusal`: the reason why the run cannot start; empty if there is none. `since`: the time at which the
+    site began to greet, or to refuse.
     """
 
     def __init__(self, plan: Plan, peers: Mapping[str, Peer], agreed: dict[str, tuple[str, ...]]) -> None:

@@ -17,10 +17,7 @@ class Interpreter(Protocol[ResultIn]):
     def check(self, message: AnyMessage, sender: str, exchange: int, sites: frozenset[str]) -> None:
         """Raise `MessageError` for a message that cannot be true in this run.
 
-        Parameters
-        ----------
-        sites : frozenset of str
-            All sites of the run, without those that the sender knows to be gone.
+        `sites`: all sites of the run, without those that the sender knows to be gone.
         """
 
     def is_exact(self, message: AnyMessage) -> bool:

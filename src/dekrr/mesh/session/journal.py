@@ -24,10 +24,8 @@ from .plan import Plan
 class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     """The beginning of an epoch.
 
-    Parameters
-    ----------
-    run, site, digest : str
-        They must be the same when the site resumes. The digest is that of the run's terms and of the site's rows.
+    `run`, `site`, `digest`: they must be the same when the site resumes. The digest is that of the run's terms and of
+    the site's rows.
     """
 
     run: str
@@ -74,35 +72,6 @@ class Journal(Protocol):
         """Erase all records, and store none from now on."""
 
 
-class MemoryJournal:
-    """A journal that lasts as long as the object; for the faulty network, and for runs without a checkpoint."""
-
-    def __init__(self) -> None:
-        self._kept: list[bytes] = []
-        self._off = False
-
-    def append(self, record: Record) -> None:
-        """Keep a record."""
-        if not self._off:
-            self._kept.append(_encoder.encode(record))
-
-    def flush(self) -> None:
-        """Do nothing: records need not be written."""
-
-    def records(self) -> Iterator[Record]:
-        """Yield all records."""
-        return map(_decoder.decode, list(self._kept))
-
-    def discard(self) -> None:
-        """Erase all records, and store none from now on."""
-        self._kept.clear()
-        self._off = True
-
-    def tear(self, n_records: int) -> None:
-        """Drop the last records, as a crash may do."""
-        del self._kept[len(self._kept) - n_records :]
-
-
 class NoJournal:
     """A journal that stores nothing."""
 
@@ -128,10 +97,7 @@ class FileJournal:
     crash the neighbours retransmit the frames that are missing. A header with the length and a checksum precedes each
     record. A record that a power cut left half-written is thereby found, and dropped with all that follows it.
 
-    Parameters
-    ----------
-    fresh : bool, default=False
-        Erase the records in an existing file.
+    `fresh`: erase the records in an existing file.
     """
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
@@ -243,10 +209,7 @@ class FileJournal:
 class Checkpoint:
     """A journal whose failure does not end the run: the first failure is reported, and then nothing more is stored.
 
-    Parameters
-    ----------
-    listen : callable
-        Gets a `CheckpointLost`.
+    `listen`: gets a `CheckpointLost`.
     """
 
     def __init__(self, journal: Journal, listen: Listener) -> None:

@@ -77,14 +77,8 @@ class Peer:
     def take(self, frame: Data, data: bytes, exchange: int, *, is_exact: bool) -> bool:
         """Buffer a frame that is due or early, within limits; compare a late frame or a duplicate with the first copy.
 
-        Parameters
-        ----------
-        data : bytes
-            The frame as it came.
-        exchange : int
-            The exchange that is waited for.
-        is_exact : bool
-            Whether the neighbour would send the frame again bit for bit.
+        `data`: the frame as it came. `exchange`: the exchange that is waited for. `is_exact`: whether the neighbour
+        would send the frame again bit for bit.
 
         Returns
         -------
@@ -118,16 +112,9 @@ class Peer:
         A neighbour may itself wait for others, as its hellos tell. It then has as much time as a chain of slow sites
         may take.
 
-        Parameters
-        ----------
-        exchange : int
-            The exchange that is waited for.
-        since : float
-            The time at which the wait for this exchange began.
-        started : float
-            The time at which the run started.
-        suspected : bool, default=False
-            Whether another site has lost it. If it is dead, all its neighbours should say so at about the same time.
+        `exchange`: the exchange that is waited for. `since`: the time at which the wait for this exchange began.
+        `started`: the time at which the run started. `suspected`: whether another site has lost it. If it is dead, all
+        its neighbours should say so at about the same time.
         """
         waits = self.position < exchange
         if now - since > SLOWNESS * plan.patience * (len(plan.sites) if waits else 1):

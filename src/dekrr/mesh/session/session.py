@@ -33,27 +33,14 @@ _OTHER_ROWS = "site {!r} came back with other rows or features than it had"
 class Session(Generic[Result]):
     """One site's side of a run.
 
-    Parameters
-    ----------
-    make : callable
-        Makes the node procedure from the neighbours and, in a later epoch, the message that announced the features.
-    interpreter : Interpreter
-        Reads the procedure's messages.
-    journal : Journal, optional
-        The checkpoint to resume from and to write.
-    observe : callable, optional
-        Gets every event; it must not block.
-
-    Attributes
-    ----------
-    phase : Phase
-    out : list of (receiver, bytes)
-        The frames to send; the driver takes them away.
-    peers : dict of neighbour to Peer
-    course : Course
-        The course of the procedure: the present epoch, the missing frames, traffic, rounds and residual.
-    refuse : callable
-        Reports that a frame from a sender was refused, and why; each pair is reported once.
+    - `make`: makes the node procedure from the neighbours and, in a later epoch, the message that announced the
+      features
+    - `interpreter`: reads the procedure's messages
+    - `journal`: the checkpoint to resume from and to write
+    - `observe`: gets every event; it must not block
+    - `out`: the frames to send; the driver takes them away
+    - `course`: the course of the procedure: the present epoch, the missing frames, traffic, rounds and residual
+    - `refuse`: reports that a frame from a sender was refused, and why; each pair is reported once
     """
 
     def __init__(

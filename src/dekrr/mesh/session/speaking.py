@@ -13,10 +13,7 @@ from .plan import Plan
 class Speaker:
     """Collects the frames that a site sends.
 
-    Attributes
-    ----------
-    out : list of (receiver, bytes)
-        The frames to send; the driver takes them away.
+    `out`: the frames to send; the driver takes them away.
     """
 
     def __init__(self, plan: Plan, peers: Mapping[str, Peer], greeting: Greeting) -> None:

@@ -44,10 +44,7 @@ _FEWEST_DIGITS = 6  # of a digest that names a study
 class StudyState:
     """What is known about one study.
 
-    Parameters
-    ----------
-    calls, reports : dict of (site, number) to Call or Report
-        The last of each site.
+    `calls`, `reports`: the last of each site.
     """
 
     digest: str
@@ -119,20 +116,8 @@ class StudyState:
 class Book:
     """The statements that a site knows. Threads may share it.
 
-    Parameters
-    ----------
-    folder : Path
-        The site's folder.
-    store : Store, optional
-        The site's; by default it is opened.
-
-    Attributes
-    ----------
-    studies : dict of digest to StudyState
-        It is replaced, not changed.
-    store : Store
-    declined : set of str
-        The ids of statements that this site will not take: they do not prove themselves, or are idle.
+    `folder`: the site's folder. `store`: the site's; by default it is opened. `studies`: it is replaced, not changed.
+    `declined`: the ids of statements that this site will not take: they do not prove themselves, or are idle.
     """
 
     def __init__(
@@ -241,12 +226,8 @@ class Book:
         Several studies may have one name. The beginning of a digest tells which is meant. Otherwise it is the one that
         has not ended, if there is one such study: refused, stopped and expired ones do not block a name.
 
-        Parameters
-        ----------
-        named : str
-            The name, the name with the beginning of the digest, or the beginning of the digest alone.
-        digest : str, default=""
-            The beginning of the digest, where it is known too.
+        `named`: the name, the name with the beginning of the digest, or the beginning of the digest alone. `digest`:
+        the beginning of the digest, where it is known too.
         """
         found = [
             state

@@ -27,12 +27,7 @@ class End(NamedTuple):
 def ends(state: StudyState, versions: Versions, site: str) -> list[End]:
     """Return how each of the last runs stands at each site that is known to have begun it, in the order of the runs.
 
-    Parameters
-    ----------
-    versions : Versions
-        Of this site.
-    site : str
-        This site, whose own word is newer than its report.
+    `versions`: of this site. `site`: this site, whose own word is newer than its report.
     """
     found = {
         (number, who): End(number, who, "done" if said.outcome == "model" else "failed", said.reason, said.time)

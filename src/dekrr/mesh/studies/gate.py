@@ -45,14 +45,7 @@ def figures(config: SiteFile, folder: Path, versions: Versions, number: int) -> 
     The records of runs with a second training have errors on held-out rows. Otherwise both models predict the site's
     own rows, which the new one was trained on: that shows a ruin, and nothing finer.
 
-    Parameters
-    ----------
-    config : SiteFile
-        Of the run.
-    folder : Path
-        The site's folder.
-    number : int
-        Of the new version.
+    `config`: of the run. `folder`: the site's folder. `number`: of the new version.
     """
     current = versions.current
     new = _recorded(versions.place(number))

@@ -43,10 +43,7 @@ _decoder: msgspec.msgpack.Decoder[Beat | Have | Items] = msgspec.msgpack.Decoder
 class Gossip:
     """One site's part in passing statements on; it does no I/O.
 
-    Parameters
-    ----------
-    refuse : callable
-        Called with a neighbour and the reason why something from it was refused.
+    `refuse`: called with a neighbour and the reason why something from it was refused.
     """
 
     def __init__(self, book: Book, refuse: Callable[[str, str], None]) -> None:

@@ -21,14 +21,7 @@ _TOLD = ("columns", "target", "weight", "sites", "raw columns", "classes", "boun
 def in_words(study: StudyFile, policy: Policy, site: str, entries: Sequence[PastRun], now: float) -> list[str]:
     """Return what a person should know before approving a study, a line for each.
 
-    Parameters
-    ----------
-    site : str
-        This site.
-    entries : sequence of PastRun
-        The earlier runs over the same source.
-    now : float
-        Seconds since 1970.
+    `site`: this site. `entries`: the earlier runs over the same source. `now`: seconds since 1970.
 
     Examples
     --------

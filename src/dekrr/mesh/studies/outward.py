@@ -38,12 +38,7 @@ WORDS = {
 def outward(error: BaseException, study: StudyFile, site: str) -> str:
     """Return what other sites are told of an error: nothing of its text.
 
-    Parameters
-    ----------
-    study : StudyFile
-        A column, or another site, is named only if the study names it.
-    site : str
-        This site.
+    `study`: a column, or another site, is named only if the study names it. `site`: this site.
 
     Examples
     --------

@@ -13,10 +13,7 @@ from ..tables import DataTable, Seconds, SiteFile
 class StudyFile(msgspec.Struct, frozen=True, kw_only=True):
     """All of study.toml.
 
-    Parameters
-    ----------
-    patience, start_patience : float
-        As in network.toml.
+    `patience`, `start_patience`: as in network.toml.
     """
 
     name: str

@@ -38,12 +38,7 @@ class RunState(msgspec.Struct, frozen=True):
 class Versions:
     """The versions of one study's model.
 
-    Parameters
-    ----------
-    folder : Path
-        The study's folder, `studies/NAME` of a site's folder.
-    store : Store, optional
-        The site's; by default it is opened.
+    `folder`: the study's folder, `studies/NAME` of a site's folder. `store`: the site's; by default it is opened.
     """
 
     def __init__(self, folder: Path, store: Store | None = None, clock: Clock | None = None) -> None:
