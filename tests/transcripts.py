@@ -231,7 +231,8 @@ def machine():
     pools = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
     blas = sorted({f"{pool['internal_api']} {pool['version']} {pool.get('architecture')}" for pool in pools})
     features = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
-    return ", ".join([platform.machine(), " ".join(platform.libc_ver()), *versions, *blas, *features])
+    sums = ["sums of Python 3.12"] if sys.version_info >= (3, 12) else []  # from there on `sum` keeps lost digits
+    return ", ".join([platform.machine(), " ".join(platform.libc_ver()), *versions, *blas, *features, *sums])
 
 
 def differences(name, known):

@@ -50,7 +50,7 @@ class Store:
         with suppress(FileExistsError):
             create(self.path, b"", private=True)
         with self._errors():
-            connection = sqlite3.connect(self.path, _PATIENCE, isolation_level=None, check_same_thread=False)
+            connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
             self._closing = weakref.finalize(self, _close, connection, self.lock)
             self._connection = connection
             connection.execute("PRAGMA journal_mode = WAL")
