@@ -109,7 +109,8 @@ def draw(path):
 
     fits = sorted(json.loads(RESULTS.read_text())["fits"].values(), key=lambda fit: fit["sites"])
     numbers = [fit["sites"] for fit in fits]
-    figure, axes = pyplot.subplots(1, 3, figsize=(11, 4), layout="constrained")
+    figure, axes = pyplot.subplots(1, 3, figsize=(11, 6), layout="constrained")
+    below = {"loc": "upper left", "bbox_to_anchor": (0, -0.14), "frameon": False}
     titles = {"CPU ms per site": "CPU ms per site by phase", "kB sent per site": "kB sent per site by phase"}
     for axis, (total, by_phase) in zip(axes, titles.items(), strict=False):
         names = list(fits[-1][by_phase])
@@ -119,11 +120,11 @@ def draw(path):
         whole = [fit[total] for fit in fits]
         axis.plot(numbers, whole, color="black", marker="o", label=f"all, {slope(fits, whole):+.2f}")
         axis.set(title=total, xscale="log", yscale="log", xlabel="sites")
-        axis.legend(fontsize="x-small", title="phase, slope from 100 sites", title_fontsize="x-small")
+        axis.legend(fontsize="small", title="phase, slope from 100 sites", **below)
     memory = [fit["MB more than before the fit"] / fit["sites"] for fit in fits]
     axes[2].plot(numbers, memory, color="black", marker="o", label=f"largest, {slope(fits, memory):+.2f}")
-    axes[2].set(title="MB per site more than before the fit", xscale="log", yscale="log", xlabel="sites")
-    axes[2].legend(fontsize="x-small")
+    axes[2].set(title="MB per site more than before the fit", xscale="log", xlabel="sites", ylim=(0, None))
+    axes[2].legend(fontsize="small", **below)
     figure.savefig(path, dpi=110)
 
 
