@@ -1,5 +1,6 @@
 """The parts of a site's model beside the agreed one.
 
-`level` is the site's random intercept, from sums. `trees` are boosted trees as arrays, `boosting` fits them to a site's
-rows. `local` is the part that a site fits to its own rows and keeps; it weighs its trees against the other parts.
+`local` is what a site adds at home: its level, a random intercept that leaves the sums of the shared part, and the
+local part, fitted to its own rows, which weighs its learners against the other parts. `trees` fits boosted trees to a
+site's rows, holds them as arrays and predicts with them.
 """

@@ -5,7 +5,7 @@ There are four candidates for the prediction of the site's own rows:
     f, what the other parts predict;    f + g(x, f), with g fitted to what f leaves;    h(x), fitted to the responses;
     and a ridge regression of the responses on the columns.
 
-g and h are boosted trees (`boosting`), or any regressor of scikit-learn. All are fitted on folds of the site's rows.
+g and h are boosted trees (`trees`), or any regressor of scikit-learn. All are fitted on folds of the site's rows.
 The mean over the folds is the model, and what a fold's fit predicts for the rows of the fold is what it would predict
 for new rows. For f the same follows from leverages (`dekrr.protocols.home`). A mean without a row's response
 tells what that was, and trees can learn to read it off f. So g is fitted to f without each row, and judged by f with
