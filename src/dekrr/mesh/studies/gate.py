@@ -24,6 +24,7 @@ from .versions import Versions
 
 _MEASURES = ("held-out RSE", "held-out log loss")
 _SLACK = 0.05  # of the variance: errors on rows of the training differ that much from run to run
+_NOTHING = 1e-6  # of the variance: smaller errors, of rows without noise, are rounding and chance
 _MEAN = 1.0  # the RSE of a site's mean: every site has that alone
 
 
@@ -82,7 +83,7 @@ def why_held_back(policy: Policy, found: Figures | None) -> str:
         return f"its run was cut short by {found.cut_short}; dekrr study use takes it anyway"
     worse = 1 + policy.tolerance + 2 / math.sqrt(max(found.n_rows, 1))  # what chance does to few rows
     for other, what in ((found.used, "that of the model in use"), (found.alone, "that of this site alone")):
-        if other is not None and not found.new <= worse * other + found.slack:  # nan is worse, too
+        if other is not None and not found.new <= worse * max(other, _NOTHING) + found.slack:  # nan is worse, too
             return (
                 f"its {found.what} is {found.new:.4g} on {found.n_rows} rows of this site, and {what} {other:.4g}; "
                 "dekrr study use takes it anyway"
