@@ -12,7 +12,7 @@ FILES = sorted(Path(dekrr.__file__).parent.rglob("*.py"))
 # Names that two files or classes still have. Take out what is renamed; add nothing.
 FILES_OF_ONE_NAME = {
     *("__init__", "base", "dekrr", "events", "local", "metrics"),
-    *("network", "node", "site", "study", "tables"),
+    *("network", "node", "site", "study"),
 }
 CLASSES_OF_ONE_NAME = {"Call", "Ended", "Identity"}
 MOST_LOADED = 60

@@ -32,8 +32,8 @@ from dekrr import (
     SettingsError,
 )
 from dekrr.cli.app import app
+from dekrr.mesh.config import DataTable, SiteFile
 from dekrr.mesh.node import Node
-from dekrr.mesh.tables import DataTable, SiteFile
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.dekrr import train
 from dekrr.protocols.site import Site

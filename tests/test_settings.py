@@ -10,7 +10,7 @@ import pytest
 
 from dekrr import DeKRRRegressor, GreedySelector, settings
 from dekrr.errors import SettingsError
-from dekrr.mesh.tables import DataTable, SiteFile
+from dekrr.mesh.config import DataTable, SiteFile
 from dekrr.rules import TOPOLOGIES
 from dekrr.selection import Greedy
 

@@ -24,18 +24,18 @@ from dekrr.errors import DataError, KeysError, SettingsError
 from dekrr.mesh.audit_trail import TRAIL, AuditTrail, read, verify
 from dekrr.mesh.files import to_toml
 from dekrr.mesh.identity import REVOKED, revocation_list
-from dekrr.mesh.leaving import REVEALS, describe
 from dekrr.mesh.node import SECRET, kept_secret
 from dekrr.mesh.policy import Policy, SourcePolicy, read_policy, refusals, refusals_of_run
 from dekrr.mesh.procedure import procedure_of
+from dekrr.mesh.reveals import REVEALS, describe
 from dekrr.mesh.sealing import DataSeal, Seal
 from dekrr.mesh.site_rows import row_hash
 from dekrr.mesh.standing_file import read_standing
 from dekrr.mesh.standing_page import StandingView
 from dekrr.mesh.store import Store
+from dekrr.mesh.studies.acceptance import Figures, figures, why_held_back
 from dekrr.mesh.studies.book import Book
 from dekrr.mesh.studies.describe import describe_rows
-from dekrr.mesh.studies.gate import Figures, figures, why_held_back
 from dekrr.mesh.studies.gossip import Gossip
 from dekrr.mesh.studies.items import Decision, Item, Proposal, Revocations, sign
 from dekrr.mesh.studies.preview import preview

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import SettingsError
-from .leaving import REVEALS
+from .reveals import REVEALS
 from .studies.book import Book
 from .studies.gossip import CHANNEL
 from .studies.study import digest_of, parse_study

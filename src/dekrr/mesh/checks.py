@@ -12,8 +12,7 @@ from ..errors import SettingsError, TopologyError
 from ..labels import NAME
 from ..protocols.preparation import public_scaling
 from ..settings import ALONE, DEPLOYED, GRIDS, DifferentialPrivacy, FeatureSettings, TuningSettings, Wire, entries
-from .session.frames import RESERVED
-from .tables import (
+from .config import (
     METHODS,
     NONE,
     DataTable,
@@ -26,6 +25,7 @@ from .tables import (
     part_of,
     parts_of_run,
 )
+from .session.frames import RESERVED
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from .checks import check_network, check_site, read_as, toml_of
-from .tables import NetworkFile, SiteFile
+from .config import NetworkFile, SiteFile
 
 
 def read_network(path: Path) -> NetworkFile:

@@ -30,6 +30,7 @@ from ..tables.columns import Columns
 from . import keys
 from .after_loss import KeptOnDisk, guarded
 from .carrier import Carrier, Ways
+from .config import SiteFile, protocol_of
 from .events import Ended, Exposed, LooksWrong, Noisy, Started, Stopped, finished
 from .identity import CertificateSigner
 from .identity import Identity as CertifiedIdentity
@@ -44,7 +45,6 @@ from .session.journal import Ended as EndedRecord
 from .session.journal import FileJournal, Opening
 from .site_rows import SiteRows, classes_of
 from .status import STATE, Status, status_of, telling_state
-from .tables import SiteFile, protocol_of
 from .vault import FileVault
 
 CHECKPOINT, MODEL, SECRET = "checkpoint", "model.safetensors", "secret"

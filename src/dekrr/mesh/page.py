@@ -23,10 +23,10 @@ from typing import Any
 import msgspec
 
 from ..errors import KeysError, NetworkError
+from .config import SiteFile
 from .events import HELD_OUT
 from .session.events import Event
 from .status import Status
-from .tables import SiteFile
 
 HOST = "127.0.0.1"
 _NOT_STORED = {"cache-control": "no-store"}

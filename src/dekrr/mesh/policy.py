@@ -74,7 +74,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     # of `sigma`, where the study gives numbers: waves far shorter than a column's span tell single rows apart
     least_sigma: float = 0.05
     longest_days: int = 0  # the most days until a study expires; 0 for any number
-    accept: Literal["no-worse", "person", "any"] = "no-worse"  # which new models are taken into use; see `studies.gate`
+    accept: Literal["no-worse", "person", "any"] = (
+        "no-worse"  # which new models are taken into use; see `studies.acceptance`
+    )
     tolerance: float = 0.1  # the share by which the error of a new model may be larger than that of what the site has
     sources: dict[str, SourcePolicy] = {}
 
@@ -106,7 +108,7 @@ def refusals(policy: Policy, study: StudyFile, proposer: str, sources: Any) -> l
 
     Examples
     --------
-    >>> from dekrr.mesh.tables import DataTable
+    >>> from dekrr.mesh.config import DataTable
     >>> study = StudyFile(name="air", sites=("a", "b", "c"), source="air", expires=datetime.date(2030, 1, 1),
     ...                   data=DataTable(target="pm25", columns=("temperature",)))
     >>> refusals(Policy(methods=("dkla",)), study, "a", ["air"])

@@ -18,7 +18,7 @@ from ..protocols.site import Procedure, Site
 from ..protocols.training import has_parts
 from ..settings import DeKRRSettings
 from ..tables.columns import Columns
-from .tables import METHODS, SiteFile
+from .config import METHODS, SiteFile
 
 
 class Warm(NamedTuple):

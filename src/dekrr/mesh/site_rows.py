@@ -34,9 +34,9 @@ from ..tables.columns import Columns, Facts, arrays_of, read_raw
 from ..tables.rows import ArrayRows, HashOf, RowHash, Rows
 from ..tables.sources import Batch, Source, StreamedRows, inputs_of, labels_of, open_source, require_weights
 from ..types import Array, Block
+from .config import SiteFile
 from .ledger import Ask, Cells, Folder, Ledger
 from .procedure import refuse_beforehand
-from .tables import SiteFile
 
 _ROWS_AT_A_TIME = 1 << 14
 LEDGER = "ledger"

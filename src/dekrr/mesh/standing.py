@@ -22,6 +22,7 @@ from . import policy as policies
 from .audit_trail import TRAIL, AuditTrail
 from .carrier import Carrier
 from .clock import Clock
+from .config import SiteFile
 from .keys import changed_at, warn_of_end
 from .ledger import Folder, Ledger
 from .metrics import tell_systemd
@@ -39,7 +40,6 @@ from .studies.gossip import CHANNEL, Gossip, told
 from .studies.items import Call, Report
 from .studies.versions import HELD_BACK, Versions
 from .study_run import StudyRun, digest_of_file
-from .tables import SiteFile
 from .witness import Witness
 
 logger = logging.getLogger("dekrr")

@@ -7,10 +7,10 @@ import msgspec
 from ..labels import NAME
 from .carrier import Ways
 from .checks import read_as, toml_of
+from .config import KeysTable, PageTable
 from .identity import Identity
 from .keys import check
 from .network import Keys, Link
-from .tables import KeysTable, PageTable
 
 BY_RELAY = "relay"
 

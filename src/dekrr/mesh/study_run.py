@@ -15,9 +15,9 @@ from .node import CHECKPOINT, MODEL, Node
 from .record import RECORD, Log, Record
 from .session import Phase
 from .session.events import Event
+from .studies.acceptance import figures, why_held_back
 from .studies.book import StudyState
 from .studies.ends import WHOLE
-from .studies.gate import figures, why_held_back
 from .studies.outward import outward
 from .studies.versions import HELD_BACK, Versions
 

@@ -9,7 +9,7 @@ from collections import deque
 
 from ..errors import one_line
 from .audit_trail import AuditTrail
-from .leaving import describe
+from .reveals import describe
 from .store import Store
 from .studies.book import Book
 from .studies.ends import WHOLE, is_echo

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from ...disk import filling, replacing
 from ...errors import KeysError
+from ..config import NetworkFile
 from ..files import OWN, differences, read_network, read_site, site_file, to_toml
-from ..tables import NetworkFile
 
 if TYPE_CHECKING:
     from ..keys import Authority

@@ -20,9 +20,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...errors import DataError, NetworkError, SettingsError
+from ..config import NetworkFile
 from ..events import HELD_OUT
 from ..files import differences, read_network, read_site, site_file
-from ..tables import NetworkFile
 from .network import SITE_FILE, SITES, site_tables
 from .node import INTERRUPTED, TERMINATED, Signalled, kilobytes, stop_on, waited_for
 

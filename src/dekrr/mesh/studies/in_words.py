@@ -26,7 +26,7 @@ def in_words(study: StudyFile, policy: Policy, site: str, entries: Sequence[Past
     Examples
     --------
     >>> import datetime
-    >>> from dekrr.mesh.tables import DataTable
+    >>> from dekrr.mesh.config import DataTable
     >>> study = StudyFile(name="air", sites=("a", "b"), source="air", expires=datetime.date(2030, 1, 1),
     ...                   data=DataTable(target="pm25", columns=("temperature",)))
     >>> in_words(study, Policy(), "a", [], 0.0)[0]

@@ -43,7 +43,7 @@ def outward(error: BaseException, study: StudyFile, site: str) -> str:
     Examples
     --------
     >>> import datetime
-    >>> from dekrr.mesh.tables import DataTable
+    >>> from dekrr.mesh.config import DataTable
     >>> from dekrr.errors import NotNumbersError
     >>> study = StudyFile(name="air", sites=("a", "b"), source="air", expires=datetime.date(2030, 1, 1),
     ...                   data=DataTable(target="pm25", columns=("temperature",)))

@@ -19,8 +19,8 @@ from ...protocols.site import Procedure, Site
 from ...tables.columns import Columns
 from ...tables.rows import ArrayRows, Rows
 from ...types import Array
-from ..leaving import REVEALS
 from ..procedure import procedure_of
+from ..reveals import REVEALS
 from ..site_rows import Counted, facts_of, read_rows, source_of
 from ..standing_file import StandingFile
 from .study import StudyFile

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..checks import check_site, read_as
-from ..tables import DataTable, Seconds, SiteFile
+from ..config import DataTable, Seconds, SiteFile
 
 
 class StudyFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,11 +15,11 @@ import numpy as np
 from ...errors import DekrrError
 from ...metrics import rse
 from ...model import load
+from ..config import SiteFile
 from ..node import MODEL
 from ..policy import Policy
 from ..record import RECORD
 from ..site_rows import read_rows, source_of
-from ..tables import SiteFile
 from .versions import Versions
 
 _MEASURES = ("held-out RSE", "held-out log loss")
