@@ -281,10 +281,9 @@ def test_whatever_the_phase_of_a_loss_all_others_end_with_the_model_of_what_was_
 
 def test_a_loss_while_sites_look_leaves_each_what_it_adds_at_home(words):
     run = Run(DeKRRSettings(**OPEN | WITH_LOCAL | {"scale": "quantiles"}, lone_neighbor="refuse"), looks=True)
-    kinds = kinds_of(run, words, np.linspace(1.0, 40.0, 20))
-    assert run.phases["looking at rows"] == {"at home"}
-    assert kinds["anew"] >= 1
-    assert not kinds["ended"]
+    kinds = kinds_of(run, words, np.linspace(1.0, 17.0, 12))
+    assert "at home" in run.phases["looking at rows"]
+    assert {kind for kind, count in kinds.items() if count} == {"anew", "at home"}
 
 
 @pytest.mark.parametrize("seed", range(6))
