@@ -164,6 +164,10 @@ def text_cell(table, column):
     table.loc[7, column] = SECRET
 
 
+def text_cells(table, column):
+    table.loc[7:16, column] = SECRET
+
+
 def number_cell(table, column):
     table.loc[7, column] = -NUMBER
 
@@ -211,7 +215,7 @@ PLAIN = 'target = "y"\ncolumns = ["u", "v"]'
         (DATES, text_cell, "when", "column-unusable"),
         (WEIGHT, text_cell, "v", "column-not-numbers"),
         (WEIGHT, number_cell, "v", "weights"),
-        (CLASSES, text_cell, "y", "classes"),
+        (CLASSES, text_cells, "y", "classes"),
         (PLAIN, lambda table, column: table.pop(column), "u", "column-missing"),
         (PLAIN, None, "u", "rows"),
         (DATES, of_both_orders, "when", "column-unusable"),
@@ -242,7 +246,7 @@ def test_a_secret_in_a_cell_is_in_no_report(site, data, change, column, code):
         path = path.with_suffix(".csv" if is_mixed else ".parquet")
         table.to_csv(path, index=False) if is_mixed else table.to_parquet(path)
     standing.config = msgspec.structs.replace(standing.config, sources={"rows": path.name})
-    text = f"{HEAD.format('dekrr')}# {code} {column} {change}\n[data]\n{data}\n"
+    text = f"{HEAD.format('dekrr')}# {code} {column} {getattr(change, '__name__', '')}\n[data]\n{data}\n"
     standing.book.say(Proposal(text=text, time=time.time()))
     state = standing.book.studies[digest_of(text)]
     versions = standing.versions(state)
@@ -307,10 +311,11 @@ def test_no_byte_that_leaves_has_a_secret_of_a_run_that_failed(tmp_path):
     assert SECRET in consortium.versions("b").states[0].reason
 
 
-def site_rows(folder, run, table, columns=("u", "v"), weight="", target="y", **settings):
+def site_rows(folder, run, table, columns=("u", "v"), weight="", target="y", classes=(), **settings):
     """A site's part in a run of a study over a table."""
     table.to_parquet(folder / "rows.parquet")
     data = f'target = "{target}"\ncolumns = {json.dumps(list(columns))}\nweight = "{weight}"'
+    data += f"\nclasses = {json.dumps(list(classes))}"
     given = {"n_features": 10, **settings}
     given = {"shared": "none", "local": "none", "column_scales": "none", **given}
     study = study_of("".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items()), data)
@@ -367,11 +372,11 @@ def test_a_fold_of_new_rows_is_as_many_as_a_sum_needs(tmp_path, asked, fewest):
 
 
 def test_refusals_are_no_oracle_that_can_be_asked_for_ever(site, monkeypatch):
-    """Whether a row has none of the classes that a study names is told, but only so often."""
+    """Whether ten rows have none of the classes that a study names is told, but only so often."""
     consortium, standing = site
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.uniform(size=(80, 2)), columns=["u", "v"]).assign(y="a")
-    table.loc[7, "y"] = "rare"
+    table.loc[7:16, "y"] = "rare"
     table.to_parquet(consortium.home("a") / "rows.parquet")
     standing.config = msgspec.structs.replace(standing.config, sources={"rows": "rows.parquet"})
     monkeypatch.setattr(standing, "policy", Policy(sources={"rows": SourcePolicy(runs_per_month=1)}))
@@ -385,6 +390,34 @@ def test_refusals_are_no_oracle_that_can_be_asked_for_ever(site, monkeypatch):
         StudyRun(standing, state, 1, standing.versions(state))._run()
         told.append(state.reports["a", 1].reason.split(":")[0])
     assert told == ["classes"] * 5 + ["policy"] * 2
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10])
+def test_few_rows_of_no_named_class_are_in_no_sum_and_refuse_nothing(tmp_path, caplog, count):
+    """A study of the classes 0 to t, and of fewer, found the largest value of a column, which one row had."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.uniform(size=(300, 2)), columns=["u", "v"])
+    table["age"] = np.where(np.arange(300) < count, 103, 30 + np.arange(300) % 30)
+    (tmp_path / "kept").mkdir()
+
+    def asked():
+        own = site_rows(tmp_path, f"s{count}", table, target="age", classes=range(103))
+        own.judge()
+        return own
+
+    if count >= 10:
+        with pytest.raises(DataError, match="row 0 has 103, which is none of the classes 0, 1, ") as refusal:
+            asked()
+        assert refusal.value.code == "classes"
+        return
+    own = asked()
+    assert own.rows.n_rows == 300, "the number of rows, which is told, would say how many there are"
+    assert own.rows.admitted(own._admission).n_rows <= 300 - count
+    assert not own._admission(table[["u", "v"]].to_numpy()[:count]).any()
+    assert (f"{count} such rows, fewer than 10, are in no sum" in caplog.text) == (count > 0)
+    own.enter()
+    every = site_rows(tmp_path, "all", table, target="age")
+    assert not every._admission(table[["u", "v"]].to_numpy()[:count]).any(), "what was withheld once stays out"
 
 
 @pytest.mark.parametrize("role", ["target", "column"])

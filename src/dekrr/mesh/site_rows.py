@@ -7,6 +7,7 @@ agree on in a later run. So rows are judged in the encoding that the first run o
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from .config import SiteFile
 from .ledger import Ask, Cells, Folder, Ledger
 from .procedure import refuse_beforehand
 
+logger = logging.getLogger("dekrr")
 _ROWS_AT_A_TIME = 1 << 14
 LEDGER = "ledger"
 _MOST_DELTA = 0.1  # of all runs together, times the number of rows
@@ -79,7 +81,9 @@ def read_rows(config: SiteFile, source: Source, columns: Columns | None = None) 
     if isinstance(source, SpreadSource):
         rows = SpreadRows(source, given, response, weight=weight, seed=0)
     else:
-        kind = StreamedRows if not data.classes else partial(RowsOfClasses, classes=classes_of(config))
+        fewest = int(config.method_settings().min_rows) if _withholds(config) else 1
+        of_classes = partial(RowsOfClasses, classes=classes_of(config), fewest=fewest)
+        kind = of_classes if data.classes else StreamedRows
         rows = kind(source, given, response, weight=weight, seed=0)
     try:
         _ = rows.survey
@@ -113,17 +117,51 @@ def classes_of(config: SiteFile) -> list[Any]:
     return sorted(config.data.classes)
 
 
+def _withholds(config: SiteFile) -> bool:
+    """Return whether rows can be kept out of sums: with differential privacy all are in them."""
+    settings = config.method_settings()
+    return bool(settings.max_leverage < 1 and getattr(settings, "privacy", None) is None)
+
+
 class RowsOfClasses(StreamedRows):
     """Rows whose response is a class, which is read as its code.
+
+    A study names the classes, so whether it is refused would tell whether a single row has another one. So fewer than
+    `fewest` rows of no named class are read as having the commonest one. They are `unnamed`: for who withholds them.
 
     `*given`, `**more`: as `StreamedRows` has them. `classes`: in their order.
     """
 
-    def __init__(self, *given: Any, classes: Sequence[Any], **more: Any) -> None:
+    def __init__(self, *given: Any, classes: Sequence[Any], fewest: int, **more: Any) -> None:
         super().__init__(*given, **more)
         self._places = {str(known): place for place, known in enumerate(classes)}
         self._places |= {known: place for place, known in enumerate(classes)}
         self._classes = list(classes)
+        name, first, read = str(self._response), "", [np.empty(0, dtype=int)]
+        for batch in self.source.batches([name]):
+            labels, places = self._read_classes(batch)
+            if not first and (places < 0).any():
+                row = int(np.argmin(places))
+                first = f"{batch.where}, column {name!r}: row {batch.start + row} has {labels[row]!r}"
+            read.append(places)
+        places = np.concatenate(read)
+        self.unnamed: np.ndarray = places < 0
+        self._commonest = int(np.bincount(places[~self.unnamed], minlength=len(classes)).argmax())
+        self.told = ""  # what the site's own people should know
+        if first:
+            of_classes = f"which is none of the classes {', '.join(map(repr, self._classes))} of the run"
+            n_rows = int(self.unnamed.sum())
+            self.told = f"{first}, {of_classes}; {n_rows} such rows, fewer than {fewest}, are in no sum"
+            if n_rows >= fewest:
+                raise DataError(f"{first}, {of_classes}; correct the row, or name the class in [data]").about(
+                    name, "classes"
+                )
+
+    def _read_classes(self, batch: Batch) -> tuple[list[Any], np.ndarray]:
+        """Return the labels of a batch, and their places among the classes; -1 for a label that is none of them."""
+        labels = labels_of(batch, str(self._response)).tolist()
+        places = [self._places.get(label, self._places.get(str(label), -1)) for label in labels]
+        return labels, np.array(places, dtype=int)
 
     @property
     def n_outputs(self) -> int:
@@ -131,21 +169,13 @@ class RowsOfClasses(StreamedRows):
         return 1 if len(self._classes) == 2 else len(self._classes)
 
     def _block_of(self, batch: Batch) -> Block:
-        name = str(self._response)
-        labels = labels_of(batch, name).tolist()
-        places = [self._places.get(label, self._places.get(str(label), -1)) for label in labels]
-        if -1 in places:
-            row = places.index(-1)
-            raise DataError(
-                f"{batch.where}, column {name!r}: row {batch.start + row} has {labels[row]!r}, which is none of the "
-                f"classes {', '.join(map(repr, self._classes))} of the run; correct the row, or name the class in "
-                "[data]"
-            ).about(name, "classes")
+        places = self._read_classes(batch)[1]
+        places = np.where(places < 0, self._commonest, places)
         weight = None
         if self._weight is not None:
             weight = inputs_of(batch, [self._weight])[:, 0]
             require_weights(weight, f"{batch.where}, column {self._weight!r}: ", batch.start)
-        return Block(inputs_of(batch, self.columns), codes(np.array(places), len(self._classes)), weight)
+        return Block(inputs_of(batch, self.columns), codes(places, len(self._classes)), weight)
 
 
 def fewest_of(config: SiteFile, n_rows: int, n_columns: int) -> int:
@@ -255,8 +285,11 @@ class SiteRows:
         self._weights = self._cells.words[weight].view(np.float64) if weight else None
         self._counts = np.ones(self._cells.n_rows, dtype=bool) if self._weights is None else self._weights > 0
         self._known = self.ledger.withheld(self._cells)
-        settings = config.method_settings()
-        if settings.max_leverage < 1 and getattr(settings, "privacy", None) is None:
+        if isinstance(self.rows, RowsOfClasses) and self.rows.told:
+            logger.warning("%s: %s", config.site, self.rows.told)
+            self._known |= self.rows.unnamed
+        if _withholds(config):
+            settings = config.method_settings()
             used = [self._cells.words[name] for name in (*config.data.columns, *config.data.targets)]
             self._known |= admission.rare_values(used, self._counts & ~self._known, settings.min_rows)
         self._admission: admission.AnyAdmission | None = None

@@ -154,7 +154,7 @@ def kept(path: Path, make: Callable[[], Admission], n_columns: int) -> Admission
         reference = FeatureMap(parts["frequencies"], parts["phases"], parts["amplitudes"])
         bounds = Scaling(parts["lower"], parts["upper"])
         found = Admission(bounds, reference, parts["whitening"], float(parts["max_leverage"][0]))
-        fits = found.reference.n_columns == n_columns == len(found.bounds.lower) - 1
+        fits = found.reference.n_columns == n_columns < len(found.bounds.lower)  # and the targets
     except (SafetensorError, OSError, KeyError, IndexError, TypeError, ValueError) as error:
         raise DataError(f"{path} says which rows may be in sums, and cannot be read: {error}; restore it") from None
     if not fits:
