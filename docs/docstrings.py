@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from dataclasses import fields
 from importlib import import_module
 from typing import Any
@@ -41,15 +42,15 @@ def is_ours(kind: Any) -> bool:
 
 
 def complete(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Add the parameters that a docstring leaves to a table or to a base class; before numpydoc reads it."""
+    """Add the parameters that a docstring leaves to a table or to others of its class; before numpydoc reads it."""
     text = "\n".join(lines)
     if what == "class":
         text = re.sub(
             r"^[\w, ]+\n    As in `dekrr\.selection\.\w+`\.\n", lambda _: parameters_of_chooser(thing), text, flags=re.M
         )
         text += settings_of(thing)
-    elif what == "method" and "Parameters\n---" not in text:
-        text += "\n\n" + inherited_parameters(name)
+    elif what in ("method", "function") and (section := section_on_parameters(name, text)):
+        text = re.sub(_SECTION, "", text, flags=re.M | re.S).rstrip() + f"\n\n{section}"
     lines[:] = text.split("\n")
 
 
@@ -86,15 +87,40 @@ def parameters_of_chooser(kind: Any) -> str:
     return "".join("\n".join(known[name]).rstrip() + "\n" for name in names if name in known)
 
 
-def inherited_parameters(name: str) -> str:
-    """Return the section on parameters that a method's docstring leaves to that of a base class, if there is one."""
-    module, owner, method = name.rsplit(".", 2)
-    kind = getattr(import_module(module), owner, None)
-    for base in getattr(kind, "__mro__", ()):
-        found = re.search(_SECTION, inspect.getdoc(vars(base).get(method)) or "", flags=re.M | re.S)
-        if found:
-            return found[0]
-    return ""
+def section_on_parameters(name: str, text: str) -> str:
+    """Return the section on parameters of a method or a function, whose docstring is `text`.
+
+    What several methods of a class have, or several functions of a module, is described at one of them: at that of a
+    base class, at `fit` or `predict`, or at the first that does.
+    """
+    parts, attribute = name.split("."), []
+    while parts and not (module := sys.modules.get(".".join(parts))):
+        attribute.insert(0, parts.pop())
+    owner = module
+    for part in attribute[:-1]:
+        owner = getattr(owner, part)
+    bases = getattr(owner, "__mro__", [owner])
+    same = [vars(base).get(each) for each in (attribute[-1], "fit", "predict") for base in bases]
+    others = [one for base in bases if is_ours(base) or base is module for one in vars(base).values()]
+    functions = [one for one in (*same, *others) if inspect.isfunction(one)]
+    known: dict[str, str] = {}
+    for one in [text, *(inspect.getdoc(function) or "" for function in functions)]:
+        known = entries_of(one) | known
+    parameters = inspect.signature(getattr(owner, attribute[-1])).parameters.values()
+    found = [known[one] for each in parameters if (one := str(each).split(":")[0].split("=")[0]) in known]
+    return "\n".join(["Parameters", "----------", *found]) if found else ""
+
+
+def entries_of(text: str) -> dict[str, str]:
+    """Return what the section on parameters of a docstring says of each."""
+    section = re.search(_SECTION, f"{text}\n", flags=re.M | re.S)
+    entries = re.findall(r"^([\w*][\w, *]*?)( :.*)?\n((?: .*\n|\n(?= ))*)", section[0] if section else "", flags=re.M)
+    return {
+        name.strip(): f"{name.strip()}{kind}\n{about.rstrip()}"
+        for heads, kind, about in entries
+        for name in heads.split(",")
+        if name != "Parameters"
+    }
 
 
 def escaped(lines: list[str]) -> list[str]:

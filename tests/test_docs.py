@@ -10,7 +10,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 sys.path.insert(0, str(DOCS))
 
 import settings_page  # noqa: E402  (it is in docs/, as the next ones)
-from docstrings import inherited_parameters, members_of  # noqa: E402
+from docstrings import entries_of, members_of, section_on_parameters  # noqa: E402
 from pages import PUBLIC_MODULES  # noqa: E402
 
 
@@ -52,19 +52,16 @@ def test_every_parameter_that_its_type_does_not_tell_is_described(name):
     for part in module.__all__:
         value = getattr(module, part)
         if inspect.isfunction(value):
-            missing[part] = undescribed(value, inspect.getdoc(value) or "")
+            missing[part] = undescribed(f"{name}.{part}", value)
         elif inspect.isclass(value) and not issubclass(value, Exception):
             for method in members_of(name, part)["methods"]:
-                text = f"{inspect.getdoc(getattr(value, method))}\n\n{inherited_parameters(f'{name}.{part}.{method}')}"
-                missing[f"{part}.{method}"] = undescribed(getattr(value, method), text)
+                missing[f"{part}.{method}"] = undescribed(f"{name}.{part}.{method}", getattr(value, method))
     assert not {part: names for part, names in missing.items() if names}
 
 
-def undescribed(function, text):
+def undescribed(name, function):
     """Return the parameters that the numpydoc section lacks, and whose annotation does not tell what they take."""
-    section = re.search(r"^Parameters\n-+\n(.*?)(?=^\w[\w ]*\n-{3,}$|\Z)", text, flags=re.M | re.S)
-    heads = re.findall(r"^([\w*][\w, *]*?)(?= :|$)", section[1] if section else "", flags=re.M)
-    described = {name.strip().lstrip("*") for head in heads for name in head.split(",")}
+    described = {one.lstrip("*") for one in entries_of(section_on_parameters(name, inspect.getdoc(function) or ""))}
     vague = re.compile(r"\b(Any|Array|ndarray|_empty)\b")
     parameters = inspect.signature(function).parameters.items()
     return {name for name, one in parameters if vague.search(str(one.annotation))} - described - {"self"}

@@ -274,13 +274,7 @@ class Member:
     weight: float = 1.0
 
     def predict(self, X: Array) -> Array:
-        """Return coefficients'z(x) for scaled rows, shape (n_rows,) or (n_rows, n_outputs).
-
-        Parameters
-        ----------
-        X : ndarray of shape (n_rows, n_columns)
-            Scaled rows.
-        """
+        """Return coefficients'z(x) for scaled rows, shape (n_rows,) or (n_rows, n_outputs)."""
         return self.feature_map.apply(X, self.coefficients)
 
 
@@ -423,12 +417,6 @@ class SiteModel:
         Nothing is promised for rows that are unlike the site's own. A site that held out no rows has the intervals of
         all sites' errors; where all held out too few rows for the coverage, the ends are infinite. A warning says so.
 
-        Parameters
-        ----------
-        X : array-like of shape (n_rows, n_columns), or frame
-        elsewhere : bool, default=False
-            Whether to have those of predictions without the site's level and local part, as `predict` does.
-
         Returns
         -------
         ndarray of shape (n_rows, 2) or (n_rows, 2, n_outputs)
@@ -444,12 +432,7 @@ class SiteModel:
         return ends
 
     def interval_encoded(self, rows: Array, coverage: float = 0.9) -> Array:
-        """Return `predict_interval` of rows whose columns are numbers already, shape (n_rows, header.n_columns).
-
-        Parameters
-        ----------
-        rows : ndarray of shape (n_rows, header.n_columns)
-        """
+        """Return `predict_interval` of rows whose columns are numbers already, shape (n_rows, header.n_columns)."""
         if self.calibration is None:
             raise SettingsError(
                 f"the model of site {self.header.site!r} has no intervals: it was fitted without them, or the site has "
@@ -466,10 +449,6 @@ class SiteModel:
 
         That is a number or a date beyond the bounds of training, or a word that the model does not know. The prediction
         of such a row is a guess, and its interval is no wider for it.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_rows, n_columns), or frame
         """
         rows, encoded = X, as_rows(X, self.header)
         if self.header.encoding is not None:
@@ -477,24 +456,11 @@ class SiteModel:
         return outside_of(self)(rows, encoded) or [[] for _ in encoded]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the coefficient of determination R^2 of `predict(X)`, the mean over outputs.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_rows, n_columns), frame or source
-        y : array-like of shape (n_rows,) or (n_rows, n_outputs)
-        sample_weight : array-like of shape (n_rows,), optional
-        """
+        """Return the coefficient of determination R^2 of `predict(X)`, the mean over outputs."""
         return 1 - rse(y, self.predict(X), sample_weight)
 
     def fit(self, X: Any, y: Any = None) -> "SiteModel":
-        """Raise `SettingsError`: a site's model comes of a training that all sites take part in.
-
-        Parameters
-        ----------
-        X, y : object
-            Not used.
-        """
+        """Raise `SettingsError`: a site's model comes of a training that all sites take part in."""
         raise SettingsError(
             "a site's model cannot be fitted by itself: fit DeKRRRegressor, or LocalRegressor for one site"
         )
@@ -525,14 +491,7 @@ class SiteModel:
         )
 
     def predict_encoded(self, rows: Array, *, elsewhere: bool = False) -> Array:
-        """Predict the response of rows whose columns are numbers already, shape (n_rows, header.n_columns).
-
-        Parameters
-        ----------
-        rows : ndarray of shape (n_rows, header.n_columns)
-        elsewhere : bool, default=False
-            As in `predict`.
-        """
+        """Predict the response of rows whose columns are numbers already, shape (n_rows, header.n_columns)."""
         return self.response.back(self.scaling.undo(self._through(self.scaling.rows(rows), elsewhere=elsewhere)))
 
     def _through(self, rows: Array, *, elsewhere: bool = False) -> Array:
@@ -555,13 +514,7 @@ class SiteModel:
         return joined([replace(member, weight=w) for member, w in zip(self.members, weights, strict=True)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a safetensors file; an existing file is replaced atomically.
-
-        Parameters
-        ----------
-        path : str or path
-            The name of the file, which should end in .safetensors.
-        """
+        """Write the model to a safetensors file; an existing file is replaced atomically."""
         tensors, metadata = self._contents()
         _require_place(Path(path))
         if self.stays_home:

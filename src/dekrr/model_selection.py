@@ -114,13 +114,7 @@ class SiteKFold(_Splitter):
             yield np.flatnonzero(fold != k), np.flatnonzero(fold == k)
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None, sites: Any = None) -> int:
-        """Return the number of folds.
-
-        Parameters
-        ----------
-        X, y, groups, sites : object
-            Not used.
-        """
+        """Return the number of folds."""
         return self.n_splits
 
 
@@ -145,16 +139,7 @@ class LeaveOneSiteOut(_Splitter):
         super().__init__(sites)
 
     def split(self, X: Any, y: Any = None, groups: Any = None, sites: Any = None) -> Iterator[tuple[Any, Any]]:
-        """Yield the indices of the rows to train on and to test on, site by site; see `SiteKFold.split`.
-
-        Parameters
-        ----------
-        X : array-like or frame of n_rows rows
-        y : object
-            Not used.
-        groups, sites : array-like of shape (n_rows,), optional
-            The site of every row.
-        """
+        """Yield the indices of the rows to train on and to test on, site by site; see `SiteKFold.split`."""
         labels, index = self._labels(X, sites, groups)
         if len(labels) < 2:
             raise DataError(f"there is only one site, {listed(labels)}: nothing is left to train on without it")
@@ -162,16 +147,7 @@ class LeaveOneSiteOut(_Splitter):
             yield np.flatnonzero(index != k), np.flatnonzero(index == k)
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None, sites: Any = None) -> int:
-        """Return the number of sites.
-
-        Parameters
-        ----------
-        X : array-like or frame of n_rows rows
-        y : object
-            Not used.
-        groups, sites : array-like of shape (n_rows,), optional
-            The site of every row.
-        """
+        """Return the number of sites."""
         return len(self._labels(X, sites, groups)[0])
 
 

@@ -91,7 +91,6 @@ def comparison(frame: Any, *, ax: Any = None) -> Any:
     ----------
     frame : frame
         What `dekrr.compare` returns.
-    ax : matplotlib axes, optional
     """
     axes, errors, measure = _axes(ax), frame.to_dict(), frame.attrs.get("measure", "error")
     shown = [site for site in errors["alone"] if site != "all" and np.isfinite(errors["alone"][site])]
@@ -119,13 +118,7 @@ def comparison(frame: Any, *, ax: Any = None) -> Any:
 
 
 def convergence(regressor: Any, *, ax: Any = None) -> Any:
-    """Draw how the objective falls, above its last value.
-
-    Parameters
-    ----------
-    regressor : fitted estimator
-    ax : matplotlib axes, optional
-    """
+    """Draw how the objective falls, above its last value."""
     axes = _axes(ax)
     objective = np.asarray(regressor.history_["objective"])
     gap = objective - objective.min()
@@ -137,15 +130,7 @@ def convergence(regressor: Any, *, ax: Any = None) -> Any:
 
 
 def predicted(regressor: Any, X: Any, y: Any, sites: Any, *, ax: Any = None) -> Any:
-    """Draw predictions by each row's own site against the truth.
-
-    Parameters
-    ----------
-    regressor : fitted estimator
-    X, y, sites
-        Rows, as for `sites`.
-    ax : matplotlib axes, optional
-    """
+    """Draw predictions by each row's own site against the truth."""
     axes = _axes(ax)
     truth, prediction, _ = _named(regressor, X, y, sites)
     axes.scatter(truth, prediction, s=4, alpha=0.4, linewidths=0)
@@ -160,11 +145,6 @@ def scales(regressor: Any, *, ax: Any = None) -> Any:
 
     They are not importances. A column of words becomes several columns of 0 and 1, and the largest of their scales is
     drawn. For importances, see `sklearn.inspection.permutation_importance`, which takes any site's model.
-
-    Parameters
-    ----------
-    regressor : fitted estimator with `column_scales_`
-    ax : matplotlib axes, optional
     """
     values = getattr(regressor, "column_scales_", None)
     if values is None:
@@ -178,13 +158,7 @@ def scales(regressor: Any, *, ax: Any = None) -> Any:
 
 
 def traffic(regressor: Any, *, ax: Any = None) -> Any:
-    """Draw the bytes over each directed edge, as a matrix of senders and receivers.
-
-    Parameters
-    ----------
-    regressor : fitted estimator
-    ax : matplotlib axes, optional
-    """
+    """Draw the bytes over each directed edge, as a matrix of senders and receivers."""
     axes = _axes(ax)
     names = list(regressor.sites_)
     sent = regressor.traffic_.bytes

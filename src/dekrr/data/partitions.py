@@ -45,11 +45,6 @@ def by_response(y: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any
 def by_norm(X: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any = None) -> np.ndarray:
     """Divide rows so that sites differ in |x|, the paper's second setting; see `by_response`.
 
-    Parameters
-    ----------
-    X : ndarray of shape (n_rows, n_columns)
-    random_state : int or None
-
     Examples
     --------
     >>> import numpy as np
@@ -62,10 +57,6 @@ def by_norm(X: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any = N
 
 def imbalanced(n_rows: int, n_sites: int = 10, random_state: Any = None) -> np.ndarray:
     """Divide rows at random into sites of very different sizes, N_j = (2j - 1) / J^2 N for j = 1 to J.
-
-    Parameters
-    ----------
-    random_state : int or None
 
     Examples
     --------
@@ -80,10 +71,6 @@ def imbalanced(n_rows: int, n_sites: int = 10, random_state: Any = None) -> np.n
 
 def iid(n_rows: int, n_sites: int = 10, random_state: Any = None) -> np.ndarray:
     """Divide rows at random into sites of equal size.
-
-    Parameters
-    ----------
-    random_state : int or None
 
     Examples
     --------
@@ -107,12 +94,8 @@ def dirichlet(
 
     Parameters
     ----------
-    y : ndarray of shape (n_rows,)
     concentration : float, default=0.5
         If it is small, a site has rows of few quantiles, and sites differ in size. If it is large, all sites are alike.
-    mix : float, default=0.0
-        The share of rows that is divided at random, in equal parts.
-    random_state : int or None
 
     Examples
     --------
@@ -146,7 +129,6 @@ def by_column(values: Any, n_sites: int | None = None, mix: float = 0.0, random_
     n_sites : int, optional
         None makes a site of each distinct value. A number sorts the rows by the column and divides them into that many
         runs.
-    random_state : int or None
 
     Examples
     --------
@@ -182,8 +164,6 @@ def partition(name: str, X: Array, y: Array, **settings: Any) -> np.ndarray:
 
     Parameters
     ----------
-    X : ndarray of shape (n_rows, n_columns)
-    y : ndarray of shape (n_rows,)
     **settings
         `n_sites`, `mix` (which has no effect on "imbalanced" and "iid") and `random_state`.
     """
@@ -193,13 +173,7 @@ def partition(name: str, X: Array, y: Array, **settings: Any) -> np.ndarray:
 
 
 def halves(sites: np.ndarray, random_state: Any = None) -> np.ndarray:
-    """Return a mask of training rows: a random half of every site's rows. The other half are test rows.
-
-    Parameters
-    ----------
-    sites : ndarray of shape (n_rows,)
-    random_state : int or None
-    """
+    """Return a mask of training rows: a random half of every site's rows. The other half are test rows."""
     rng = np.random.default_rng(random_state)
     train = np.zeros(len(sites), dtype=bool)
     for site in np.unique(sites):

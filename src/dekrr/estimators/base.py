@@ -119,14 +119,7 @@ def parameters_of(kind: Any) -> Mapping[str, Parameter]:
 
 
 def keywords_of(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what makes an estimator with some settings: those that are options go into `options`.
-
-    Examples
-    --------
-    >>> from dekrr import DeKRRRegressor
-    >>> keywords_of(DeKRRRegressor, {"sigma": 1.0, "masks": True, "options": {"folds": 3}})
-    {'sigma': 1.0, 'options': {'folds': 3, 'masks': True}}
-    """
+    """Return what makes an estimator with some settings: those that are options go into `options`."""
     moved = {name: given[name] for name in given if name in _options_of(kind)}
     plain = {name: value for name, value in given.items() if name not in moved}
     return {**plain, "options": {**(plain.get("options") or {}), **moved}} if moved else plain
@@ -289,7 +282,8 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             pairs X, y need none.
         sites : array-like of shape (n_rows,), or str, optional
             The site of every row: any hashable labels, or the name of the column that has them. None deals the rows
-            out to `n_sites` sites, as many as get 10 rows (or `min_rows`) each; equal rows are merged first.
+            out to `n_sites` sites, as many as get 10 rows (or `min_rows`) each; equal rows are merged first. In
+            predictions and scores, None takes the mean over all sites' models.
         columns : sequence of str, optional
             The columns of a frame or a source to predict from; by default all others, of the first site's source.
         sample_weight : array-like of shape (n_rows,), or str, optional
@@ -462,11 +456,6 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the names of the columns that models are made of: the user's, or what these become.
 
-        Parameters
-        ----------
-        input_features : object
-            Not used; it is there for scikit-learn.
-
         Returns
         -------
         ndarray of str
@@ -501,16 +490,9 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def predict(self, X: Any, sites: Any = None) -> Array:
-        """Predict each row by its own site's model.
+        """Predict each row by its own site's model; `X` and `sites` are as in `fit`.
 
-        Parameters
-        ----------
-        X : frame, array-like of shape (n_rows, n_columns), source, or mapping of site to source
-            Sources are those of `fit`; those of a mapping come one after another. A frame with named columns may have
-            further ones.
-        sites : array-like of shape (n_rows,), or str, optional
-            The site of every row, or the name of the column that has it. None takes the mean over all sites' models.
-            A site that was not in `fit` is refused, or predicted by that mean; see `unknown_sites`.
+        A site that was not in `fit` is refused, or predicted by the mean of all models; see `unknown_sites`.
 
         Returns
         -------
@@ -578,12 +560,6 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         intervals to the highest upper end: it holds for rows like those of any one site. If a site held
         out too few rows for the coverage, the ends are infinite, and one warning names all such sites.
 
-        Parameters
-        ----------
-        X : frame or array-like of shape (n_rows, n_columns)
-        sites : array-like of shape (n_rows,), or str, optional
-            The site of every row, or the name of the column that has it.
-
         Returns
         -------
         ndarray of shape (n_rows, 2) or (n_rows, 2, n_outputs)
@@ -605,18 +581,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return summary_of(self)
 
     def score(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> float:
-        """Return the coefficient of determination R^2 of `predict(X, sites)`, the mean over outputs.
-
-        Parameters
-        ----------
-        X : frame, array-like of shape (n_rows, n_columns), source, or mapping of site to source
-        y : array-like of shape (n_rows,) or (n_rows, n_outputs), str, or list of str
-            The responses, or the names of their columns in a frame or source.
-        sites : array-like of shape (n_rows,), or str, optional
-            The site of every row, or the name of the column that has it. None scores the mean over all sites' models.
-        sample_weight : array-like of shape (n_rows,), optional
-            What each row counts; not for columns that are given by name.
-        """
+        """Return the coefficient of determination R^2 of `predict(X, sites)`, the mean over outputs."""
         if isinstance(y, str) or tables.is_names(y):
             if sample_weight is not None:
                 raise SettingsError("rows of sources cannot be weighted in score")
@@ -628,16 +593,10 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array-like of shape (n_rows, n_columns), source, or mapping of site to source
-        y : array-like of shape (n_rows,) or (n_rows, n_outputs), str, or list of str
-            For sources, the name of the response's column, or of each output's.
-        sites : array-like of shape (n_rows,), or str, optional
         metric : {"own", "union"}, default="own"
             "own" predicts each row by its own site's model, with the site's level and local part. "union" has every
             site's model predict all the rows, as rows from elsewhere, and takes the mean over sites: how good is a
             site's model on the data of other sites?
-        sample_weight : array-like of shape (n_rows,), optional
-            How often each row counts; not for sources.
         """
         if metric not in ("own", "union"):
             raise SettingsError(f'unknown metric {metric!r}; choose "own" or "union"')
@@ -662,16 +621,6 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         from elsewhere. Each error is relative to the variance of the rows that it is measured on, those of one site: 1
         is the error of their mean. A column whose own site has the least error by far is a site that is unlike the
         others; a row with large errors everywhere is a model to keep at home.
-
-        Parameters
-        ----------
-        X : frame or array-like of shape (n_rows, n_columns)
-            Rows that were not in `fit`, for errors to be believed.
-        y : array-like of shape (n_rows,) or (n_rows, n_outputs), str, or list of str
-            The responses, or the names of their columns in a frame.
-        sites : array-like of shape (n_rows,), or str
-            The site of every row, or the name of the column that has it. Sites that were not in `fit` have a column,
-            and no row.
 
         Returns
         -------

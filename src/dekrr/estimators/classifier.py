@@ -206,11 +206,6 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : frame, or array-like of shape (n_rows, n_columns)
-        y : array-like of shape (n_rows,)
-        sites : array-like of shape (n_rows,), optional
-        edges : sequence of (site, site)
-        sample_weight : array-like of shape (n_rows,), optional
         classes : array-like of shape (n_classes,), optional
             All classes: for the first call, whose rows must have all of them.
         """
@@ -238,12 +233,6 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any, sites: Any = None) -> Array:
         """Return the probability of each class, by each row's own site's model.
 
-        Parameters
-        ----------
-        X : frame, or array-like of shape (n_rows, n_columns)
-        sites : array-like of shape (n_rows,), or str, optional
-            None takes the mean over all sites' predictions of codes.
-
         Returns
         -------
         ndarray of shape (n_rows, n_classes)
@@ -252,25 +241,11 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._found(X, sites)[1]
 
     def decision_function(self, X: Any, sites: Any = None) -> Array:
-        """Return logits, shape (n_rows, n_classes); of two classes their difference, shape (n_rows,).
-
-        Parameters
-        ----------
-        X : frame, or array-like of shape (n_rows, n_columns)
-        sites : array-like of shape (n_rows,), or str, optional
-            As for `predict_proba`.
-        """
+        """Return logits, shape (n_rows, n_classes); of two classes their difference, shape (n_rows,)."""
         return margins(self._found(X, sites)[0])
 
     def predict(self, X: Any, sites: Any = None) -> np.ndarray:
-        """Return the most probable class of each row, shape (n_rows,).
-
-        Parameters
-        ----------
-        X : frame, or array-like of shape (n_rows, n_columns)
-        sites : array-like of shape (n_rows,), or str, optional
-            As for `predict_proba`.
-        """
+        """Return the most probable class of each row, shape (n_rows,)."""
         probabilities = self._found(X, sites)[0]
         return np.asarray(self.classes_[np.argmax(probabilities, axis=1)])
 
@@ -281,13 +256,6 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         a site held out too few rows for the coverage, its sets have all classes, and one warning names all such sites.
         Nothing is promised for a row of no known site (`sites` is None, or ``unknown_sites="mean"``): its set is the
         largest by what any site learnt.
-
-        Parameters
-        ----------
-        X : frame, or array-like of shape (n_rows, n_columns)
-        sites : array-like of shape (n_rows,), or str, optional
-            The site of every row, or the name of the column that has it.
-        coverage : float, default=0.9
         """
         X, _, sites, _ = self._named(X, None, sites, None)
         probabilities = self.predict_proba(X, sites)
@@ -309,16 +277,10 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : frame, or array-like of shape (n_rows, n_columns)
-        y : array-like of shape (n_rows,), or str
-            The class of every row, or the name of the column that has it.
-        sites : array-like of shape (n_rows,), or str, optional
-            The site of every row, or the name of the column that has it.
         metric : {"own", "union"}, default="own"
             "own" predicts each row by its own site's model. "union" has every site's model predict all rows and takes
             the mean over sites.
         loss : {"accuracy", "log_loss"}, default="accuracy"
-        sample_weight : array-like of shape (n_rows,), or str, optional
         """
         if metric not in ("own", "union") or loss not in ("accuracy", "log_loss"):
             raise SettingsError(
@@ -333,12 +295,6 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def cross_site_errors(self, X: Any, y: Any, sites: Any) -> Any:
         """Return the log loss of each site's model on each site's rows; see `DeKRRRegressor.cross_site_errors`.
-
-        Parameters
-        ----------
-        X : frame, or array-like of shape (n_rows, n_columns)
-        y : array-like of shape (n_rows,), or str
-        sites : array-like of shape (n_rows,), or str
 
         Returns
         -------

@@ -640,17 +640,12 @@ class DeKRRRegressor(NetworkRegressor):
 
         Parameters
         ----------
-        X : array-like of shape (n_rows, n_columns), source, or mapping of site to source
-        y : array-like of shape (n_rows,) or (n_rows, n_outputs), str, or list of str
-            For sources, the name of the response's column; see `fit`.
         sites : array-like of shape (n_rows,), or str, optional
             The site of every new row; at least `min_rows` for each site that has any. A new label is a site
             that joins, for which the first fit must have had ``store_rows=True``. None deals the rows out to the
             sites there are.
         edges : sequence of (site, site)
             Edges to add to the graph; at least one for every site that joins.
-        sample_weight : array-like of shape (n_rows,), or str, optional
-            How often each new row counts; see `fit`.
         """
         if not hasattr(self, "models_"):
             if len(edges):
