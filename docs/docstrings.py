@@ -91,20 +91,22 @@ def section_on_parameters(name: str, text: str) -> str:
     """Return the section on parameters of a method or a function, whose docstring is `text`.
 
     What several methods of a class have, or several functions of a module, is described at one of them: at that of a
-    base class, at `fit` or `predict`, or at the first that does.
+    base class, at `fit` or `predict`, or at the first of the class or the module that does.
     """
     parts, attribute = name.split("."), []
-    while parts and not (module := sys.modules.get(".".join(parts))):
+    while ".".join(parts) not in sys.modules:
         attribute.insert(0, parts.pop())
-    owner = module
+    owner = module = sys.modules[".".join(parts)]
     for part in attribute[:-1]:
         owner = getattr(owner, part)
-    bases = getattr(owner, "__mro__", [owner])
+    bases = [base for base in getattr(owner, "__mro__", ()) if is_ours(base)]
+    home = sys.modules[getattr(owner, "__module__", module.__name__)]
+    kinds = [one for one in vars(home).values() if inspect.isclass(one) and one.__module__ == home.__name__]
     same = [vars(base).get(each) for each in (attribute[-1], "fit", "predict") for base in bases]
-    others = [one for base in bases if is_ours(base) or base is module for one in vars(base).values()]
-    functions = [one for one in (*same, *others) if inspect.isfunction(one)]
+    others = [one for place in (*bases, home, *kinds) for one in vars(place).values() if is_ours(one)]
+    texts = [text, *(inspect.getdoc(one) or "" for one in (*same, *others) if inspect.isfunction(one))]
     known: dict[str, str] = {}
-    for one in [text, *(inspect.getdoc(function) or "" for function in functions)]:
+    for one in texts:
         known = entries_of(one) | known
     parameters = inspect.signature(getattr(owner, attribute[-1])).parameters.values()
     found = [known[one] for each in parameters if (one := str(each).split(":")[0].split("=")[0]) in known]

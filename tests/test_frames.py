@@ -25,7 +25,7 @@ from dekrr.messages import RawColumns, Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.preparation import agree_on_columns
 from dekrr.protocols.site import Site
-from dekrr.tables.columns import Column, Columns, Facts, Raw, is_frame, is_plain, places, raw_of, read_raw, years
+from dekrr.tables.columns import Column, Columns, Facts, Raw, is_frame, is_plain, place_in, raw_of, read_raw
 from dekrr.tables.rows import ArrayRows
 
 NAMES = ["temp", "wind", "rain", "when", "kind"]
@@ -89,12 +89,12 @@ def test_kinds(values, kind):
 def test_dates_against_pandas():
     dates = pd.Series(pd.date_range("1969-12-30 05:17", periods=900, freq="29h"))
     values = dates.to_numpy().astype("datetime64[us]")
-    np.testing.assert_allclose(places(values, "hour") * 24, dates.dt.hour + dates.dt.minute / 60)
-    np.testing.assert_allclose(places(values, "weekday") * 7, dates.dt.weekday)
-    np.testing.assert_allclose(places(values, "day of year") * 365.2425, dates.dt.dayofyear - 1)
+    np.testing.assert_allclose(place_in(values, "hour") * 24, dates.dt.hour + dates.dt.minute / 60)
+    np.testing.assert_allclose(place_in(values, "weekday") * 7, dates.dt.weekday)
+    np.testing.assert_allclose(place_in(values, "day of year") * 365.2425, dates.dt.dayofyear - 1)
     in_days = np.where(dates.dt.is_leap_year, 366, 365)
     passed = dates.dt.dayofyear - 1 + (dates.dt.hour + dates.dt.minute / 60) / 24
-    np.testing.assert_allclose(years(values), dates.dt.year + passed / in_days, rtol=1e-12)
+    np.testing.assert_allclose(place_in(values, "year"), dates.dt.year + passed / in_days, rtol=1e-12)
 
 
 def test_encoding_by_hand():

@@ -491,7 +491,12 @@ class SiteModel:
         )
 
     def predict_encoded(self, rows: Array, *, elsewhere: bool = False) -> Array:
-        """Predict the response of rows whose columns are numbers already, shape (n_rows, header.n_columns)."""
+        """Predict the response of rows whose columns are numbers already.
+
+        Parameters
+        ----------
+        rows : ndarray of shape (n_rows, header.n_columns)
+        """
         return self.response.back(self.scaling.undo(self._through(self.scaling.rows(rows), elsewhere=elsewhere)))
 
     def _through(self, rows: Array, *, elsewhere: bool = False) -> Array:

@@ -26,28 +26,25 @@ _DAYS, _HOURS, _WEEK = 365.2425, 24.0, 7.0
 _MICROSECONDS = 3_600_000_000  # of an hour
 
 
-def years(dates: np.ndarray) -> Array:
-    """Return dates as years, with fractions; NaN where there is none."""
+def place_in(dates: np.ndarray, part: str) -> Array:
+    """Return where dates are in time, NaN where there is none: years with fractions; or a place on a circle, in [0, 1).
+
+    The circles are "day of year", "hour" and "weekday".
+    """
     missing = np.isnat(dates)
     known = np.where(missing, np.datetime64("1970-01-01", "us"), dates)
-    start = known.astype("datetime64[Y]")
-    length = (start + 1).astype("datetime64[D]") - start.astype("datetime64[D]")
-    passed = (known - start.astype("datetime64[us]")) / length.astype("timedelta64[us]")
-    return np.where(missing, np.nan, 1970.0 + start.astype(np.int64) + passed)
-
-
-def places(dates: np.ndarray, part: str) -> Array:
-    """Return where dates are on a circle ("day of year", "hour" or "weekday"): in [0, 1), NaN where there is none."""
-    missing = np.isnat(dates)
-    known = np.where(missing, np.datetime64("1970-01-01", "us"), dates)
-    days = known.astype("datetime64[D]")
-    if part == "hour":
-        share = (known - days.astype("datetime64[us]")).astype(np.int64) / _MICROSECONDS / _HOURS
+    year, days = known.astype("datetime64[Y]"), known.astype("datetime64[D]")
+    if part == "year":
+        length = (year + 1).astype("datetime64[D]") - year.astype("datetime64[D]")
+        passed = (known - year.astype("datetime64[us]")) / length.astype("timedelta64[us]")
+        found = 1970.0 + year.astype(np.int64) + passed
+    elif part == "hour":
+        found = (known - days.astype("datetime64[us]")).astype(np.int64) / _MICROSECONDS / _HOURS
     elif part == "weekday":
-        share = (days.astype(np.int64) + 3) % 7 / _WEEK  # the first of January 1970 was a Thursday
+        found = (days.astype(np.int64) + 3) % 7 / _WEEK  # the first of January 1970 was a Thursday
     else:
-        share = (days - known.astype("datetime64[Y]").astype("datetime64[D]")).astype(np.int64) / _DAYS
-    return np.where(missing, np.nan, share)
+        found = (days - year.astype("datetime64[D]")).astype(np.int64) / _DAYS
+    return np.where(missing, np.nan, found)
 
 
 class Dates(NamedTuple):
@@ -87,21 +84,12 @@ _ALONE = re.compile(_CLOCK, re.IGNORECASE)  # 13:45
 _EITHER = re.compile(rf"(?P<one>\d{{1,2}})(?P<by>[-/.])(?P<two>\d{{1,2}})(?P=by)(?P<year>\d{{4}}|\d\d){_TIME}", re.I)
 _FORMS = (*_PLAIN, _EITHER, _ALONE)
 _LAST_OF_THIS_CENTURY = 68  # of years with two digits, as POSIX has it
-_FIRST_DAY = datetime.date(1970, 1, 1).toordinal()
 
 
 def dates_of_words(words: Iterable[str]) -> Dates | None:
     """Return words as the dates and times that they all are; None where a word is none.
 
     Raises `OrderError` where some words have the day first and others the month.
-
-    Examples
-    --------
-    >>> dates_of_words(["13/10/2014", "02/11/2014"]).order
-    'day'
-    >>> found = dates_of_words(["2/11/2014 9:30 pm"])
-    >>> [str(np.datetime64(read["2/11/2014 9:30 pm"], "us"))[:16] for read in (found.values, found.swapped)]
-    ['2014-11-02T21:30', '2014-02-11T21:30']
     """
     first: dict[str, int] = {}
     second: dict[str, int] = {}
@@ -111,37 +99,24 @@ def dates_of_words(words: Iterable[str]) -> Dates | None:
     form = _PLAIN[0]
     for word in words:
         found = form.fullmatch(word)  # the next word is of the same form, most likely
-        if found is None:
-            found = next((match for other in _FORMS if (match := other.fullmatch(word))), None)
+        found = found or next((match for other in _FORMS if (match := other.fullmatch(word))), None)
         if found is None:
             return None
         form, parts = found.re, found.groupdict()
-        if form is not _EITHER and form is not _ALONE:
-            short |= len(parts["year"]) == 2
-            month = parts.get("month") or _month_of(parts.get("name") or "")
-            date = _date(parts, month, parts.get("day") or "1")
-            if date is None:
-                return None
-            first[word] = second[word] = date
-        elif form is _EITHER:
-            has_order = True
-            short |= len(parts["year"]) == 2
-            by_day = _date(parts, parts["two"], parts["one"])
-            by_month = _date(parts, parts["one"], parts["two"])
-            if by_day is not None:
-                first[word] = by_day
-            if by_month is not None:
-                second[word] = by_month
-            if by_day is None and by_month is None:
-                return None
-            if by_day is None or by_month is None:
-                only.setdefault("month" if by_day is None else "day", word)
-        else:
-            n_clocks += 1
-            time = _time(parts)
-            if time is None:
-                return None
-            first[word] = second[word] = time
+        month, day = parts.get("month") or _month_of(parts.get("name") or "jan"), parts.get("day") or "1"
+        orders = [(parts["two"], parts["one"]), (parts["one"], parts["two"])] if form is _EITHER else [(month, day)] * 2
+        by_day, by_month = (_moment(parts, *order) for order in orders)
+        if by_day is None and by_month is None:
+            return None
+        if by_day is None or by_month is None:
+            only.setdefault("month" if by_day is None else "day", word)
+        if by_day is not None:
+            first[word] = by_day
+        if by_month is not None:
+            second[word] = by_month
+        short |= len(parts.get("year") or "") == 2
+        has_order |= form is _EITHER
+        n_clocks += form is _ALONE
     if 0 < n_clocks < len(first | second):
         return None  # times of no day among dates
     if len(only) == 2:
@@ -151,13 +126,7 @@ def dates_of_words(words: Iterable[str]) -> Dates | None:
 
 
 def is_date(word: str) -> bool:
-    """Return whether a word can be read as a date or a time.
-
-    Examples
-    --------
-    >>> [is_date(word) for word in ("13-10-2014", "20141013T000000", "2014-10", "13:45", "A-1-2023", "31.13.2023")]
-    [True, True, True, True, False, False]
-    """
+    """Return whether a word can be read as a date or a time."""
     return dates_of_words([word]) is not None
 
 
@@ -167,30 +136,22 @@ def _month_of(name: str) -> str:
     return str(known.index(True) + 1) if any(known) else "0"
 
 
-def _date(parts: Mapping[str, str | None], month: str, day: str) -> int | None:
-    """Return a date and time in microseconds since 1970; None where there is no such date."""
-    year = int(parts["year"] or 0)
-    if len(parts["year"] or "") == 2:
+def _moment(parts: Mapping[str, str | None], month: str, day: str) -> int | None:
+    """Return a date and time, or a time of no date, in microseconds since 1970; None where there is no such one."""
+    year = int(parts.get("year") or 1970)
+    if len(parts.get("year") or "") == 2:
         year += 2000 if year <= _LAST_OF_THIS_CENTURY else 1900
-    time = _time(parts)
-    try:
-        days = datetime.date(year, int(month), int(day)).toordinal() - _FIRST_DAY
-    except ValueError:  # a 13th month, or a 30th of February
-        return None
-    return None if time is None else 24 * _MICROSECONDS * days + time
-
-
-def _time(parts: Mapping[str, str | None]) -> int | None:
-    """Return the time of the day in microseconds; None where there is no such time."""
     hour, minute, second = (int(parts.get(part) or 0) for part in ("hour", "minute", "second"))
     if half := parts.get("half"):
         if not 1 <= hour <= 12:
             return None
         hour = hour % 12 + 12 * (half.lower() == "p")
-    if hour > 23 or minute > 59 or second > 59:
-        return None
     fraction = int((parts.get("fraction") or "").ljust(6, "0")[:6])
-    return 1_000_000 * (3600 * hour + 60 * minute + second) + fraction
+    try:
+        moment = datetime.datetime(year, int(month), int(day), hour, minute, second, fraction)
+    except ValueError:  # a 13th month, a 30th of February, a 25th hour
+        return None
+    return (moment - datetime.datetime(1970, 1, 1)) // datetime.timedelta(microseconds=1)
 
 
 def dates_of_numbers(numbers: Array) -> np.ndarray | None:
@@ -282,17 +243,13 @@ def raw_of(values: np.ndarray, start: int = 0) -> Raw:
 
 def _numbers(values: np.ndarray, start: int) -> Raw:
     numbers = values.astype(np.float64)
-    if np.isinf(numbers).any():
-        row = int(np.flatnonzero(np.isinf(numbers))[0])
-        raise UnusableError(
-            f"row {start + row} is {numbers[row]}; replace infinite values, by None where they are not known"
-        )
-    if (np.abs(numbers) > LARGEST).any():
-        row = int(np.flatnonzero(np.abs(numbers) > LARGEST)[0])
-        raise UnusableError(
-            f"row {start + row} is {numbers[row]:g}, too large to compute with; give the column in another unit, or "
-            "its logarithm"
-        )
+    for wrong, why in (
+        (np.isinf(numbers), "; replace infinite values, by None where they are not known"),
+        (np.abs(numbers) > LARGEST, ", too large to compute with; give the column in another unit, or its logarithm"),
+    ):
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            raise UnusableError(f"row {start + row} is {numbers[row]:g}{why}")
     return Raw("number", numbers)
 
 
@@ -428,13 +385,7 @@ def is_missing(value: Any) -> bool:
 
 
 def as_words(raw: Raw) -> np.ndarray:
-    """Return the values as words or None: categories may be given as numbers, too.
-
-    Examples
-    --------
-    >>> as_words(Raw("number", np.array([1.0, 2.5, np.nan]))).tolist()
-    ['1', '2.5', None]
-    """
+    """Return the values as words or None: categories may be given as numbers, too."""
     if raw.kind == "category":
         return raw.values
     if raw.words is not None:
@@ -490,13 +441,10 @@ def column_names(table: Any) -> list[str]:
 
 def select(table: Any, names: Sequence[str]) -> Any:
     """Return a frame with some of its columns, of the same library."""
-    there = table.columns if not hasattr(table, "column_names") else table.column_names
-    if len(names) == 1 and names[0] in there:
-        wanted = list(names)
-    else:
-        by_word = {str(name): name for name in there}
-        wanted = [by_word[name] for name in names]
-    return table.select(wanted) if hasattr(table, "column_names") else table[wanted]
+    is_arrow = hasattr(table, "column_names")
+    by_word = {str(name): name for name in (table.column_names if is_arrow else table.columns)}
+    wanted = [by_word[name] for name in names]
+    return table.select(wanted) if is_arrow else table[wanted]
 
 
 def require_columns(table: Any, names: Sequence[str], where: str = "the frame") -> None:
@@ -678,7 +626,7 @@ class FactsOfColumn:
             self._add_dates(raw.swapped[~missing], "month")
 
     def _add_dates(self, dates: np.ndarray, reading: str = "") -> None:
-        self._samples[reading].add(years(dates))
+        self._samples[reading].add(place_in(dates, "year"))
         self.parts = joined_parts(self.parts, _only_values(dates))
 
     def middle(self, min_rows: int = 1, reading: str = "number") -> tuple[float, float]:
@@ -750,13 +698,7 @@ def joined_kind(name: str, one: tuple[str, str], other: tuple[str, str]) -> Kind
 
 
 def joined_parts(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the parts of dates of two places: with their only value, or None where they differ.
-
-    Examples
-    --------
-    >>> joined_parts({"year": 2014.0, "hour": 0.0}, {"year": 2015.0, "hour": 0.0})
-    {'year': None, 'hour': 0.0}
-    """
+    """Return the parts of dates of two places: with their only value, or None where they differ."""
     found: dict[str, float | None] = {}
     for part in PARTS:
         values = [place[part] for place in (one, other) if part in place]
@@ -777,7 +719,7 @@ def require_one_order(name: str, orders: Mapping[str, str]) -> None:
 def _only_values(dates: np.ndarray) -> dict[str, float | None]:
     """Return each part of dates, with the value that all have, or None where they differ."""
     days = dates.astype("datetime64[D]").astype(dates.dtype)  # hours of one day are no years
-    values = {part: years(days) if part == "year" else places(dates, part) for part in PARTS}
+    values = {part: place_in(days if part == "year" else dates, part) for part in PARTS}
     return {part: float(own[0]) if np.ptp(own) == 0 else None for part, own in values.items()}
 
 
@@ -884,11 +826,9 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def _dates(self, dates: np.ndarray) -> list[Array]:
         found: list[Array] = []
         for part in self.parts:
-            if part == "year":
-                found.append(np.nan_to_num((years(dates) - self.fill) / self.spread))
-            else:
-                turns = 2 * np.pi * places(dates, part)
-                found += [np.nan_to_num(np.sin(turns)), np.nan_to_num(np.cos(turns))]
+            place = place_in(dates, part)
+            on_circle = [np.sin(2 * np.pi * place), np.cos(2 * np.pi * place)]
+            found += map(np.nan_to_num, [(place - self.fill) / self.spread] if part == "year" else on_circle)
         return found
 
 
@@ -956,14 +896,7 @@ class Columns(msgspec.Struct, frozen=True):
         return np.repeat(np.asarray(values, dtype=np.float64), sizes)
 
     def per_column(self, values: Sequence[float] | Array) -> Array:
-        """Return one number per column of the user from one per column that they become: the largest of each.
-
-        Examples
-        --------
-        >>> when = Column(name="when", kind="datetime", parts=("hour",))
-        >>> Columns((when, Column(name="gust", kind="number"))).per_column([0.5, 1.0, 0.2])
-        array([1. , 0.2])
-        """
+        """Return one number per column of the user from one per column that they become: the largest of each."""
         ends = np.cumsum([len(column.names_out) for column in self.columns])
         parts = np.split(np.asarray(values, dtype=np.float64), ends[:-1])
         return np.array([part.max(initial=0.0) for part in parts])
