@@ -17,7 +17,7 @@ from dekrr.protocols.dekrr import StoppingRule
 from dekrr.protocols.preparation import agree_on_scaling
 from dekrr.protocols.roll_call import roll_call
 from dekrr.protocols.site import Site
-from dekrr.protocols.spanning_tree import tree_result, tree_sum
+from dekrr.protocols.spanning_tree import Tree
 from dekrr.tables.rows import ArrayRows
 
 
@@ -97,8 +97,8 @@ def test_tree_sum_is_the_sum(network, most, later):
 
     def of_rows(site, roster):
         if not later:
-            return tree_sum(site, roster, site.X.sum(axis=0))
-        return tree_result(site, roster, lambda: site.X.sum(axis=0), lambda total: total, site.X.shape[1])
+            return Tree(roster).sum(site.X.sum(axis=0))
+        return Tree(roster).result(lambda: site.X.sum(axis=0), lambda total: total, site.X.shape[1])
 
     run = after_roll_call(of_rows)
     local = LocalNetwork(graph)
@@ -288,7 +288,7 @@ PATH = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}
 
 def summed(name):
     site = Site(name, PATH[name], ArrayRows(np.ones((2, 1)), np.ones(2)))
-    return after_roll_call(lambda site, roster: tree_sum(site, roster, np.ones(3)))(site)
+    return after_roll_call(lambda site, roster: Tree(roster).sum(np.ones(3)))(site)
 
 
 def test_a_total_that_is_due_and_does_not_come_is_missed():

@@ -178,8 +178,7 @@ def test_what_parts_predict_without_a_row_is_that_of_refits(weighted):
         shared=part, scaling=UNSCALED, roster=SimpleNamespace(n_counted=count), admission=None, feature_map=agreed_map,
         coefficients=own, hessian=hessian, neighbor_maps={}, unit=np.ones_like,
     )  # fmt: skip
-    site = Site("alone", (), rows)
-    left = LocalNetwork({"alone": ()}).run({"alone": left_by_shared(site, outcome, rows, probed=False)})["alone"]
+    left = LocalNetwork({"alone": ()}).run({"alone": left_by_shared(outcome, rows, probed=False)})["alone"]
     hat = root @ np.linalg.solve(
         (root.T * w) @ root + np.diag([*[ridge * count] * 6, ratio * w.mean()]), (root * w[:, None]).T
     )

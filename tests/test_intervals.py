@@ -35,7 +35,6 @@ from dekrr.intervals import BEYOND, N_BINS, Calibration, Scale, histogram, rows_
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.home import left_by_shared, with_sum
 from dekrr.protocols.run import SharedPart
-from dekrr.protocols.site import Site
 from dekrr.scaling import UNSCALED
 from dekrr.settings import ALONE
 from dekrr.tables.rows import ArrayRows, RowHash
@@ -393,8 +392,7 @@ def test_what_the_shared_part_leaves_without_a_row_is_that_of_a_refit(weighted):
     shared = SharedPart(feature_map, solved(everything), ridge=1e-3)
     outcome = SimpleNamespace(shared=shared, scaling=UNSCALED, roster=SimpleNamespace(n_counted=count), admission=None)
     expected = [rows.y[i] - Z[i] @ solved(everything != i) for i in everything]
-    site = Site("alone", (), rows)
-    left = LocalNetwork({"alone": ()}).run({"alone": left_by_shared(site, outcome, rows, probed=False)})["alone"]
+    left = LocalNetwork({"alone": ()}).run({"alone": left_by_shared(outcome, rows, probed=False)})["alone"]
     np.testing.assert_allclose(left.rows.y, rows.y - Z @ shared.coefficients, atol=1e-12)
     np.testing.assert_allclose(left.without_row().y, expected, rtol=1e-8)
 
@@ -418,7 +416,7 @@ def test_leverages_of_sites_unlike_each_other_add_up_as_those_of_the_pooled_rows
             roster.parent = "a" if name == "b" else None
             outcome = SimpleNamespace(shared=part, scaling=UNSCALED, roster=roster, admission=None)
             signed = ArrayRows(each.X, each.y, hashes=RowHash(key)(each.arrays()))
-            procedures[name] = left_by_shared(Site(name, graph[name], each), outcome, signed, probed=probed)
+            procedures[name] = left_by_shared(outcome, signed, probed=probed)
         found = LocalNetwork(graph).run(procedures)
         return [
             1 - (each.y - feature_map(each.X) @ theta) / found[name].without_row().y

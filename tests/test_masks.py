@@ -47,7 +47,7 @@ from dekrr.protocols.online import go_on
 from dekrr.protocols.roll_call import RollCall
 from dekrr.protocols.run import Tuning
 from dekrr.protocols.site import Site
-from dekrr.protocols.spanning_tree import tree_sum
+from dekrr.protocols.spanning_tree import Tree
 from dekrr.protocols.training import SecondTraining, train
 from dekrr.scaling import Scaling
 from dekrr.selection import Energy, Greedy, Plain
@@ -575,9 +575,9 @@ def test_masks_depend_on_every_result_that_comes_down_the_tree():
     def procedure(site):
         roll = RollCall(site)
         masks = yield from Agreement(site, roll, lone_neighbor="warn", over_tree=True).masks()
-        roster = yield from roll.roster()
-        first = yield from tree_sum(site, roster, np.ones(3), masks, 4.0)
-        return first, (yield from tree_sum(site, roster, first, masks, 16.0))
+        tree = Tree((yield from roll.roster()), masks)
+        first = yield from tree.sum(np.ones(3), 4.0)
+        return first, (yield from tree.sum(first, 16.0))
 
     found, _ = run_all(sites, procedure)
     for first, second in found.values():

@@ -20,7 +20,7 @@ from dekrr.protocols.roll_call import RollCall, roll_call
 from dekrr.protocols.run import Start
 from dekrr.protocols.shared_part import best_ridge, candidate_scales
 from dekrr.protocols.site import Site
-from dekrr.protocols.spanning_tree import BranchSums, SparseSums, tree_result
+from dekrr.protocols.spanning_tree import BranchSums, SparseSums, Tree
 from dekrr.scaling import UNSCALED
 from dekrr.selection import Greedy, Mixed
 from dekrr.selection.choosers import random_columns
@@ -108,7 +108,7 @@ def test_only_the_root_has_the_sum_and_all_have_the_result():
             seen.append(site.name)
             return np.array([total.sum(), 7.0])
 
-        return (yield from tree_result(site, roster, np.full(3, float(len(site.name))), compute, 2))
+        return (yield from Tree(roster).result(np.full(3, float(len(site.name))), compute, 2))
 
     results, _ = driven(procedure, GRAPH, rows_of(np.random.default_rng(0)))
     assert seen == ["a"]

@@ -27,11 +27,11 @@ from ..scaling import AS_IT_IS
 from ..settings import DeKRRSettings
 from ..tables.rows import ArrayRows, is_usual
 from ..types import Array
-from .masking import Agreement, Masks
+from .masking import Agreement
 from .roll_call import RollCall
 from .run import HeldOut, Outcome
 from .site import Kept, Procedure, Site
-from .spanning_tree import tree_sum
+from .spanning_tree import Tree, tree_of
 
 
 class Predicted(NamedTuple):
@@ -178,7 +178,7 @@ class Second:
     kept: Portion  # kept, held_out: the rows of the second training, and the others; of these there may be none
     held_out: Portion
     prediction: str
-    masks: Masks | None  # for sums over the tree
+    tree: Tree  # that sums go over
     # what the site adds for its own rows, from the first training without the held-out rows; None for predictions
     # elsewhere, and where it adds nothing
     home: Home | None
@@ -220,11 +220,6 @@ class Second:
     def _admitted(self, part: Portion) -> Portion:
         admits = self.first.admission
         return part if admits is None or not part.rows.n_rows else part.take(admits(part.rows.X))
-
-    def sum_over_sites(self, values: Array, largest: float) -> Procedure[Array]:
-        """Return the sum of all sites' arrays; `largest` is a public bound on each entry."""
-        total = yield from tree_sum(self.site, self.first.roster, values.ravel(), self.masks, largest=largest)
-        return total.reshape(values.shape)
 
 
 Keep = Callable[[Second], Procedure[None]]
@@ -296,16 +291,14 @@ def calibrate(
         )
     )
     site.enter("held-out rows")
-    masks = None
-    if masked:
-        roll = RollCall(site)
-        roll.found(outcome.roster)
-        after = replace(site, identity=site.identity.within("calibration"))
-        masks = yield from Agreement(after, roll, lone_neighbor=lone_neighbor, over_tree=True).masks()
+    roll, after = RollCall(site), replace(site, identity=site.identity.within("calibration"))
+    roll.found(outcome.roster)
+    agreement = Agreement(after, roll, lone_neighbor=lone_neighbor, over_tree=True) if masked else None
+    tree = yield from tree_of(roll, agreement)
     home = outcome.home
     if home is not None:
         home = replace(home, local=outcome.out_of_fold.local_without(fold))
-    done = Second(site, outcome, second, whole.take(~held_out), whole.take(held_out), prediction, masks, home)
+    done = Second(site, outcome, second, whole.take(~held_out), whole.take(held_out), prediction, tree, home)
     yield from keep(done)
     outcome.held_out = _held_out_of(done, held_out)
     return outcome
@@ -372,14 +365,14 @@ def keep_intervals(done: Second) -> Procedure[None]:
     told = at_home if first.admission is None else elsewhere
     n_outputs = math.prod(first.coefficients.shape[1:])
     sums = np.zeros((2, n_outputs)) if elsewhere is None else elsewhere.sums()
-    errors, count = yield from done.sum_over_sites(sums, _LARGEST if done.masks else 1.0)
+    errors, count = yield from done.tree.sum(sums, _LARGEST)
     if not count.any():
         return
     unit = np.maximum(errors / count, np.finfo(float).tiny)  # the mean error, for sites that have none of their own
     flat = Scale.flat(unit, first.feature_map.n_features)
     none = np.zeros((N_BINS, n_outputs))
     counts = [none if one is None else one.counts(scale) for scale in (None, flat) for one in (told, elsewhere)]
-    total = yield from done.sum_over_sites(np.array(counts), 2.0 * first.roster.n_rows)
+    total = yield from done.tree.sum(np.array(counts), 2.0 * first.roster.n_rows)
     pooled = np.maximum(total, 0.0).reshape(2, 2, N_BINS, n_outputs)
 
     def calibration(one: _Scored | None, kind: int) -> Calibration:
@@ -448,16 +441,14 @@ def keep_classes(done: Second) -> Procedure[None]:
     n_classes = scores_of_classes(done.held_out.rows.y).shape[1]
     platts = [Platt.start(n_classes) for _ in seen]
     size = 1 + n_classes
-    most = max(float(np.max(np.abs(found), initial=0.0)) for found, _, _ in seen)
-    largest = 2 * done.first.roster.n_counted * (1 + most**2)
     for _ in range(NEWTON_STEPS):
         sums = [p.sums(*of) if len(of[0]) else np.zeros(size + size**2) for p, of in zip(platts, seen, strict=True)]
-        total = yield from done.sum_over_sites(np.array(sums), largest if done.masks is None else 2.0**40)
+        total = yield from done.tree.sum(np.array(sums), 2.0**40)
         platts = [platt.stepped(one) for platt, one in zip(platts, total, strict=True)]
     counts = np.array(
         [_counts(platt, *_classes_of(one, one.held_out)) for platt, one in zip(platts, told, strict=True)]
     )
-    total = yield from done.sum_over_sites(counts, 2.0 * done.first.roster.n_rows)
+    total = yield from done.tree.sum(counts, 2.0 * done.first.roster.n_rows)
     pooled = np.maximum(total, 0.0)
     passed_on = ClassCalibration(platts[1], counts[1], pooled[1])
     done.first.classes = ClassCalibration(

@@ -218,7 +218,7 @@ def _sums_of_neighbors(
         return Moments(
             np.sum([message.gram for message in heard], axis=0), np.sum([message.moment for message in heard], axis=0)
         )
-    masks = yield from start.masking.agreed()
+    masks = yield from start.masking.masks()
     masks.bind_offers(digests)
     response = 2.0**masks.responses
 

@@ -34,7 +34,6 @@ from .masking import MaskedRounds, Masks, products_of, unit_of
 from .roll_call import Roster
 from .run import OpenRounds, Run, SetUp, Start, Tuned, Tuning
 from .site import Procedure, Site
-from .spanning_tree import tree_sum
 
 _ACCURACY = 1e-3  # of the solutions that are scored, in the norm that Chebyshev's bound is about
 _UNSOLVED = 1e100  # coefficients and squared errors of what cannot be solved; sums of them are still finite
@@ -192,7 +191,8 @@ _HOPELESS = 1e4  # squared errors of a row, in units of the largest response; un
 def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
     """Agree with all sites on the candidate of the least held-out error; a sample stands for many rows."""
     site, rows, settings = start.site, start.rows.sample, run.settings
-    roster = yield from start.roll.roster()
+    tree = yield from start.tree()
+    roster, masks = tree.roster, tree.masks
     if settings.rows_per_feature:
         tuning = msgspec.structs.replace(tuning, folds=folds_of_enough_rows(roster, tuning.folds, settings.min_rows))
     discreet = discreet_shortlist(rows_around(site, roster), settings.shortlist_rows)
@@ -200,7 +200,6 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
     # the guard is about those, a (folds - 1)th of the rows in a sum.
     per_feature = settings.rows_per_feature * (tuning.folds - 1)
     run = replace(run, exchange=run.exchange if isinstance(run.exchange, ExactSums) else ExactSums())
-    masks = (yield from start.masking.agreed()) if start.masking is not None else None
     if masks is not None:
         masks.tell_solvable(n_products(tuning) * rows.n_outputs, run.chooser.n_features, settings.lone_neighbor)
     fewest_rows = min((n - -(-n // tuning.folds) for n in (sampled(roster.rows[p]) for p in site.neighbors)), default=0)
@@ -229,12 +228,10 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
             ready.append((yield from set_up(replace(start, rows=outside), guarded, shortlists[fold])))
         held_out = [Scored(rows.take(fold_of == k).arrays(), ready[k], tuning) for k in range(tuning.folds)]
         errors += yield from score_grid(site, ready, held_out, tuning, masks)
-    own = rows.expansion * np.concatenate(errors)
-    if masks is None:
-        total = yield from tree_sum(site, roster, own)
-    else:
+    own, largest = rows.expansion * np.concatenate(errors), np.inf
+    if masks is not None:
         largest = _HOPELESS * 2.0 ** (masks.rows + 2 * masks.responses)
-        total = yield from tree_sum(site, roster, np.fmin(own, largest), masks, largest)
+    total = yield from tree.sum(np.fmin(own, largest), largest)
     best = tuning.grid[int(np.argmin(total))]
     return Tuned(*best, grid=tuning.grid, errors=total / roster.n_counted)
 

@@ -118,8 +118,7 @@ def begin(site: Site, run: Run) -> Procedure[Start]:
     site.enter("scales")
     scaling = yield from run.preparation.agree(site, roll, agreement)
     if run.preparation.is_agreed and site.rows.n_outputs > 1:
-        masks = (yield from agreement.masks()) if agreement is not None else None
-        scaling = yield from equal_outputs(site.rows.scaled(scaling), scaling, site, roll, masks)
+        scaling = yield from equal_outputs(site.rows.scaled(scaling), scaling, roll, agreement)
     return start_of(site, scaling, roll, agreement)
 
 
@@ -318,7 +317,7 @@ def _most_rounds(start: Start, ready: SetUp, run: Run, n_outputs: int, *, from_z
     """
     if start.masking is None:
         return run.settings.max_rounds
-    masks = yield from start.masking.agreed()
+    masks = yield from start.masking.masks()
     own = MOST_FLOODED
     if run.settings.lone_neighbor == "refuse":
         fewest = min(known.n_features for known in (ready.own_map, *ready.maps.values()))
@@ -331,7 +330,7 @@ def _speaker(start: Start, ready: SetUp, run: Run) -> Procedure[OpenRounds | Mas
     """Return how coefficients are sent: alone, or with masked products where the block row has no C_jp."""
     if start.masking is None:
         return OpenRounds(start.site)
-    masks = yield from start.masking.agreed()
+    masks = yield from start.masking.masks()
     products = {p: products_of(sums.cross, ready.maps[p], len(ready.maps)) for p, sums in ready.sent.items()}
     units = unit_of(ready.own_map).reshape(-1, *[1] * (ready.own.moment.ndim - 1))
     return MaskedRounds(masks, products, units, run.settings.consensus / ready.roster.n_counted)

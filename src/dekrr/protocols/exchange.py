@@ -19,7 +19,7 @@ from ..types import Block
 from .masking import ROOM, Agreement, fewest_of, unit_of_gram
 from .run import Exchange, Offers, Run, SetUp, Start
 from .site import Procedure, Site
-from .spanning_tree import tree_sum
+from .spanning_tree import Tree
 
 
 class ExactSums(Exchange):
@@ -73,7 +73,7 @@ class MaskedSums(ExactSums):
     ) -> Procedure[dict[str, CrossSums]]:
         """Send each neighbour its B, masked; return equal shares of the sum of theirs, without any C."""
         assert start.masking is not None
-        masks = yield from start.masking.agreed()
+        masks = yield from start.masking.masks()
         masks.bind_offers(offers.digests)
         own, n = unit_of_gram(own_map), len(offers.maps)
         values = {p: sums.gram / (n * unit_of_gram(offers.maps[p])) for p, sums in sent.items()}
@@ -166,7 +166,7 @@ def _shared_noise(
         digest + fingerprint(own_map) + repr((noise.spent, sorted(roster.rows.items()), roster.n_rows)).encode()
     )
     kept = site.vault.once(hashlib.sha256(depends_on).digest(), lambda: OwnSums(np.empty(0), noise.perturb(exact), 0.0))
-    total = yield from tree_sum(site, roster, kept.moment, masks, noise.largest(roster.n_rows))
+    total = yield from Tree(roster, masks).sum(kept.moment, noise.largest(roster.n_rows))
     own = noise.share_of(total)
     sums = CrossSums(pack_symmetric(own.gram), own.gram)
     sent = dict.fromkeys(maps, sums.kept())

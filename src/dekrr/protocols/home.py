@@ -43,11 +43,9 @@ from ..settings import DeKRRSettings
 from ..statistics import rows_per_block
 from ..tables.rows import ArrayRows, signs_of
 from ..types import Array, Block
-from .masking import Masking
-from .roll_call import Roster
 from .run import Outcome, SharedPart
 from .site import Procedure, Site
-from .spanning_tree import tree_result, tree_sum
+from .spanning_tree import Tree
 
 _LEAST_RIDGE = 1e-9  # of Z'Z / N
 _LEAST_LEFT_BY_SHARED = 0.2  # of 1 - leverage
@@ -65,7 +63,7 @@ class Left(NamedTuple):
         return _with_responses(self.rows, (self.rows.y.T / np.maximum(1 - self.leverages, _LEAST_LEFT_BY_SHARED)).T)
 
 
-def left_by_shared(site: Site, outcome: Outcome, rows: ArrayRows, *, probed: bool) -> Procedure[Left]:
+def left_by_shared(outcome: Outcome, rows: ArrayRows, *, probed: bool) -> Procedure[Left]:
     """Return what the shared part leaves of each response, and the leverage of each row.
 
     `rows` are the site's or a sample of them. Where `probed`, alike at all sites, the sum of leverages is found over
@@ -101,7 +99,7 @@ def left_by_shared(site: Site, outcome: Outcome, rows: ArrayRows, *, probed: boo
     if probed:
         assert rows.hashes is not None  # `training.train` brings rows in order
         signs = signs_of(rows.hashes[inside], _PROBES)  # of the rows themselves: no series of runs draws others
-        total = yield from _sum_of_leverages(site, outcome, shared, summed, ridge, signs)
+        total = yield from _sum_of_leverages(outcome, shared, summed, ridge, signs)
         leverages = with_sum(leverages, total, n_rows / max(weights, 1e-300))
     leverages = leverages + np.where(inside, of_level, 0.0) * (1.0 if roots is None else np.square(roots))
     return Left(_with_responses(rows, rows.y - scaling.undo(predicted + shared.level)), leverages)
@@ -154,12 +152,7 @@ def _squares(factor: Array, columns: Array) -> Array:
 
 
 def _sum_of_leverages(
-    site: Site,
-    outcome: Outcome,
-    shared: SharedPart,
-    blocks: Callable[[], Iterator[Array]],
-    ridge: float,
-    signs: Array,
+    outcome: Outcome, shared: SharedPart, blocks: Callable[[], Iterator[Array]], ridge: float, signs: Array
 ) -> Procedure[float]:
     """Return an estimate of the sum of the leverages of the rows in `blocks`, those of the site that are in sums.
 
@@ -174,7 +167,7 @@ def _sum_of_leverages(
 
     parts = _parts(signs, shape[0])
     sums = sum((block.T @ part for block, part in zip(blocks(), parts, strict=True)), np.zeros(shape)).ravel()
-    result = (yield from tree_result(site, outcome.roster, sums, solved, len(sums))).reshape(shape)
+    result = (yield from Tree(outcome.roster).result(sums, solved, len(sums))).reshape(shape)
     products = (np.einsum("nk,nk->", part, block @ result) for block, part in zip(blocks(), parts, strict=True))
     return float(sum(products) / _PROBES)
 
@@ -221,25 +214,16 @@ class OutOfFold:
 
 
 def fit_home(
-    site: Site,
-    masking: Masking | None,
-    outcome: Outcome,
-    settings: DeKRRSettings,
-    prediction: str,
-    *,
-    probed: bool,
-    together: bool = True,
+    site: Site, tree: Tree, outcome: Outcome, settings: DeKRRSettings, prediction: str, *, probed: bool
 ) -> Procedure[None]:
     """Put into an outcome what the site adds for its own rows, and what is known of rows that are not seen.
 
     The site has all its rows, or a sample that stands for very many; the outcome has the other parts. See
-    `left_by_shared` for `probed`. The errors of all sites' candidates are summed `together`, or the site goes by its
-    own.
+    `left_by_shared` for `probed`. The errors of candidates are summed over the sites of the tree.
     """
     site.enter("local part")
     rows = site.rows.sample
-    roster = outcome.roster if together else outcome.roster.alone
-    left = yield from left_by_shared(site, outcome, rows, probed=probed)
+    left = yield from left_by_shared(outcome, rows, probed=probed)
     block = rows.scaled(outcome.scaling).arrays()
     y = block.y.reshape(rows.n_rows, -1)
     own, neighbors = _unseen(outcome, rows, block, left, prediction)
@@ -265,11 +249,11 @@ def fit_home(
     local_without: Callable[[int], LocalPart | None] = _nothing
     if settings.local is not None:
         told = fitted(inside)  # the errors that are summed over sites are of fits that no withheld row has a part in
-        best = yield from _best_for_all(site, masking, roster, told.predictions(), y[inside], rows.take(inside))
+        best = yield from _best_for_all(tree, told.predictions(), y[inside], rows.take(inside))
         found = told if inside.all() else fitted(everyone)
         predictions = found.predictions()
         alone |= {"trees": predictions[2], "ridge": predictions[3]}
-        weights = weights_of(error_products(predictions, y, block.weight) / roster.mean_weight, *best)
+        weights = weights_of(error_products(predictions, y, block.weight) / tree.roster.mean_weight, *best)
         home = np.tensordot(weights, predictions, 1)
         local, local_without = found.part(weights), partial(found.part, weights)
     outcome.home = Home(own_weight, level, local)
@@ -365,20 +349,15 @@ def _own_weight(own: Array, neighbors: Array, y: Array, weight: Array | None, pr
     return float(np.clip((np.vdot(between, wanted) + strength * prior) / (square + strength), 0.0, 1.0))
 
 
-def _best_for_all(
-    site: Site, masking: Masking | None, roster: Roster, predictions: Array, y: Array, rows: ArrayRows
-) -> Procedure[tuple[Array, Array]]:
+def _best_for_all(tree: Tree, predictions: Array, y: Array, rows: ArrayRows) -> Procedure[tuple[Array, Array]]:
     """Return the weights of candidates that are best for all sites, and the products of errors per row."""
-    masks = (yield from masking.agreed()) if masking is not None else None
-    largest, most = 1.0, np.inf
-    if masks is not None:
-        most = (_MOST_SPANS + 1) * 2.0**masks.responses
-        largest = 2.0**masks.rows * most**2 * y.shape[1]
+    most = np.inf if tree.masks is None else (_MOST_SPANS + 1) * 2.0**tree.masks.responses
     errors = np.clip(predictions - y, -most, most)
     of_told = error_products(errors, np.zeros_like(y), rows.weight) * rows.expansion
     count = float(rows.n_rows if rows.weight is None else rows.weight.sum()) * rows.expansion
     upper = np.triu_indices(N_CANDIDATES)
-    total = yield from tree_sum(site, roster, np.append(of_told[upper], count), masks, largest)
+    largest = lambda masks: 2.0**masks.rows * most**2 * y.shape[1]  # noqa: E731
+    total = yield from tree.sum(np.append(of_told[upper], count), largest)
     return _of_all(total.tobytes())
 
 

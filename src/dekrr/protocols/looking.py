@@ -23,7 +23,7 @@ the others remains unseen, until the others' own rows tell it.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -39,9 +39,9 @@ from ..statistics import OwnSums, accumulate, pack_symmetric, path_of, unpack_sy
 from ..tables.rows import LARGEST, ArrayRows, Rows
 from ..types import Array, Block
 from .dekrr import agreement_of, plan, start_of
-from .masking import Masks, unit_of, unit_of_gram
+from .masking import Masks, largest_sums
 from .preparation import agree_on_quantiles
-from .roll_call import RollCall, Roster
+from .roll_call import RollCall
 from .run import Start, weigh_rows
 from .shared_part import (
     FOLDS,
@@ -54,7 +54,7 @@ from .shared_part import (
     shared_size,
 )
 from .site import Limits, Procedure, Site
-from .spanning_tree import tree_sum
+from .spanning_tree import Tree, tree_of
 
 FEWEST_SITES = 3  # of two sites nobody can tell which is wrong
 _SHARES = (0.25, 0.1, 0.01, 0.001)  # outside either quartile; smaller ones where that leaves one value of a column
@@ -129,8 +129,7 @@ class _Begun(NamedTuple):
 
     whole: ArrayRows
     start: Start
-    roster: Roster
-    masks: Masks | None
+    tree: Tree
     lower: Array
     upper: Array
     limits: Limits | None
@@ -164,7 +163,7 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     begun = yield from _begin(site, settings)
     if begun is None:
         return Looked()
-    start, roster, masks, limits = begun.start, begun.roster, begun.masks, begun.limits
+    start, roster, limits = begun.start, begun.tree.roster, begun.limits
     site, findings = start.site, tuple(begun.findings())
     if not roster.names_all or not begun.responses_vary:
         return Looked(findings=findings, limits=limits)
@@ -179,7 +178,7 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     parts = [held_out(start, settings, fold) for fold in folds]
     for rows, _ in parts:
         _check(site, rows, feature_map, settings)
-    masks = (yield from start.masking.agreed()) if start.masking is not None else None
+    tree = yield from start.tree()
     ratio = _RATIO if settings.site_effect is not None else NO_LEVEL
     levels, reduced = [], []
     for rows, _ in parts:
@@ -188,17 +187,15 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
         own = levels[-1].reduced(own, ratio)
         reduced.append([*pack_symmetric(own.gram), *own.moment.ravel(), own.response_energy, rows.weights.total])
     packed, shape = np.array(reduced), own.moment.shape
-    largest: Array | float = 1.0
-    if masks is not None:
-        largest = np.tile(2.0 * _largest(masks, feature_map, site.rows.n_outputs), len(parts))
-    total = (yield from tree_sum(site, roster, packed.ravel(), masks, largest)).reshape(packed.shape)
+    largest = partial(_largest, feature_map, site.rows.n_outputs)
+    total = yield from tree.sum(packed, lambda masks: np.tile(2.0 * largest(masks), len(parts)))
     names = tuple(sorted(roster.rows))
     place = names.index(site.name)
     told = np.zeros((len(names), len(parts), own.moment.size))
     told[place] = [_solved(each, shape).ravel() for each in total - packed]
     told = np.clip(told, -_MOST_COEFFICIENT, _MOST_COEFFICIENT)
-    without = (yield from tree_sum(site, roster, told.ravel(), masks, _MOST_COEFFICIENT)).reshape(*told.shape)
-    most = np.inf if masks is None else 4.0 * 2.0**masks.responses
+    without = yield from tree.sum(told, _MOST_COEFFICIENT)
+    most = np.inf if tree.masks is None else 4.0 * 2.0**tree.masks.responses
     fitted, responses, weights = [], [], []
     for k, (_, held) in enumerate(parts):
         of_all = np.frombuffer(_solved_once(total[k].tobytes(), shape)).reshape(shape)
@@ -210,10 +207,12 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
         weights.append(np.ones(held.n_rows) if held.weight is None else held.weight)
     predicted, y = np.concatenate(fitted, axis=1), np.concatenate(responses)
     errors = ((np.clip(predicted, -most, most) - y) ** 2).sum(axis=2) * np.concatenate(weights)
-    own_told = _told(errors, place)
-    largest = 1.0 if masks is None else 2.0**masks.rows * (most + 2.0**masks.responses) ** 4 * site.rows.n_outputs**2
-    sums = yield from tree_sum(site, roster, own_told.ravel(), masks, largest)
-    found = _Measured(*sums.reshape(own_told.shape))
+    n_outputs = site.rows.n_outputs
+
+    def largest_told(masks: Masks) -> float:
+        return float(2.0**masks.rows * (most + 2.0**masks.responses) ** 4 * n_outputs**2)
+
+    found = _Measured(*(yield from tree.sum(_told(errors, place), largest_told)))
     harmful = _harmful(found)
     if harmful == place:
         findings = tuple(begun.findings(of_response=True)) or (_of_relation(predicted[2 + place], y),)
@@ -237,7 +236,7 @@ def look_under_guards(site: Site, settings: DeKRRSettings, *, has_codes: bool = 
     begun = yield from _begin(site, settings)
     if begun is None:
         return Looked()
-    site, roster, n_outputs = begun.start.site, begun.roster, begun.start.rows.n_outputs
+    site, roster, n_outputs = begun.start.site, begun.tree.roster, begun.start.rows.n_outputs
     findings = [
         one
         for one in begun.findings(of_response=True, fewest=settings.min_rows)
@@ -252,7 +251,7 @@ def look_under_guards(site: Site, settings: DeKRRSettings, *, has_codes: bool = 
     for i, one in enumerate(findings[:_MOST_TOLD]):
         told[names.index(site.name), i] = 1 + kinds.index(one.kind) + len(kinds) * (one.place + n_outputs)
     most = float(len(kinds) * (site.rows.n_columns + n_outputs))
-    total = np.rint((yield from tree_sum(site, roster, told.ravel(), begun.masks, most))).reshape(told.shape)
+    total = np.rint((yield from begun.tree.sum(told, most)))
     heard: dict[str, tuple[tuple[int, str], ...]] = {}
     for name, own in zip(names, total, strict=True):
         places = [divmod(int(one) - 1, len(kinds)) for one in own if 1 <= one <= most]
@@ -272,18 +271,17 @@ def _begin(site: Site, settings: DeKRRSettings) -> Procedure[_Begun | None]:
         return None
     if run.settings.weighted:
         yield from weigh_rows(site, roll)
-        roster = yield from roll.roster()
     agreement = agreement_of(site, roll, run)
-    masks = (yield from agreement.masks()) if agreement is not None else None
-    lower, upper = yield from _quartiles(site, roster, settings.min_rows, masks)
+    tree = yield from tree_of(roll, agreement)
+    lower, upper = yield from _quartiles(site, tree, settings.min_rows)
     spread = upper - lower
     rooms = np.full(len(lower), _ROOM)
-    rooms[site.rows.n_columns :] = _ROOM_OF_RESPONSES if masks is None else 1.0
+    rooms[site.rows.n_columns :] = _ROOM_OF_RESPONSES if tree.masks is None else 1.0
     ends = lower - spread, upper + spread
     rooms = rooms * (ends[1] - ends[0])
     start = start_of(site, Scaling(*ends, (ends[0] - rooms, ends[1] + rooms)), roll, agreement)
-    limits, is_limited = yield from _limits(site, whole, settings.min_rows, roster, lower, upper, masks)
-    return _Begun(whole, start, roster, masks, lower, upper, limits, is_limited)
+    limits, is_limited = yield from _limits(tree, whole, settings.min_rows, lower, upper)
+    return _Begun(whole, start, tree, lower, upper, limits, is_limited)
 
 
 def _is_against(begun: _Begun, settings: DeKRRSettings) -> Procedure[bool]:
@@ -293,7 +291,7 @@ def _is_against(begun: _Begun, settings: DeKRRSettings) -> Procedure[bool]:
     G^-1 m predicts for this site's rows what the others' rows add to a model of all: little where they have none, so
     that nothing is extrapolated. Each site's responses are in its own units, so that none counts for more by them.
     """
-    start, roster, wanted = begun.start, begun.roster, settings.shared
+    start, roster, wanted = begun.start, begun.tree.roster, settings.shared
     sigma = bandwidth_of((yield from agree_on_spreads(start)))
     most = _MOST_FEATURES if not isinstance(wanted, int) else min(_MOST_FEATURES, wanted)
     wanted = max(1, min(most, roster.n_rows // _ROWS_PER_FEATURE))
@@ -314,9 +312,7 @@ def _is_against(begun: _Begun, settings: DeKRRSettings) -> Procedure[bool]:
     _check(start.site, rows, feature_map, settings)
     own, _ = accumulate(rows, feature_map, {})
     packed = np.array([*pack_symmetric(own.gram), *own.moment.ravel(), own.response_energy, rows.weights.total])
-    masks = (yield from start.masking.agreed()) if start.masking is not None else None
-    largest = _largest(masks, feature_map, rows.n_outputs) if masks is not None else 1.0
-    total = yield from tree_sum(start.site, roster, packed, masks, largest)
+    total = yield from (yield from start.tree()).sum(packed, partial(_largest, feature_map, rows.n_outputs))
     sums, count = _unpacked(total, own.moment.shape)
     ridge = min(path_of(sums, count, RIDGES), key=lambda fit: fit.error).ridge
     (of_others,) = path_of(replace(sums, moment=sums.moment - own.moment), count, [ridge])
@@ -334,17 +330,13 @@ def _check(site: Site, rows: Rows, feature_map: FeatureMap, settings: DeKRRSetti
         check_leverages(site.name, rows, None, dict.fromkeys(site.neighbors, feature_map), settings.rows_per_feature)
 
 
-def _largest(masks: Masks, feature_map: FeatureMap, n_outputs: int) -> Array:
-    """Return public bounds of a site's packed sums."""
-    of_responses, unit = 2.0**masks.responses, np.repeat(np.abs(unit_of(feature_map)), n_outputs)
-    of_energy = np.array([of_responses**2 * n_outputs, 1.0])
-    return np.asarray(
-        2.0**masks.rows * np.concatenate([np.abs(unit_of_gram(feature_map)), of_responses * unit, of_energy])
-    )
+def _largest(feature_map: FeatureMap, n_outputs: int, masks: Masks) -> Array:
+    """Return public bounds of a site's packed sums, and of the weight of their rows."""
+    return np.append(largest_sums(feature_map, n_outputs, masks), 2.0**masks.rows)
 
 
 def _limits(
-    site: Site, whole: ArrayRows, min_rows: int, roster: Roster, lower: Array, upper: Array, masks: Masks | None
+    tree: Tree, whole: ArrayRows, min_rows: int, lower: Array, upper: Array
 ) -> Procedure[tuple[Limits | None, np.ndarray]]:
     """Return limits of the columns and responses of which few sites have values that are far off, and which these are.
 
@@ -358,23 +350,23 @@ def _limits(
         return np.asarray(((values < lower - _FAR * room) | (values > upper + _FAR * room)).sum(axis=0))
 
     is_far = (n_far(whole) >= max(min_rows, 1)) & (room > 0)
-    n_sites = np.rint((yield from tree_sum(site, roster, is_far.astype(float), masks)))
-    is_limited = (n_sites > 0) & (n_sites <= max(1, roster.n_sites // _MANY_OF_SITES))
+    n_sites = np.rint((yield from tree.sum(is_far.astype(float))))
+    is_limited = (n_sites > 0) & (n_sites <= max(1, tree.roster.n_sites // _MANY_OF_SITES))
     if not is_limited.any():
         return None, is_limited
     room = np.where(is_limited, _ROOM_OF_LIMITS * room, np.inf)
     return (lower - room, upper + room), is_limited
 
 
-def _quartiles(site: Site, roster: Roster, min_rows: int, masks: Masks | None) -> Procedure[tuple[Array, Array]]:
+def _quartiles(site: Site, tree: Tree, min_rows: int) -> Procedure[tuple[Array, Array]]:
     """Return bounds that leave out a quarter of the rows on either side, or less where these are equal."""
     fewest = max(min_rows, min(10, site.n_rows // 10))
-    lower, upper = yield from agree_on_quantiles(site, roster, fewest, masks, share=_SHARES[0], of_sites=True)
+    lower, upper = yield from agree_on_quantiles(site.rows.sample, tree, fewest, share=_SHARES[0], of_sites=True)
     for share in _SHARES[1:]:
         is_one = lower == upper
         if not is_one.any():
             break
-        wider = yield from agree_on_quantiles(site, roster, fewest, masks, share=share, of_sites=True)
+        wider = yield from agree_on_quantiles(site.rows.sample, tree, fewest, share=share, of_sites=True)
         lower, upper = np.where(is_one, wider[0], lower), np.where(is_one, wider[1], upper)
     return lower, upper
 

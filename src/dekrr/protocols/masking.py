@@ -216,7 +216,7 @@ class Masking:
         self._scaling = scaling
         self._masks: Masks | None = None
 
-    def agreed(self) -> Procedure[Masks]:
+    def masks(self) -> Procedure[Masks]:
         """Return the masks, once sites know how large their sums can be; it takes exchanges the first time alone."""
         if self._masks is None:
             masks, roster = (yield from self._agreement.masks()), (yield from self._agreement.roll.roster())
@@ -272,6 +272,14 @@ def unit_of_gram(feature_map: FeatureMap) -> Array:
     """Return what the packed Gram matrix of a map is divided by to be at most the number of rows."""
     unit = unit_of(feature_map)
     return pack_symmetric(np.outer(unit, unit))
+
+
+def largest_sums(feature_map: FeatureMap, n_outputs: int, masks: Masks) -> Array:
+    """Return public bounds on a site's sums Z'Z (packed), Z'y and y'y."""
+    rows, responses = 2.0**masks.rows, 2.0**masks.responses
+    of_moment = np.repeat(np.abs(unit_of(feature_map)), n_outputs)
+    of_energy = np.array([responses**2 * n_outputs])
+    return np.asarray(rows * np.concatenate([np.abs(unit_of_gram(feature_map)), responses * of_moment, of_energy]))
 
 
 class MaskedRounds:

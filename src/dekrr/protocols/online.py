@@ -105,7 +105,7 @@ def go_on(
         outcome.column_scales, outcome.sigma = before.column_scales, before.sigma
     if prediction is not None:
         probed = not settings.rows_per_feature and not settings.masks
-        yield from fit_home(everything, start.masking, outcome, settings, prediction, probed=probed)
+        yield from fit_home(everything, (yield from start.tree()), outcome, settings, prediction, probed=probed)
     return outcome.at_the_end()
 
 

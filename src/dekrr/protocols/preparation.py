@@ -50,11 +50,12 @@ from ..tables.columns import (
     joined_parts,
     require_one_order,
 )
+from ..tables.rows import ArrayRows
 from ..types import Array
-from .masking import Agreement, Masks
+from .masking import Agreement
 from .roll_call import RollCall, Roster, roll_call
 from .site import Procedure, Site, without_exchange
-from .spanning_tree import tree_sum
+from .spanning_tree import Tree, tree_of
 
 SHARE = 1e-3
 ROOM = 0.25  # how far outside its bounds a column is clipped, in spans
@@ -119,32 +120,25 @@ def bounds_between(edges: Array, below: Array, n_rows: float, share: float = SHA
 
 
 def agree_on_quantiles(
-    site: Site,
-    roster: Roster,
-    fewest: int,
-    masks: Masks | None = None,
-    *,
-    share: float = SHARE,
-    of_sites: bool = False,
+    sample: ArrayRows, tree: Tree, fewest: int, *, share: float = SHARE, of_sites: bool = False
 ) -> Procedure[tuple[Array, Array]]:
     """Find bounds of every column and response over all sites; a `share` of rows lies outside each at most.
 
     Every grid takes 2 height exchanges over the spanning tree. Sites stop at the same grid, because all have the same
-    totals. Of many rows a sample is counted; counts of fewer than `fewest` rows are not told. With `masks`, sites learn
-    counts over all sites alone. With `of_sites`, sites count alike, instead of rows.
+    totals. Of many rows a `sample` is counted; counts of fewer than `fewest` rows are not told. Under masks, sites
+    learn counts over all sites alone. With `of_sites`, sites count alike, instead of rows.
     """
-    sample = site.rows.sample
-    factor, whole = sample.expansion, float(roster.n_rows)
+    factor, whole = sample.expansion, float(tree.roster.n_rows)
     if of_sites:
-        factor, whole = 1 / max(sample.n_rows, 1), float(roster.n_sites)
+        factor, whole = 1 / max(sample.n_rows, 1), float(tree.roster.n_sites)
     values = np.column_stack([sample.X, sample.y])
     lower, upper = np.empty(values.shape[1]), np.empty(values.shape[1])
     coarse = np.arange(values.shape[1])  # the columns whose bounds are not fine enough yet
     edges = np.tile(first_edges()[:, None], len(coarse))
     for grid in range(MOST_GRIDS):
         counts = factor * rounded_counts(values[:, coarse], edges, fewest)
-        total = yield from tree_sum(site, roster, counts.ravel(), masks, 2.0 ** exponent_of(roster.n_rows))
-        first, last = bounds_between(edges, total.reshape(edges.shape), whole, share)
+        total = yield from tree.sum(counts, 2.0 ** exponent_of(tree.roster.n_rows))
+        first, last = bounds_between(edges, total, whole, share)
         each = np.arange(len(coarse))
         lower[coarse], upper[coarse] = edges[first, each], edges[last, each]
         is_coarse = (last - first < FEWEST_CELLS) | (grid == 0)
@@ -204,10 +198,9 @@ class AgreedQuantiles(Preparation):
 
     def agree(self, site: Site, roll: RollCall, agreement: Agreement | None = None) -> Procedure[AnyScaling]:
         """Return the scaling after some 6 times the tree's height in exchanges."""
-        roster = yield from roll.roster()
-        masks = (yield from agreement.masks()) if agreement is not None else None
+        tree = yield from tree_of(roll, agreement)
         fewest = max(self.min_rows, min(self.lone, site.n_rows // 10))
-        lower, upper = yield from agree_on_quantiles(site, roster, fewest, masks)
+        lower, upper = yield from agree_on_quantiles(site.rows.sample, tree, fewest)
         n_columns = site.rows.n_columns
         if (lower[n_columns:] == upper[n_columns:]).any():
             raise DataError(
@@ -317,7 +310,7 @@ def agree_on_columns(site: Site, facts: Facts, min_rows: int) -> Procedure[Colum
     told = {name: _tell(f"site {site.name!r}", column, min_rows) for name, column in facts.columns.items()}
     settled = yield from _settle(site, roster, told)
     _refuse_unusable(settled)
-    totals = yield from tree_sum(site, roster, _middles(facts, settled, min_rows))
+    totals = yield from Tree(roster).sum(_middles(facts, settled, min_rows))
     for remark in remarks(settled):
         site.tell(remark)
     return _columns(settled, totals)

@@ -43,11 +43,11 @@ from ..statistics import CrossSums, OwnSums, Weights, penalty
 from ..tables.columns import Columns
 from ..tables.rows import ArrayRows, Rows
 from ..types import Array, Block
-from .masking import Masking, Masks
+from .masking import Agreement, Masking
 from .preparation import Preparation
 from .roll_call import RollCall, Roster
 from .site import Outbox, Procedure, Site
-from .spanning_tree import tree_sum
+from .spanning_tree import Tree, tree_of
 
 OWN_WEIGHTS = (1 / 3, 1 / 2, 2 / 3, 1.0)
 
@@ -103,6 +103,10 @@ class Start:
     scaling: AnyScaling
     roll: RollCall  # who is there. It may still have to be called.
     masking: Masking | None = None  # the masks of sums. They may still have to be agreed on.
+
+    def tree(self) -> Procedure[Tree]:
+        """Return the tree that sums over the rows go over, masked or not."""
+        return tree_of(self.roll, self.masking)
 
 
 class Offers(NamedTuple):
@@ -160,12 +164,12 @@ def weigh_rows(site: Site, roll: RollCall) -> Procedure[None]:
     for name, weight in weights.items():
         if not weight > 0:
             raise MessageError(f"site {name!r} sent {weight:g} as its sum of weights, which is not positive", name)
-    total = float((yield from tree_sum(site, roster, own))[0])
+    total = float((yield from Tree(roster).sum(own))[0])
     roll.found(replace(roster, weights=weights, total_weight=total))
 
 
 def equal_outputs(
-    rows: Rows, scaling: AnyScaling, site: Site, roll: RollCall, masks: Masks | None = None
+    rows: Rows, scaling: AnyScaling, roll: RollCall, agreement: Agreement | None
 ) -> Procedure[AnyScaling]:
     """Return the scaling with a span for each output by which all outputs have the same variance over all sites.
 
@@ -175,12 +179,12 @@ def equal_outputs(
     n_outputs = rows.n_outputs
     if n_outputs == 1 or not isinstance(scaling, Scaling):
         return scaling
-    roster = yield from roll.roster()
+    tree = yield from tree_of(roll, agreement)
     _, y, weight = rows.sample.arrays()
     weight = rows.sample.expansion * (np.ones(len(y)) if weight is None else weight)
     moments = np.concatenate([[weight.sum()], weight @ y, weight @ y**2])
     most = 1.0 if scaling.limits is None else _MOST_CLIPPED
-    total = yield from tree_sum(site, roster, moments, masks, largest=2 * roster.n_counted * most**2)
+    total = yield from tree.sum(moments, 2 * tree.roster.n_counted * most**2)
     mean, square = total[1 : n_outputs + 1] / total[0], total[n_outputs + 1 :] / total[0]
     variances = np.maximum(square - mean**2, 0.0)
     shares = np.sqrt(variances / max(variances.max(), np.finfo(float).tiny))

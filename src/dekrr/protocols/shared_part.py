@@ -57,11 +57,11 @@ from ..statistics import (
 )
 from ..tables.rows import ArrayRows, Rows, is_usual
 from ..types import Array
-from .masking import unit_of, unit_of_gram
+from .masking import Masks, largest_sums
 from .roll_call import Roster
 from .run import Outcome, Run, SharedPart, Start
 from .site import Procedure
-from .spanning_tree import BranchSums, SparseSums, tree_result, tree_sum
+from .spanning_tree import BranchSums, SparseSums
 
 Scales = tuple[tuple[float, ...], ...]
 
@@ -83,19 +83,16 @@ _PREDICTIONS_AT_ONCE = 1 << 10  # by each ratio: they stay in the cache
 
 def agree_on_spreads(start: Start) -> Procedure[Array]:
     """Return the standard deviation of each column over all sites' rows by their weights, shape (n_columns,)."""
-    roster, sample = (yield from start.roll.roster()), start.rows.sample
-    masks = None
-    if start.masking is not None:
-        if isinstance(start.scaling, Unscaled):
-            raise SettingsError(
-                "masks hide only numbers of known size, and unscaled columns can have any size: scale them, or give "
-                "shared=None, local=None and column_scales=None"
-            )
-        masks = yield from start.masking.agreed()
+    if start.masking is not None and isinstance(start.scaling, Unscaled):
+        raise SettingsError(
+            "masks hide only numbers of known size, and unscaled columns can have any size: scale them, or give "
+            "shared=None, local=None and column_scales=None"
+        )
+    tree, sample = (yield from start.tree()), start.rows.sample
     weight = 1.0 if sample.weight is None else sample.weight[:, None]
     own = sample.expansion * np.concatenate([(weight * sample.X).sum(axis=0), (weight * sample.X**2).sum(axis=0)])
-    total = yield from tree_sum(start.site, roster, own, masks, 2.0**masks.rows if masks is not None else 1.0)
-    means, squares = np.split(total / max(roster.n_counted, 1e-300), 2)
+    total = yield from tree.sum(own, lambda masks: 2.0**masks.rows)
+    means, squares = np.split(total / max(tree.roster.n_counted, 1e-300), 2)
     return np.sqrt(np.maximum(squares - means**2, 0.0))
 
 
@@ -220,35 +217,35 @@ def fit_shared(
 def elect(start: Start, sigma: float, kind: Candidates, *, linear: bool) -> Procedure[FeatureMap]:
     """Return the features that all sites vote for, in a choice with the raw columns or without."""
     site, sample = start.site, start.rows.sample
-    roster = yield from start.roll.roster()
+    tree = yield from start.tree()
     chooser = _chooser(kind, sigma, linear)
     drawn = chooser, sample.n_columns, site.seed, kind.purpose
     pool = _pool(*drawn)
     n_candidates = pool.n_candidates
     if not kind.voted:
         return _kept(*drawn, chooser.elected(np.zeros(n_candidates)).tobytes())
-    n_votes = max(_FEWEST_VOTES, math.ceil(_VOTES_PER_FEATURE * kind.n_features / roster.n_sites))
+    n_votes = max(_FEWEST_VOTES, math.ceil(_VOTES_PER_FEATURE * kind.n_features / tree.roster.n_sites))
     votes = np.zeros(n_candidates)
     if sample.n_rows:
         few = sample.take(slice(kind.max_rows))  # the same in every run: rows are in the order of their hashes
         taken, rng = min(n_votes, few.n_rows), site.rng(kind.purpose)
         votes = chooser.votes(pool, few.X, few.y, taken, rng, few.weight)
         votes *= sample.expansion * sample.weights.total / max(few.weights.total, 1e-300)
-    masks = (yield from start.masking.agreed()) if start.masking is not None else None
-    largest, form = 1.0, SparseSums(n_candidates)
-    if masks is not None:
-        largest = 2.0 ** (masks.rows + 2 * masks.responses) * max(1, math.prod(sample.y.shape[1:]))
-    else:
+    form, n_outputs = SparseSums(n_candidates), math.prod(sample.y.shape[1:])
+    if tree.masks is None:
         votes = form.of(votes)
     del pool  # the next one is drawn before all sites are through with this
 
     def elected(total: Array) -> Array:
         return chooser.elected(form.whole(total)).astype(float)
 
-    told = yield from tree_result(site, roster, votes, elected, chooser.n_kept, masks, largest, form)
+    def largest(masks: Masks) -> float:
+        return float(2.0 ** (masks.rows + 2 * masks.responses) * max(1, n_outputs))
+
+    told = yield from tree.result(votes, elected, chooser.n_kept, largest, form)
     places = told.astype(np.intp)
     if not (np.all(told == places) and np.all(np.diff(places) > 0) and places[0] >= 0 and places[-1] < n_candidates):
-        raise MessageError(f"site {roster.parent!r} told of features that are no candidates", roster.parent)
+        raise MessageError(f"site {tree.roster.parent!r} told of features that are no candidates", tree.roster.parent)
     return _kept(*drawn, places.tobytes())
 
 
@@ -327,8 +324,8 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, r
     rows, held = held_out(start, run.settings, fold)
     solve = partial(_path, feature_map, RIDGES)
     path, levels = yield from _ridges_over_tree(start, run, feature_map, rows, solve, len(RIDGES), ratio)
-    roster = yield from start.roll.roster()
-    masks = (yield from start.masking.agreed()) if start.masking is not None else None
+    tree = yield from start.tree()
+    roster, masks = tree.roster, tree.masks
     ratios = RATIOS if run.settings.site_effect == "auto" and roster.n_sites > 1 else (ratio,)
     most, largest = np.inf, 1.0
     if masks is not None:
@@ -341,7 +338,7 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, r
     sizes = np.abs(errors[:, -1:] - errors)  # of what levels gain at this site
     of_held = errors[:, -1] if judges is held else np.zeros(len(path))
     told = np.concatenate([of_held, [held.weights.total], errors.ravel(), sizes.ravel()])
-    total = yield from tree_sum(start.site, roster, told, masks, largest)
+    total = yield from tree.sum(told, largest)
     of_held, (n_held,), of_judges, of_sizes = np.split(total, np.cumsum([len(path), 1, errors.size]))
     errors, sizes = of_judges.reshape(errors.shape), of_sizes.reshape(errors.shape)
     gains = errors[:, -1:] - errors
@@ -394,8 +391,8 @@ def _ridges_over_tree(
 
     The latter are what its level follows from; None where there is no constant among the features.
     """
-    site, settings = start.site, run.settings
-    roster = yield from start.roll.roster()
+    site, settings, tree = start.site, run.settings, (yield from start.tree())
+    roster = tree.roster
     check_rows_of_shared(site.name, rows.n_rows, feature_map, site.neighbors, settings.rows_per_feature)
     if settings.max_leverage < 1 and site.neighbors and rows.n_rows:
         check_leverages(site.name, rows, None, dict.fromkeys(site.neighbors, feature_map), settings.rows_per_feature)
@@ -405,9 +402,8 @@ def _ridges_over_tree(
     has_levels = settings.site_effect is not None
     counts_levels = ratio != NO_LEVEL and has_levels  # how many there are, as degrees of freedom
     form = BranchSums(size, size * n_outputs + 1 + counts_levels)
-    masks = (yield from start.masking.agreed()) if start.masking is not None else None
     # The sums of few rows are larger than the rows: each site makes them when it is its turn to send them.
-    later = masks is None and rows.n_rows < size
+    later = tree.masks is None and rows.n_rows < size
     as_factor = later and rows.n_rows <= form.most_rows and rows.expansion == 1
 
     def summed() -> Array:
@@ -430,16 +426,11 @@ def _ridges_over_tree(
     def beside(moment: Array, energy: float) -> Array:
         return np.append(moment, [energy, *([levels[0].share(ratio)] if counts_levels else [])])
 
-    largest: Array | float = 1.0
-    if masks is not None:
-        of_rows, of_responses = 2.0**masks.rows, 2.0**masks.responses
-        # What a level takes off the responses is no larger than they are.
-        times = 1.0 if ratio == NO_LEVEL else 2.0
-        of_moment = times * of_rows * of_responses * np.repeat(np.abs(unit_of(feature_map)), n_outputs)
-        of_gram = times * of_rows * np.abs(unit_of_gram(feature_map))
-        largest = np.concatenate([of_gram, of_moment, [of_rows * of_responses**2 * n_outputs]])
-        if counts_levels:
-            largest = np.append(largest, 1.0)
+    def largest(masks: Masks) -> Array:
+        bounds = largest_sums(feature_map, n_outputs, masks)
+        if ratio != NO_LEVEL:  # what a level takes off the responses is no larger than they are
+            bounds[:-1] *= 2.0
+        return np.append(bounds, 1.0) if counts_levels else bounds
 
     def solved(total: Array) -> Array:
         gram, beside = form.whole(total)
@@ -449,7 +440,7 @@ def _ridges_over_tree(
         return np.concatenate([np.append(fit.coefficients.ravel(), [fit.ridge, fit.error]) for fit in fits])
 
     values, n_results = summed if later else summed(), n_fits * (size * n_outputs + 2)
-    result = yield from tree_result(site, roster, values, solved, n_results, masks, largest, form)
+    result = yield from tree.result(values, solved, n_results, largest, form)
     fits = [Ridge(one[:-2].reshape(shape), float(one[-2]), float(one[-1])) for one in result.reshape(n_fits, -1)]
     return fits, levels[0] if levels else None
 
@@ -593,14 +584,13 @@ def best_ridge(errors: Sequence[Array]) -> float:
 
 def scales_of(start: Start, model: SharedPart) -> Procedure[Array]:
     """Return the roots of the mean squared derivatives of a model over all rows, divided by the largest."""
-    roster = yield from start.roll.roster()
     own = squared_gradients(start.rows.sample, model.feature_map, model.coefficients)
-    masks = (yield from start.masking.agreed()) if start.masking is not None else None
-    largest: Array | float = 1.0
-    if masks is not None:
-        bound = largest_squared_gradients(model.feature_map, model.coefficients)
-        largest = 2.0**masks.rows * np.maximum(bound, np.finfo(float).tiny)
-    total = yield from tree_sum(start.site, roster, own, masks, largest)
+
+    def largest(masks: Masks) -> Array:
+        bounds = largest_squared_gradients(model.feature_map, model.coefficients)
+        return np.asarray(2.0**masks.rows * np.maximum(bounds, np.finfo(float).tiny))
+
+    total = yield from (yield from start.tree()).sum(own, largest)
     roots = np.sqrt(np.maximum(total, 0.0))
     if not roots.max(initial=0.0) > 0:
         return np.ones_like(roots)

@@ -19,9 +19,9 @@ from ..errors import MessageError
 from ..messages import Masked, Total, expect, expect_shape
 from ..statistics import pack_symmetric, unpack_symmetric
 from ..types import Array
-from .masking import Masks
-from .roll_call import Roster
-from .site import Inbox, Outbox, Procedure, Quiet, Site, passed
+from .masking import Agreement, Masking, Masks
+from .roll_call import RollCall, Roster
+from .site import Inbox, Outbox, Procedure, Quiet, passed
 
 
 class Form(Protocol):
@@ -119,69 +119,86 @@ class BranchSums:
         return rows.reshape(-1, self.size), np.sum(triangles, axis=0) if triangles else None
 
 
-def tree_sum(
-    site: Site, roster: Roster, values: Array, masks: Masks | None = None, largest: Array | float = 1.0
-) -> Procedure[Array]:
-    """Return the exact sum of all sites' vectors, after 2 height exchanges over the spanning tree.
+Largest = Array | float | Callable[[Masks], Array | float]
+"""A public bound on the entries of every site's vector, which masked sums need; or what gives it under the masks."""
 
-    Partial sums go up, those of the deepest sites first. The total comes down. Every edge of the tree carries one
-    vector each way, whatever the number of sites; on the way up only what is not 0, where that is shorter.
+
+@dataclass(frozen=True)
+class Tree:
+    """The spanning tree of a run, and the masks of sums over it, where there are some.
+
+    A sum takes 2 height exchanges. Partial sums go up, those of the deepest sites first. What comes of the total comes
+    down. Every edge of the tree carries one vector each way, whatever the number of sites; on the way up only what is
+    not 0, where that is shorter.
 
     Under masks a partial sum tells nothing. A site shares masks with its neighbours and with their neighbours. The
     masks of two sites cancel where the partial sums of both have met. All have met at the root alone. So a parent sees
     a child's sum only where no third site shares masks with a site behind that child, as in a network of two sites.
-    Every site's values are at most `largest`, which is public; masked sums are right to about 1e-18 of it, times the
-    number of sites.
+    Masked sums are right to about 1e-18 of `largest`, times the number of sites.
     """
-    form = SparseSums(len(values))
-    own = form.of(values) if masks is None else values
-    return (yield from tree_result(site, roster, own, form.whole, len(values), masks, largest, form))
+
+    roster: Roster
+    masks: Masks | None = None
+
+    def sum(self, values: Array, largest: Largest = 1.0) -> Procedure[Array]:
+        """Return the exact sum of all sites' arrays, which are of one shape."""
+        form, flat = SparseSums(values.size), values.ravel()
+        own = form.of(flat) if self.masks is None else flat
+        return (yield from self.result(own, form.whole, values.size, largest, form)).reshape(values.shape)
+
+    def result(
+        self,
+        values: Array | Callable[[], Array],
+        compute: Callable[[Array], Array],
+        n_results: int,
+        largest: Largest = 1.0,
+        form: Form | None = None,
+    ) -> Procedure[Array]:
+        """Return what the root of the tree computes of the sum of all sites' vectors; the sum itself stays at the root.
+
+        Without masks, values may be a function that is called when the site's turn comes, and a `form` may say how
+        vectors are added whose entries are not just numbers. The root alone calls `compute`, which returns `n_results`
+        numbers.
+        """
+        if self.masks is None:
+            partial, children = yield from _climb(self.roster, values, Total, "values", form)
+            return (yield from self._descend(partial, children, compute, n_results))
+        most = largest(self.masks) if callable(largest) else largest
+        words = self.masks.hide_over_tree(_made(values) / most, self.roster.n_sites)
+        partial, children = yield from _climb(self.roster, words, Masked, "words")
+        if self.roster.parent is None:
+            partial = most * self.masks.reveal_over_tree(partial, self.roster.n_sites)
+        result = yield from self._descend(partial, children, compute, n_results)
+        # Who heard another result shares no masks any more.
+        self.masks.bind(hashlib.sha256(np.asarray(result, dtype=np.float64).tobytes()).digest())
+        return result
+
+    def _descend(
+        self, partial: Array, children: list[str], compute: Callable[[Array], Array], n_results: int
+    ) -> Procedure[Array]:
+        roster, step = self.roster, 0
+        result = compute(partial) if roster.parent is None else partial
+        while step < roster.height:
+            outbox: Outbox = {}
+            if step == roster.depth and children:
+                outbox = dict.fromkeys(children, Total(result))
+            elif step != roster.depth - 1:
+                outbox = Quiet((roster.depth - 1 if step < roster.depth else roster.height) - step)
+            inbox = yield outbox
+            step += passed(inbox)
+            due = {roster.parent: (n_results,)} if roster.parent and step == roster.depth else {}
+            for message in expect(inbox, Total, values=due).values():
+                result = message.values
+        return result
 
 
-def tree_result(
-    site: Site,
-    roster: Roster,
-    values: Array | Callable[[], Array],
-    compute: Callable[[Array], Array],
-    n_results: int,
-    masks: Masks | None = None,
-    largest: Array | float = 1.0,
-    form: Form | None = None,
-) -> Procedure[Array]:
-    """Return what the root of the tree computes of the sum of all sites' vectors; the sum itself stays at the root.
-
-    Without masks, values may be a function that is called when the site's turn comes, and a `form` may say how vectors
-    are added whose entries are not just numbers. The root alone calls `compute`, which returns `n_results` numbers. See
-    `tree_sum` for `largest`.
-    """
-    if masks is None:
-        partial, children = yield from _climb(site, roster, values, Total, "values", form)
-    else:
-        own = values() if callable(values) else values
-        words = masks.hide_over_tree(own / largest, roster.n_sites)
-        partial, children = yield from _climb(site, roster, words, Masked, "words")
-        if roster.parent is None:
-            partial = largest * masks.reveal_over_tree(partial, roster.n_sites)
-    result = compute(partial) if roster.parent is None else partial
-    step = 0
-    while step < roster.height:
-        outbox: Outbox = {}
-        if step == roster.depth and children:
-            outbox = dict.fromkeys(children, Total(result))
-        elif step != roster.depth - 1:
-            outbox = Quiet((roster.depth - 1 if step < roster.depth else roster.height) - step)
-        inbox = yield outbox
-        step += passed(inbox)
-        due = {roster.parent: (n_results,)} if roster.parent and step == roster.depth else {}
-        for message in expect(inbox, Total, values=due).values():
-            result = message.values
-    if masks is not None:  # who heard another result shares no masks any more
-        masks.bind(hashlib.sha256(np.asarray(result, dtype=np.float64).tobytes()).digest())
-    return result
+def tree_of(roll: RollCall, agreement: Agreement | Masking | None) -> Procedure[Tree]:
+    """Return the tree that sums of a run go over, masked where keys are agreed on."""
+    roster = yield from roll.roster()
+    return Tree(roster, (yield from agreement.masks()) if agreement is not None else None)
 
 
 def _climb(
-    site: Site,
     roster: Roster,
     own: Array | Callable[[], Array],
     kind: type[Total] | type[Masked],

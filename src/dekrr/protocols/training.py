@@ -30,7 +30,6 @@ from . import dekrr
 from .calibration import PARTS, Keep, calibrate, refusal_of_second
 from .home import fit_home, fit_private_home
 from .looking import Looked, look_under_guards
-from .masking import Masking
 from .roll_call import Roster
 from .run import Outcome, Run, SharedPart, Tuning
 from .shared_part import (
@@ -44,6 +43,7 @@ from .shared_part import (
     shared_size,
 )
 from .site import Procedure, Site
+from .spanning_tree import Tree
 
 _SHARE_OF_SCALES = 2  # the models that scales are learnt from have so much fewer features than the shared part
 _MOST_FOR_SCALES = 170  # and no more than these
@@ -79,17 +79,15 @@ def train_parts(
     learnt, sigma = Learnt(), chooser.sigma
     shared: SharedPart | None = None
 
-    def complete(outcome: Outcome, masking: Masking | None = None, *, together: bool = False) -> Procedure[None]:
+    def complete(outcome: Outcome, tree: Tree, *, probed: bool = False) -> Procedure[None]:
         outcome.shared, outcome.column_scales, outcome.sigma = outcome.shared or shared, learnt.scales, sigma
         if at_home:
-            # No sums beyond those that the guards count; and none at all after a loss.
-            probed = together and not settings.rows_per_feature and not settings.masks
-            yield from fit_home(site, masking, outcome, settings, prediction, probed=probed, together=together)
+            yield from fit_home(site, tree, outcome, settings, prediction, probed=probed)
 
     def after_loss(reached: Outcome | None, roster: Roster) -> Procedure[Outcome]:
         outcome = reached or Outcome.without_agreed(roster, scaling, site.rows)
         if outcome.home is None:
-            yield from complete(outcome)
+            yield from complete(outcome, Tree(outcome.roster.alone))  # no sums at all after a loss
         return outcome
 
     site.kept.at_home = after_loss
@@ -114,7 +112,8 @@ def train_parts(
         agreed = replace(start, rows=shared.residuals(start.rows))
     start.site.enter("choosing features")
     outcome = yield from dekrr.agree(agreed, _run_of_agreed(run, sigma, sets))
-    yield from complete(outcome, start.masking, together=True)
+    probed = not settings.rows_per_feature and not settings.masks  # no sums beyond those that the guards count
+    yield from complete(outcome, (yield from start.tree()), probed=probed)
     return outcome
 
 
@@ -129,7 +128,7 @@ def look_first(
 
     def at_home(reached: Outcome | None, roster: Roster) -> Procedure[Outcome]:
         outcome = Outcome.without_agreed(roster, UNSCALED, alone.rows)
-        yield from fit_home(alone, None, outcome, settings, prediction, probed=False, together=False)
+        yield from fit_home(alone, Tree(outcome.roster.alone), outcome, settings, prediction, probed=False)
         return outcome
 
     if settings.local is not None:

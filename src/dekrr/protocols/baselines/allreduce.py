@@ -4,6 +4,8 @@ All sites sum Z_j'Z_j and Z_j'y_j over a spanning tree and solve the ridge regre
 (1/N sum_j Z_j'Z_j + alpha I) theta = 1/N sum_j Z_j'y_j. This is where DKLA converges to.
 """
 
+from functools import partial
+
 import numpy as np
 from scipy.linalg import cho_solve
 
@@ -12,12 +14,10 @@ from ...selection import Chooser
 from ...settings import AllReduceSettings
 from ...solvers import cholesky
 from ...statistics import pack_symmetric, unpack_symmetric
-from ...types import Array
-from ..masking import Masking, Masks, unit_of, unit_of_gram
+from ..masking import largest_sums
 from ..run import Outcome
 from ..site import Procedure, Site
-from ..spanning_tree import tree_sum
-from .shared import Prepared, prepare
+from .shared import prepare
 
 
 def train(
@@ -28,11 +28,8 @@ def train(
     own, roster = prepared.sums, prepared.roster
     size = len(own.moment)
     values = np.concatenate([pack_symmetric(own.gram), own.moment.ravel(), [own.response_energy]])
-    if prepared.agreement is not None:
-        masks = yield from Masking(prepared.agreement, prepared.rows, prepared.scaling).agreed()
-        total = yield from tree_sum(site, roster, values, masks, _largest(prepared, own.moment.size // size, masks))
-    else:
-        total = yield from tree_sum(site, roster, values)
+    largest = partial(largest_sums, prepared.feature_map, own.moment.size // size)
+    total = yield from prepared.tree.sum(values, largest)
     gram, moment, response_energy = np.split(total, [-own.moment.size - 1, -1])
     gram = unpack_symmetric(gram, size) / roster.n_counted
     moment = moment.reshape(own.moment.shape) / roster.n_counted
@@ -43,13 +40,3 @@ def train(
     outcome.neighbor_maps = dict.fromkeys(site.neighbors, prepared.feature_map)
     outcome.neighbor_coefficients = dict.fromkeys(site.neighbors, coefficients)
     return outcome
-
-
-def _largest(prepared: Prepared, n_outputs: int, masks: Masks) -> Array:
-    """Return public bounds on what a site sums: Z'Z, Z'y and y'y."""
-    rows, responses = 2.0**masks.rows, 2.0**masks.responses
-    of_moment = np.repeat(unit_of(prepared.feature_map), n_outputs)
-    gram = unit_of_gram(prepared.feature_map)
-    return np.concatenate(
-        [rows * np.abs(gram), rows * responses * np.abs(of_moment), [rows * responses**2 * n_outputs]]
-    )

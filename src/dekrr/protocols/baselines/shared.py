@@ -15,11 +15,12 @@ from ...settings import AllReduceSettings, SharedSettings
 from ...statistics import OwnSums, accumulate
 from ...tables.rows import Rows
 from ..choosing import read_features
-from ..masking import Agreement
+from ..masking import Agreement, Masking
 from ..preparation import preparation_of
 from ..roll_call import RollCall, Roster
 from ..run import equal_outputs, weigh_rows
 from ..site import Outbox, Procedure, Site
+from ..spanning_tree import Tree, tree_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,7 @@ class Prepared:
     scaling: AnyScaling
     feature_map: FeatureMap
     sums: OwnSums
-    rows: Rows
-    agreement: Agreement | None
+    tree: Tree
 
 
 def prepare(
@@ -60,8 +60,7 @@ def prepare(
         agreement = Agreement(site, roll, lone_neighbor=settings.lone_neighbor, over_tree=True)
     scaling = yield from preparation.agree(site, roll, agreement)
     if preparation.is_agreed and site.rows.n_outputs > 1:
-        masks = (yield from agreement.masks()) if agreement is not None else None
-        scaling = yield from equal_outputs(site.rows.scaled(scaling), scaling, site, roll, masks)
+        scaling = yield from equal_outputs(site.rows.scaled(scaling), scaling, roll, agreement)
     rows = site.rows.scaled(scaling)
     if chooses_from_rows:
         roster = yield from roll.roster()
@@ -77,8 +76,8 @@ def prepare(
     if not counts_rows_first:
         site.require_rows(settings.min_rows)
         check_rows_of_shared(site.name, site.n_rows, shared, site.neighbors, settings.rows_per_feature)
-    roster = yield from roll.roster()
-    return Prepared(roster, scaling, shared, sums, rows, agreement)
+    tree = yield from tree_of(roll, agreement and Masking(agreement, rows, scaling))
+    return Prepared(tree.roster, scaling, shared, sums, tree)
 
 
 def share_features(
