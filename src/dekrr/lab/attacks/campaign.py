@@ -2,20 +2,20 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, product
 
 import msgspec
 import numpy as np
 
 from ...messages import RowFeatures
-from ...privacy.admission import AskedMaps
-from ...protocols.run import Tuning
-from ...protocols.site import Site
+from ...protocols import dekrr
+from ...protocols.run import Outcome, Tuning
+from ...protocols.site import Procedure, Site
 from ...selection import Energy
 from ...settings import GRIDS, DeKRRSettings
 from ...types import Array
-from .overhearing import Forger, overhear
+from .overhearing import Forger, forged, overhear
 from .recovery import Recovery, recover_rows, stack
 from .scenes import GUARDED, Scene
 from .sums import Advantage, Membership, NullSpace, advantage, recovered, rows_by_matching, rows_in_null_space
@@ -46,7 +46,7 @@ def attack_features(
     victim, attacker = problem.pair(target)
     selector = Energy(problem.n_features, sigma=problem.sigma)
     settings = DeKRRSettings(masks=False, exchange="features", scale=None, max_leverage=1.0, max_rounds=1)
-    record, outcomes = overhear(problem.sites, selector, settings)
+    record, outcomes = overhear(problem.sites, lambda site: dekrr.train(site, selector, settings))
     (rows,) = record.between(victim.name, attacker.name, RowFeatures)
     maps = stack(outcomes[victim.name].feature_map, outcomes[attacker.name].feature_map)
     features = np.hstack([rows.own, rows.receivers])
@@ -76,14 +76,14 @@ def hear(
     selector = problem.selector()
     # Alpha and consensus change only the coefficients, and what these reveal is granted anyway.
     tuning = Tuning(sigmas=GRIDS["sigma"], alphas=(1e-6,), consensuses=(1.0,)) if tuned else None
-    record, outcomes = overhear(
-        [replace(site, ledger=AskedMaps()) for site in problem.sites],
-        selector,
-        msgspec.structs.replace(settings, max_rounds=1, tol=0.0),
-        tuning,
-        only=(victim.name, *listeners),
-        forgers={name: forger(problem.site(name)) for name in listeners} if forger is not None else None,
-    )
+    settings = msgspec.structs.replace(settings, max_rounds=1, tol=0.0)
+
+    def procedure(site: Site) -> Procedure[Outcome]:
+        honest = dekrr.train(site, selector, settings, tuning)
+        lies = forger is not None and site.name in listeners
+        return forged(honest, site, selector, forger(site)) if lies else honest
+
+    record, outcomes = overhear(problem.sites, procedure, (victim.name, *listeners))
     chosen = outcomes[victim.name].tuned
     if chosen is not None:
         selector = selector.replace(sigma=chosen.sigma)

@@ -15,28 +15,24 @@ their scores add up.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 import msgspec
 import numpy as np
 
 from ...features import FeatureMap
 from ...messages import Features, Magnitudes, Masked, Moments, Shortlist
-from ...networks.local import LocalNetwork
-from ...privacy.admission import AskedMaps
 from ...privacy.masks import FixedPoint, revealed
 from ...protocols import dekrr
 from ...protocols.choosing import read_features
 from ...protocols.masking import ROOM, unit_of_gram
-from ...protocols.run import Outcome
-from ...protocols.site import Procedure, Site
+from ...protocols.site import Site
 from ...settings import DeKRRSettings
 from ...statistics import pull, unpack_symmetric
 from ...types import Array
-from .overhearing import Overheard
+from .overhearing import Overheard, overhear
 from .scenes import Scene
 from .sums import Advantage, advantage
-from .views import SumsBlock
+from .views import SumsBlock, gram_of
 
 _SHADOWS = 128
 _LEAST_RIDGE = 1e-10  # of the mean square of products
@@ -180,7 +176,7 @@ def of_model(problem: Scene, target: str | None = None, *, seed: int = 0) -> Adv
     victim, _ = problem.pair(target)
     rng = np.random.default_rng(seed)
     settings = msgspec.structs.replace(SETTINGS, masks=False, max_rounds=300, tol=1e-8)
-    _, outcomes = _run(problem, (), settings)
+    _, outcomes = overhear(problem.sites, lambda site: dekrr.train(site, problem.selector(), settings), ())
     end = outcomes[victim.name]
     assert end.ready is not None
     X, y = _candidates(problem, victim.name)
@@ -217,7 +213,7 @@ def by_algebra(problem: Scene, target: str, *, of_root: bool = False, settings: 
         X = np.vstack([site.X for site in problem.sites])
         own = problem.site(centre)
         feature_map = problem.selector().select(own.X, own.y, own.rng("root"))
-        heard = SumsBlock(feature_map, feature_map, feature_map(X).T @ feature_map(X), np.ones(1, dtype=bool))
+        heard = gram_of(feature_map, feature_map(X).T @ feature_map(X))
     else:
         record = _heard(problem, centre, settings, masks=True)
         sites, heard = list(problem.site(centre).neighbors), unmasked(record, problem.site(centre))
@@ -250,18 +246,8 @@ def _candidates(problem: Scene, name: str) -> tuple[Array, Array]:
 
 def _heard(problem: Scene, about: str, settings: DeKRRSettings = SETTINGS, *, masks: bool) -> Overheard:
     """Return all messages between a site and its neighbours in a run of one round."""
-    around = (about, *problem.site(about).neighbors)
-    return _run(problem, around, msgspec.structs.replace(settings, masks=masks))[0]
-
-
-def _run(problem: Scene, heard_by: Sequence[str], settings: DeKRRSettings) -> tuple[Overheard, dict[str, Outcome]]:
-    record = Overheard(only=heard_by)
-    network = LocalNetwork({site.name: site.neighbors for site in problem.sites}, observers=[record])
-
-    def procedure(site: Site) -> Procedure[Outcome]:
-        return dekrr.train(replace(site, ledger=AskedMaps()), problem.selector(), settings)
-
-    return record, network.run({site.name: procedure(site) for site in problem.sites})
+    settings, around = msgspec.structs.replace(settings, masks=masks), (about, *problem.site(about).neighbors)
+    return overhear(problem.sites, lambda site: dekrr.train(site, problem.selector(), settings), around)[0]
 
 
 def _shortlist_of(record: Overheard, centre: str) -> FeatureMap:
@@ -275,7 +261,7 @@ def _answer(record: Overheard, centre: str, target: str) -> SumsBlock:
     """Return what the target answered to a centre's shortlist without masks."""
     feature_map = _shortlist_of(record, centre)
     (answer,) = record.between(target, centre, Moments)
-    return _block(feature_map, answer.gram)
+    return gram_of(feature_map, unpack_symmetric(answer.gram, feature_map.n_features))
 
 
 def unmasked(record: Overheard, centre: Site) -> SumsBlock:
@@ -286,8 +272,4 @@ def unmasked(record: Overheard, centre: Site) -> SumsBlock:
     rows = max(message.exponents[0] for message in told if len(message.exponents) == 2)  # others are about rounds
     numbers = revealed(np.add.reduce([answer.words for answer in answers]), FixedPoint(rows + ROOM, len(answers)))
     packed = unit_of_gram(feature_map)
-    return _block(feature_map, packed * numbers[: packed.size])
-
-
-def _block(feature_map: FeatureMap, packed: Array) -> SumsBlock:
-    return SumsBlock(feature_map, feature_map, unpack_symmetric(packed, feature_map.n_features), np.ones(1, dtype=bool))
+    return gram_of(feature_map, unpack_symmetric(packed * numbers[: packed.size], feature_map.n_features))

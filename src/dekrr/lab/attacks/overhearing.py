@@ -1,7 +1,7 @@
 """A record of the messages of a run, the source of the attacker's view; and sites that lie about their features."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,10 @@ from ...features import FeatureMap
 from ...messages import AnyMessage, Chosen, Coefficients, Features, Message, Moments, Offer, Shortlist, Sums
 from ...networks.base import Delivery
 from ...networks.local import LocalNetwork
-from ...privacy.admission import prove
-from ...protocols import dekrr
-from ...protocols.run import Outcome, Tuning
+from ...privacy.admission import AskedMaps, prove
+from ...protocols.run import Outcome
 from ...protocols.site import Procedure, Site
 from ...selection import Chooser
-from ...settings import DeKRRSettings
 
 
 @dataclass
@@ -39,45 +37,32 @@ class Overheard:
         ]
 
 
-Forger = Callable[[int], FeatureMap]
-
-
 def overhear(
-    sites: Sequence[Site],
-    selector: Chooser,
-    settings: DeKRRSettings,
-    tuning: Tuning | None = None,
-    *,
-    only: Collection[str] | None = None,
-    forgers: Mapping[str, Forger] | None = None,
+    sites: Iterable[Site], procedure: Callable[[Site], Procedure[Outcome]], only: Collection[str] | None = None
 ) -> tuple[Overheard, dict[str, Outcome]]:
-    """Train DeKRR on `sites`; return its messages, or those between two of some sites, and the outcome of each site.
-
-    Sites with a forger lie about their features: ``forger(i)`` returns the map that the site sends when maps are due
-    for the (i + 1)th time.
-    """
+    """Run the sites' procedures; return the messages, or those between two of some sites, and the outcomes."""
+    fresh = [replace(site, ledger=AskedMaps()) for site in sites]
     record = Overheard(only)
-    network = LocalNetwork({site.name: site.neighbors for site in sites}, observers=[record])
-    procedures = {site.name: dekrr.train(site, selector, settings, tuning) for site in sites}
-    for name, forger in (forgers or {}).items():
-        site = next(site for site in sites if site.name == name)
-        procedures[name] = _forged(procedures[name], site, selector, forger)
-    return record, network.run(procedures)
+    network = LocalNetwork({site.name: site.neighbors for site in fresh}, observers=[record])
+    return record, network.run({site.name: procedure(site) for site in fresh})
 
 
-def _forged(procedure: Procedure[Outcome], site: Site, selector: Chooser, forger: Forger) -> Procedure[Outcome]:
+Forger = Callable[[int], FeatureMap]
+"""Returns the map that a lying site sends when maps are due for the (i + 1)th time."""
+
+
+def forged(procedure: Procedure[Outcome], site: Site, selector: Chooser, forger: Forger) -> Procedure[Outcome]:
     """Follow a procedure, but send forged maps; the answers to them do not reach the procedure."""
     outbox = next(procedure)
     asked = size = forged_size = 0
     while True:
         maps = [message for message in outbox.values() if isinstance(message, Offer | Shortlist)]
         if maps:
-            is_shortlist = isinstance(maps[0], Shortlist)
             honest = maps[0].candidates if isinstance(maps[0], Shortlist) else maps[0]
-            size, forged = _size(honest), forger(asked)
-            offer = _offer(forged, honest, site, selector)
-            outbox, asked = dict.fromkeys(outbox, Shortlist(offer) if is_shortlist else offer), asked + 1
-            forged_size = forged.n_features
+            size, lie = _size(honest), forger(asked)
+            offer = _offer(lie, honest, site, selector)
+            message = Shortlist(offer) if isinstance(maps[0], Shortlist) else offer
+            outbox, asked, forged_size = dict.fromkeys(outbox, message), asked + 1, lie.n_features
         inbox = yield {p: _resized(message, forged_size) for p, message in outbox.items()}
         try:
             outbox = procedure.send({p: _emptied(message, size) for p, message in inbox.items()})

@@ -15,8 +15,6 @@ import numpy as np
 from ...errors import DataError
 from ...features import FeatureMap
 from ...messages import Coefficients, Features, Moments, Shortlist, Sums
-from ...networks.local import LocalNetwork
-from ...privacy.admission import AskedMaps
 from ...protocols import dekrr
 from ...protocols.choosing import read_features
 from ...protocols.cross_validation import rounds_of
@@ -29,10 +27,10 @@ from ...solvers import ChebyshevState
 from ...statistics import penalty, unpack_symmetric
 from ...tables.rows import ArrayRows
 from ...types import Array
-from .overhearing import Overheard
+from .overhearing import Overheard, overhear
 from .scenes import Scene
 from .sums import NullSpace, recovered, rows_in_null_space
-from .views import SumsBlock, common_features, summed, unit_gram
+from .views import WHOLE, SumsBlock, common_features, gram_of, summed, unit_gram
 
 _NOISE = 1e-9
 
@@ -207,7 +205,6 @@ def rows_from(difference: Difference, begin: Array, steps: int = 60) -> Array:
 
 SETTINGS = DeKRRSettings(masks=False, scale=None, verify_features=False, max_rounds=30, tol=0.0)
 TUNING = Tuning(sigmas=(1.0,), alphas=(1e-9, 1e-7, 1e-5, 1e-3), consensuses=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0))
-_WHOLE = np.ones(1, dtype=bool)
 _OF_ROUNDING = 1e-6  # of A: what of L is less
 
 
@@ -260,11 +257,14 @@ def _scenarios(problem: Scene, listeners: Sequence[str]) -> Iterator[_Heard]:
     victim, _ = problem.pair()
     sites = {site.name: site for site in problem.sites}
     selector = problem.selector()
-    heard_by = (victim.name, *listeners)
-    record, outcomes = _run(sites, heard_by, lambda site: dekrr.train(site, selector, SETTINGS))
+
+    def run(procedure: Callable[[Site], Procedure[Outcome]]) -> tuple[Overheard, dict[str, Outcome]]:
+        return overhear(sites.values(), procedure, (victim.name, *listeners))
+
+    record, outcomes = run(lambda site: dekrr.train(site, selector, SETTINGS))
     yield _Heard("trained", grams(record, listeners, victim.name), [])
     try:
-        record, tuned = _run(sites, heard_by, lambda site: dekrr.train(site, selector, SETTINGS, TUNING))
+        record, tuned = run(lambda site: dekrr.train(site, selector, SETTINGS, TUNING))
     except DataError:
         pass  # the guards refuse to tune
     else:
@@ -281,30 +281,18 @@ def _scenarios(problem: Scene, listeners: Sequence[str]) -> Iterator[_Heard]:
         for name, site in sites.items()
         if name != lost
     }
-    record, outcomes = _run(sites, heard_by, lambda site: dekrr.train(site, selector, SETTINGS))
+    record, outcomes = run(lambda site: dekrr.train(site, selector, SETTINGS))
     yield _Heard("a site lost", grams(record, listeners, victim.name), [])
     new = ArrayRows(*(part[: len(part) // 2] for part in problem.spare[victim.name]))
     rows = {name: new if name == victim.name else ArrayRows(new.X[:0], new.y[:0]) for name in sites}
     grown = ArrayRows(np.vstack([victim.X, new.X]), np.append(victim.y, new.y))
     sites[victim.name] = replace(sites[victim.name], rows=grown)
     maps = outcomes[victim.name].neighbor_maps
-    record, _ = _run(
-        sites, heard_by, lambda site: go_on(site, outcomes[site.name], rows[site.name], selector, SETTINGS)
-    )
+    record, _ = run(lambda site: go_on(site, outcomes[site.name], rows[site.name], selector, SETTINGS))
     yield _Heard("new rows", grams(record, listeners, victim.name, maps), [])
     smaller = selector.replace(n_features=problem.n_features - 5)
-    anew = {name: replace(site, feature_map=None) for name, site in sites.items()}
-    record, _ = _run(anew, heard_by, lambda site: dekrr.train(site, smaller, SETTINGS))
+    record, _ = run(lambda site: dekrr.train(replace(site, feature_map=None), smaller, SETTINGS))
     yield _Heard("trained again", grams(record, listeners, victim.name), [])
-
-
-def _run(
-    sites: Mapping[str, Site], heard_by: Sequence[str], procedure: Callable[[Site], Procedure[Outcome]]
-) -> tuple[Overheard, dict[str, Outcome]]:
-    record = Overheard(only=heard_by)
-    network = LocalNetwork({name: site.neighbors for name, site in sites.items()}, observers=[record])
-    fresh = {name: replace(site, ledger=AskedMaps()) for name, site in sites.items()}
-    return record, network.run({name: procedure(site) for name, site in fresh.items()})
 
 
 def grams(
@@ -322,7 +310,7 @@ def grams(
         if isinstance(message, Moments | Sums) and entry.sender == target and entry.receiver in listeners:
             feature_map = asked[entry.receiver]
             gram = unpack_symmetric(message.gram, feature_map.n_features)
-            found.append(SumsBlock(feature_map, feature_map, gram, _WHOLE, entry.receiver))
+            found.append(gram_of(feature_map, gram, label=entry.receiver))
     return found
 
 
@@ -334,7 +322,7 @@ def _from_coefficients(record: Overheard, victim: Site, sites: Mapping[str, Site
     maps = [read_features(victim.name, m) for m in record.between(victim.name, victim.neighbors[0], Features)]
     blocks, found = [], []
     for feature_map, sums in zip(maps, solved, strict=False):
-        blocks.append(SumsBlock(feature_map, feature_map, sums.shared, _WHOLE, victim.name))
+        blocks.append(gram_of(feature_map, sums.shared, label=victim.name))
         largest = np.linalg.eigvalsh(sums.shared)[-1]
         rank = int(np.sum(np.abs(np.linalg.eigvalsh(sums.own_only)) > _OF_ROUNDING * largest))
         found.append(Difference(feature_map, sums.own_only, rank, feature_map.n_features))
@@ -347,11 +335,11 @@ def retrained(problem: Scene, *, n_runs: int = 12, starts: int = 400, seed: int 
     rng = np.random.default_rng(seed)
     spare_X, spare_y = problem.spare[victim.name]
     features = Plain(problem.n_features, sigma=problem.sigma).select(victim.X[:0], victim.y[:0], rng)
-    before = summed(features, features, victim.X, victim.y, _WHOLE)
+    before = summed(features, features, victim.X, victim.y, WHOLE)
     rows = 0
     for row in range(n_runs):
         X, y = np.vstack([victim.X, spare_X[row : row + 1]]), np.append(victim.y, spare_y[row])
-        (found,) = differences([before, summed(features, features, X, y, _WHOLE)])
+        (found,) = differences([before, summed(features, features, X, y, WHOLE)])
         rows += rows_of([found], spare_X[row : row + 1], attacker.X, rng, starts)
     return rows
 
@@ -366,7 +354,7 @@ def from_leaf(problem: Scene, n_rows: int, n_features: int, *, starts: int = 100
     chosen = rng.permutation(victim.n_rows)[:n_rows]
     X, y = victim.X[chosen], victim.y[chosen]
     features = Plain(n_features, sigma=problem.sigma).select(X[:0], y[:0], np.random.default_rng(seed))
-    space = NullSpace(summed(features, features, X, y, _WHOLE))
+    space = NullSpace(summed(features, features, X, y, WHOLE))
     n_columns = X.shape[1]
     candidates = [np.empty((0, n_columns))]
     for relative, least in ((1e-11, 0), (1e-8, 0), (0.0, 2 * n_columns), (0.0, 4 * n_columns)):

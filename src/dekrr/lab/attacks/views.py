@@ -14,6 +14,7 @@ and y. A `View` may pool the messages of several neighbours.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -81,6 +82,14 @@ def of_rows(block: SumsBlock, X: Array, y: Array) -> tuple[Array, Array]:
     return left, left if block.is_gram else y[:, None] if block.right is None else block.right(X)
 
 
+WHOLE = np.ones(1, dtype=bool)  # the folds of sums over all rows, where nothing was tuned
+
+
+def gram_of(feature_map: FeatureMap, gram: Array, folds: np.ndarray = WHOLE, label: str = "") -> SumsBlock:
+    """Return Z'Z of one map as a block."""
+    return SumsBlock(feature_map, feature_map, gram, folds, label)
+
+
 def summed(
     left: FeatureMap, right: FeatureMap | None, X: Array, y: Array, folds: np.ndarray, label: str = ""
 ) -> SumsBlock:
@@ -107,7 +116,7 @@ def fold_blocks(view: View) -> Iterator[SumsBlock]:
             if len(first) > whole.left.n_columns:
                 left = _taken(whole.left, first)
                 rest = unit_gram(whole)[np.ix_(first, first)] - unit_gram(part)[np.ix_(second, second)]
-                yield SumsBlock(left, left, rest, whole.folds & ~part.folds, f"{part.label}, a fold")
+                yield gram_of(left, rest, whole.folds & ~part.folds, f"{part.label}, a fold")
 
 
 def _added_up(parts: list[SumsBlock], n_folds: int) -> list[SumsBlock]:
@@ -123,7 +132,7 @@ def _added_up(parts: list[SumsBlock], n_folds: int) -> list[SumsBlock]:
     for part in parts:
         _, chosen = common_features(left, part.left)
         total += unit_gram(part)[np.ix_(chosen, chosen)]
-    return [SumsBlock(left, left, total / (n_folds - 1), np.ones(n_folds, dtype=bool), parts[0].label)]
+    return [gram_of(left, total / (n_folds - 1), np.ones(n_folds, dtype=bool), parts[0].label)]
 
 
 def unit_gram(block: SumsBlock) -> Array:
@@ -165,83 +174,55 @@ def view_of(
     """
     n_folds = tuning.folds if tuning is not None else 1
     fold_of = target.fold_of(n_folds)  # granted as well: outside the site nobody knows it
-    blocks: list[SumsBlock] = []
-    for listener in listeners:
-        for phase in _phases(record, listener, target, selector, tuning):
-            blocks += _blocks_of(phase, target, fold_of, granted=granted)
+    rows = (target.X, target.y, fold_of) if granted else None
+    blocks = [b for name in listeners for b in _heard_by(name, record, target, selector, tuning, rows)]
     return View(blocks, tuple(np.bincount(fold_of, minlength=n_folds).tolist()))
 
 
-@dataclass
-class _Phase:
-    """One choice of features and the messages about it: for a bandwidth and a fold, or for the training."""
-
-    label: str
-    folds: np.ndarray
-    shortlist: FeatureMap | None = None
-    moments: Moments | None = None
-    attackers_map: FeatureMap | None = None
-    targets_map: FeatureMap | None = None
-    sums: Sums | None = None
+Granted = tuple[Array, Array, np.ndarray]  # the target's rows, responses and folds
 
 
-def _phases(
-    record: Overheard, listener: str, target: Site, selector: Chooser, tuning: Tuning | None
-) -> Iterator[_Phase]:
-    """Read a neighbour's messages to and from the target, phase by phase; a phase ends with `Sums`."""
-    plan = [(sigma, fold) for sigma in tuning.sigmas for fold in range(tuning.folds)] if tuning is not None else []
+def _heard_by(
+    listener: str, record: Overheard, target: Site, selector: Chooser, tuning: Tuning | None, granted: Granted | None
+) -> Iterator[SumsBlock]:
+    """Yield the sums that a neighbour was sent; `Sums` are the last message about a bandwidth and a fold."""
     n_folds = tuning.folds if tuning is not None else 1
-    plan.append((selector.bandwidth, -1))
-    steps = iter(plan)
-    offers: dict[str, FeatureMap] = {}
-    phase: _Phase | None = None
+    plan = list(product(tuning.sigmas, range(n_folds))) if tuning is not None else []
+    steps = iter([*plan, (selector.bandwidth, -1)])
+    sigma, fold = next(steps)
+    maps: dict[str, FeatureMap] = {}
     for entry in record.heard:
         if {entry.sender, entry.receiver} != {listener, target.name}:
             continue
-        if phase is None:
-            sigma, fold = next(steps)
-            phase = _Phase(f"{listener}, sigma {sigma:g}", np.arange(n_folds) != fold)
-        message = entry.message
-        if isinstance(message, Shortlist):
-            message = message.candidates
+        folds, label = np.arange(n_folds) != fold, f"{listener}, sigma {sigma:g}"
+        message = entry.message.candidates if isinstance(entry.message, Shortlist) else entry.message
         if isinstance(message, Features):
-            offers[entry.sender] = read_features(entry.sender, message)
+            maps[entry.sender] = read_features(entry.sender, message)
         elif isinstance(message, Chosen):
             drawing = selector.replace(sigma=sigma)
-            offers[entry.sender] = redraw(drawing, message, target.seed, entry.sender, target.X.shape[1])
+            maps[entry.sender] = redraw(drawing, message, target.seed, entry.sender, target.X.shape[1])
         elif isinstance(message, Moments) and entry.receiver == listener:
-            phase.shortlist, phase.moments = offers[listener], message
+            shortlist = maps[listener]
+            yield gram_of(shortlist, unpack_symmetric(message.gram, shortlist.n_features), folds, f"{label}, shortlist")
+            yield SumsBlock(shortlist, None, message.moment[:, None], folds, f"{label}, shortlist and y")
         elif isinstance(message, Sums) and entry.receiver == listener:
-            phase.attackers_map, phase.targets_map, phase.sums = offers[listener], offers[target.name], message
-            yield phase
-            phase = None
+            yield from _of_choice(message, maps[listener], maps[target.name], folds, label, granted)
             if fold == -1:
                 return
+            sigma, fold = next(steps)
 
 
-def _blocks_of(phase: _Phase, target: Site, fold_of: np.ndarray, *, granted: bool) -> list[SumsBlock]:
-    blocks = []
-    folds, label = phase.folds, phase.label
-    if phase.shortlist is not None and phase.moments is not None:
-        size = phase.shortlist.n_features
-        gram = unpack_symmetric(phase.moments.gram, size)
-        blocks.append(SumsBlock(phase.shortlist, phase.shortlist, gram, folds, f"{label}, shortlist"))
-        blocks.append(
-            SumsBlock(phase.shortlist, None, phase.moments.moment[:, None], folds, f"{label}, shortlist and y")
-        )
-    own, theirs, sums = phase.attackers_map, phase.targets_map, phase.sums
-    assert own is not None
-    assert theirs is not None
-    assert sums is not None
+def _of_choice(
+    sums: Sums, own: FeatureMap, theirs: FeatureMap, folds: np.ndarray, label: str, granted: Granted | None
+) -> Iterator[SumsBlock]:
     gram, cross = unpack_symmetric(sums.gram, own.n_features), np.asarray(sums.cross)
-    if not granted:
-        blocks.append(SumsBlock(own, own, gram, folds, f"{label}, choice"))
-        blocks.append(SumsBlock(own, theirs, cross, folds, f"{label}, both"))
-        return blocks
+    if granted is None:
+        yield gram_of(own, gram, folds, f"{label}, choice")
+        yield SumsBlock(own, theirs, cross, folds, f"{label}, both")
+        return
+    X, y, fold_of = granted
     kept = folds[fold_of]
-    features, y = theirs(target.X[kept]), target.y[kept]
-    joint = stack(own, theirs)
+    features = theirs(X[kept])
     joint_gram = np.block([[gram, cross], [cross.T, features.T @ features]])
-    blocks.append(SumsBlock(joint, joint, joint_gram, folds, f"{label}, both"))
-    blocks.append(SumsBlock(theirs, None, (y @ features)[:, None], folds, f"{label}, target's and y"))
-    return blocks
+    yield gram_of(stack(own, theirs), joint_gram, folds, f"{label}, both")
+    yield SumsBlock(theirs, None, (y[kept] @ features)[:, None], folds, f"{label}, target's and y")

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ...errors import DataError
@@ -23,6 +23,7 @@ from ..attacks.sums import Advantage
 from ..attacks.views import View
 
 _FILES = (".csv", ".tsv", ".gz", ".parquet", ".pq")
+_MOST_DRAWN = 300  # rows of a picture
 
 
 def attack(
@@ -85,14 +86,11 @@ def attack(
     import matplotlib.pyplot  # noqa: F401 - a missing package is reported before the computation
 
     console = Console()
-    names: list[str | None] = [*data] if data else [None]
-    sizes: list[int | None] = [*n_features] if n_features else [None]
-    widths: list[float | None] = [*sigma] if sigma else [None]
     problems = [
         problem_of_table(Path(name), target, site, [*filter(None, columns.split(","))], size, width, seed)
         if name is not None and _is_own(name, target, site)
         else read_problem(name, data_dir, size, width, seed)
-        for name, size, width in product(names, sizes, widths)
+        for name, size, width in product(data or [None], n_features or [None], sigma or [None])
     ]
     pictures = []
     tables: dict[str, list[dict[str, str]]] = {}
@@ -105,41 +103,34 @@ def attack(
         console=Console(stderr=True),
         transient=True,
     ) as progress:
+        task = progress.add_task("", total=effort)
+
+        def report(seconds: float) -> None:
+            progress.update(task, completed=seconds)
 
         def add(title: str, rows: Iterable[dict[str, str]]) -> None:
+            progress.reset(task, description=f"{problem.name}, {title}")
             tables.setdefault(title, []).extend(rows)
 
         for problem in problems:
             if studies:
                 add("series of studies, by what they differ in", _answers(problem))
             if features:
-                task = progress.add_task(f"{problem.name}, features", total=effort)
-                report = partial(_report, progress, task)
-                recovery, truth = attacks.attack_features(problem, seconds=effort, own_rows=own_rows, report=report)
-                shares = {_to(tolerance): f"{recovery.share(truth, tolerance):.1%}" for tolerance in attacks.TOLERANCES}
-                cost = {"seconds": f"{recovery.seconds:.1f}", "starts": str(recovery.starts)}
-                add('rows from exchange="features", the paper\'s', [_named(problem) | shares | cost])
-                pictures.append((problem, recovery.rows, truth))
-                progress.remove_task(task)
+                add(
+                    'rows from exchange="features", the paper\'s',
+                    _from_features(problem, effort, own_rows, report, pictures),
+                )
+            problem = in_agreed_units(problem) if sums or members else problem  # as a deployment's sums have the rows
             if sums:
-                task = progress.add_task(f"{problem.name}, sums", total=effort)
-                report = partial(_report, progress, task)
-                problem = in_agreed_units(problem)  # as a deployment's sums have the rows
                 view, heard = _hear(problem, colluders, tuned, notes)
                 add(
                     "rows from the default exchange",
                     _rows_from_sums(problem, view, heard, colluders, effort, seed, report),
                 )
-                progress.update(task, description=f"{problem.name}, members")
                 add("members of the default exchange", _inferred(problem, view, heard, colluders))
-                progress.update(task, description=f"{problem.name}, release")
                 add(_RELEASE, _released(problem, colluders))
-                progress.remove_task(task)
             if members:
-                task = progress.add_task(f"{problem.name}, members by shadows", total=effort)
-                agreed = problem if sums else in_agreed_units(problem)
-                add(_SHADOWS, _members(agreed, colluders, targets, shortlist_rows, seed))
-                progress.remove_task(task)
+                add(_SHADOWS, _members(problem, colluders, targets, shortlist_rows, seed))
     for title, rows in tables.items():
         table = Table(title=title)
         for heading in rows[0]:
@@ -178,10 +169,6 @@ def _is_own(name: str, target: str, site: str) -> bool:
     return False
 
 
-def _report(progress: Progress, task: TaskID, seconds: float) -> None:
-    progress.update(task, completed=seconds)
-
-
 def _hear(problem: Scene, colluders: int, tuned: bool, notes: list[str]) -> tuple[View, str]:
     """Return the neighbours' view, and "tuned" or "trained".
 
@@ -212,6 +199,15 @@ def _answers(problem: Scene) -> Iterator[dict[str, str]]:
             "admitted": f"{answer.admitted} of {answer.asked}",
             "the first refusal": answer.reason.partition(": the sums")[0],
         }
+
+
+def _from_features(
+    problem: Scene, effort: float, own_rows: bool, report: attacks.Report, pictures: list[tuple[Scene, Array, Array]]
+) -> Iterator[dict[str, str]]:
+    recovery, truth = attacks.attack_features(problem, seconds=effort, own_rows=own_rows, report=report)
+    shares = {_to(tolerance): f"{recovery.share(truth, tolerance):.1%}" for tolerance in attacks.TOLERANCES}
+    pictures.append((problem, recovery.rows, truth))
+    yield _named(problem) | shares | {"seconds": f"{recovery.seconds:.1f}", "starts": str(recovery.starts)}
 
 
 def _rows_from_sums(
@@ -317,7 +313,14 @@ def _draw(pictures: list[tuple[Scene, Array, Array]], out: Path) -> Path:
 
     figure, panels = plt.subplots(1, len(pictures), figsize=(3.6 * len(pictures), 3.6), squeeze=False)
     for panel, (problem, rows, truth) in zip(panels[0], pictures, strict=True):
-        _scatter(panel, problem, rows, truth)
+        right = np.abs(rows - truth).max(axis=1) < attacks.TOLERANCES[0]
+        for chosen, colour, label in ((~right, "C3", "missed"), (right, "C0", "recovered")):
+            picked = np.flatnonzero(chosen)[:_MOST_DRAWN]
+            places, name = (truth[picked].ravel(), rows[picked].ravel()), f"{label}: {chosen.sum()} rows"
+            panel.plot(*places, ".", markersize=2, color=colour, label=name)
+        panel.set_title(f"{problem.name}, D = {problem.n_features}, sigma = {problem.sigma:g}")
+        panel.set(xlabel="true value (all columns)", ylabel="computed value")
+        panel.legend(markerscale=4, fontsize=8)
     figure.suptitle("values a neighbour computes")
     figure.tight_layout()
     out.mkdir(parents=True, exist_ok=True)
@@ -325,23 +328,3 @@ def _draw(pictures: list[tuple[Scene, Array, Array]], out: Path) -> Path:
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return path
-
-
-def _scatter(panel: Any, problem: Scene, rows: Array, truth: Array, max_rows: int = 300) -> None:
-    right = np.abs(rows - truth).max(axis=1) < attacks.TOLERANCES[0]
-    for chosen, colour, label in ((~right, "C3", "missed"), (right, "C0", "recovered")):
-        picked = np.flatnonzero(chosen)[:max_rows]
-        panel.plot(
-            truth[picked].ravel(),
-            rows[picked].ravel(),
-            ".",
-            markersize=2,
-            color=colour,
-            label=f"{label}: {chosen.sum()} rows",
-        )
-    panel.set(
-        title=f"{problem.name}, D = {problem.n_features}, sigma = {problem.sigma:g}",
-        xlabel="true value (all columns)",
-        ylabel="computed value",
-    )
-    panel.legend(markerscale=4, fontsize=8)
