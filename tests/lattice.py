@@ -23,11 +23,12 @@ import numpy as np
 from dekrr.errors import SettingsError
 from dekrr.features import FeatureMap, paired
 from dekrr.lab.attacks.campaign import TOLERANCES, RowsFromSums
-from dekrr.lab.attacks.overhearing import overhear
+from dekrr.lab.attacks.overhearing import forged, overhear
 from dekrr.lab.attacks.scenes import GUARDED, Scene
 from dekrr.lab.attacks.sums import recovered
 from dekrr.messages import Moments, Sums
 from dekrr.privacy.admission import frequency_limit
+from dekrr.protocols import dekrr
 from dekrr.settings import DeKRRSettings
 from dekrr.statistics import unpack_symmetric
 from dekrr.types import Array
@@ -204,13 +205,13 @@ def attack_by_lattice(
     maps = lattice.maps(capacities)
     settings = settings or msgspec.structs.replace(GUARDED, verify_features=False, max_leverage=1)
     begun = time.process_time()
-    record, _ = overhear(
-        problem.sites,
-        problem.selector(),
-        msgspec.structs.replace(settings, max_rounds=1, tol=0.0),
-        only=(victim.name, attacker.name),
-        forgers={attacker.name: maps.__getitem__},
-    )
+    selector, settings = problem.selector(), msgspec.structs.replace(settings, max_rounds=1, tol=0.0)
+
+    def procedure(site):
+        honest = dekrr.train(site, selector, settings)
+        return forged(honest, site, selector, maps.__getitem__) if site.name == attacker.name else honest
+
+    record, _ = overhear(problem.sites, procedure, (victim.name, attacker.name))
     (moments,), (sums,) = (record.between(victim.name, attacker.name, kind) for kind in (Moments, Sums))
     packed = moments.gram, sums.gram
     grams = [unpack_symmetric(gram, m.n_features) for gram, m in zip(packed, maps, strict=True)]

@@ -24,6 +24,7 @@ from dekrr.lab.attacks.sums import Membership, NullSpace, advantage, recovered, 
 from dekrr.lab.attacks.views import View, fold_blocks, of_rows, summed
 from dekrr.messages import Coefficients, RowFeatures, Sums
 from dekrr.privacy.admission import learn
+from dekrr.protocols import dekrr
 from dekrr.selection import Energy
 from dekrr.settings import GRIDS, DeKRRSettings
 from dekrr.tables.rows import ArrayRows
@@ -72,9 +73,8 @@ def test_a_neighbour_gets_all_rows_with_or_without_rows_of_its_own(coast, own_ro
 def test_the_attacker_uses_messages_alone(coast):
     """The rows' features that the attack starts from are those that the receiver decoded."""
     selector = Energy(coast.n_features, sigma=coast.sigma)
-    record, outcomes = overhear(
-        coast.sites, selector, DeKRRSettings(masks=False, exchange="features", scale=None, max_rounds=1)
-    )
+    run = DeKRRSettings(masks=False, exchange="features", scale=None, max_rounds=1)
+    record, outcomes = overhear(coast.sites, lambda site: dekrr.train(site, selector, run))
     victim, attacker = coast.pair()
     (rows,) = record.between(victim.name, attacker.name, RowFeatures)
     np.testing.assert_allclose(rows.own, outcomes[victim.name].feature_map(victim.X), atol=1e-12)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dekrr.lab.attacks import members, release
+from dekrr.lab.attacks.overhearing import overhear
 from dekrr.lab.attacks.release import Difference, from_tuning
 from dekrr.lab.attacks.scenes import in_agreed_units, read_problem
 from dekrr.messages import Features, Moments, Sums
@@ -47,9 +48,10 @@ def test_a_life_of_runs_gives_no_row_away(coast, colluders):
 def tuned_run(problem):
     victim, _ = problem.pair()
     sites = {site.name: site for site in problem.sites}
-    heard_by = (victim.name, *victim.neighbors)
-    record, outcomes = release._run(
-        sites, heard_by, lambda site: dekrr.train(site, problem.selector(), release.SETTINGS, release.TUNING)
+    record, outcomes = overhear(
+        problem.sites,
+        lambda site: dekrr.train(site, problem.selector(), release.SETTINGS, release.TUNING),
+        (victim.name, *victim.neighbors),
     )
     roster, degrees = outcomes[victim.name].roster, {p: len(sites[p].neighbors) for p in victim.neighbors}
     found = from_tuning(record, victim, release.TUNING, roster.n_rows, roster.n_sites, degrees)

@@ -65,7 +65,6 @@ class Ranks:
             self._collect(_MEET)
 
     def close(self) -> None:
-        """Free the communicator, once every message has arrived."""
         self._comm.Free()
 
     def send(self, rank: int, data: Any, tag: int = _DATA) -> None:
@@ -263,7 +262,6 @@ class Parcels:
         self._sizes[rank] += len(data)
 
     def close(self) -> None:
-        """Send the last parcel to every rank."""
         for rank in list(self._waiting):
             self._post(rank, is_last=True)
 
@@ -274,7 +272,6 @@ class Parcels:
 
 
 def sealed(label: Label, contents: list[bytes]) -> bytes:
-    """Return a parcel: its label, and its messages one after another."""
     head = msgspec.msgpack.encode(label)
     return b"".join([len(head).to_bytes(8, "little"), head, *contents])
 

@@ -256,7 +256,6 @@ class RankNetwork:
             )
 
     def share(self, data: bytes) -> list[bytes]:
-        """Return the data of all ranks, at every rank. All ranks must come here together."""
         return self.maker.share(data)
 
     def run(self, procedures: Mapping[str, Procedure[Result]]) -> dict[str, Result]:
@@ -273,8 +272,6 @@ class RankNetwork:
 
 
 class _RankRun:
-    """One run of one rank's sites."""
-
     def __init__(self, network: RankNetwork, ranks: Ranks, procedures: Mapping[str, Procedure[Any]]) -> None:
         self._network = network
         self._ranks = ranks

@@ -38,11 +38,9 @@ class SpreadSource(SpreadTable):
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns."""
         return [str(name) for name in self._frame.columns]
 
     def computed(self, lazy: Any) -> Any:
-        """Return the value of something that workers are to compute."""
         return lazy.compute() if self._client is None else self._client.compute(lazy).result()
 
     def by_site(self, column: str) -> "dict[Hashable, SpreadSource]":
@@ -70,7 +68,6 @@ class SpreadSource(SpreadTable):
     def rows(
         self, columns: AnyColumns, response: str | Sequence[str] | None, *, weight: str | None, seed: int
     ) -> "SpreadRows":
-        """Return the rows to train on."""
         return SpreadRows(self, columns, response, weight=weight, seed=seed)
 
     def predicted(self, predict: Callable[[Any], Array], n_outputs: int) -> Any:
@@ -171,7 +168,6 @@ class _SpreadSurvey(Survey):
 
     @property
     def sample(self) -> Block:
-        """The sample, in the order of the rows."""
         return self._sample
 
 
@@ -215,7 +211,6 @@ class SpreadRows(Rows):
 
     @property
     def n_outputs(self) -> int:
-        """The number of outputs."""
         return 1 if isinstance(self._response, str) else len(self._response)
 
     @cached_property
@@ -237,7 +232,6 @@ class SpreadRows(Rows):
         return everything
 
     def blocks(self, size: int) -> Iterator[Block]:
-        """Read one partition after another into this process."""
         digests = []
         for number, partition in enumerate(self._partitions()):
             digest, block = _read(self.source.computed(partition), self._reading(number))
@@ -246,7 +240,6 @@ class SpreadRows(Rows):
         self._passes.compare(self.source.name, digests)
 
     def mapped(self, function: Step) -> Rows:
-        """Return the rows with a function applied to each block."""
         mapped = self._with(function)
         mapped._counted = self._counted
         if "survey" in self.__dict__ or self.hash_of is not None:
@@ -320,7 +313,6 @@ class _MappedSurvey(Survey):
 
     @property
     def sample(self) -> Block:
-        """The sample."""
         return self._sample
 
 

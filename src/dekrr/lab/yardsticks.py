@@ -24,8 +24,6 @@ Predict = Callable[[Array, np.ndarray], Array]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Rows to learn from."""
-
     X: Array
     y: np.ndarray  # responses, or the places of classes
     folds: np.ndarray  # of each row, as the site's number
@@ -34,7 +32,6 @@ class Task:
     n_sites: int = 1  # 1 where all rows are of one site: then learners do not look at it
 
     def take(self, rows: np.ndarray) -> "Task":
-        """Return some rows."""
         return replace(self, X=self.X[rows], y=self.y[rows], folds=self.folds[rows], site=self.site[rows])
 
     def splits(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -82,7 +79,6 @@ Learnt = tuple[float, Callable[[], Predict]]
 
 
 def _by_folds(task: Task, fit: Callable[[Task], Predict]) -> float:
-    """Return the mean loss of rows of folds that were held out."""
     losses = []
     for kept, held in task.splits():
         out = task.take(held)

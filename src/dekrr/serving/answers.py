@@ -42,22 +42,18 @@ class Metrics:
         self._registry.register(self)
 
     def answered(self, n_rows: int, seconds: float) -> None:
-        """Count a request with an answer."""
         self._n_answers += 1
         self._n_rows += n_rows
         self._seconds += seconds
         self._buckets[bisect_left(_SECONDS, seconds)] += 1
 
     def refused(self, status: int) -> None:
-        """Count a request without an answer."""
         self._n_refusals[status] = self._n_refusals.get(status, 0) + 1
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Any:
-        """Give the metrics, as Prometheus's client asks for them."""
         requests = CounterMetricFamily("dekrr_requests", "Requests for predictions, by HTTP status.", labels=["status"])
         for status, n in {200: self._n_answers, **self._n_refusals}.items():
             requests.add_metric([str(status)], n)
@@ -110,7 +106,6 @@ class Predictions:
         self._threads = CapacityLimiter(max(2, os.cpu_count() or 1))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reply a request."""
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         try:
             if scope["method"] != "POST":
@@ -237,7 +232,6 @@ def problem(refusal: Refusal) -> tuple[bytes, dict[str, str]]:
 
 
 async def respond(send: Send, status: int, content: bytes, headers: dict[str, str]) -> None:
-    """Send an answer."""
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     raw.append((b"content-length", str(len(content)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": raw})

@@ -32,8 +32,6 @@ _JSON_TYPES: dict[str, Any] = {"number": float, "boolean": bool, "category": str
 
 @dataclass(frozen=True)
 class RequestColumn:
-    """One column of a request."""
-
     name: str  # for a model without column names, the column's position
     kind: Kind = "number"
     lower: float | None = None  # what the values of a number lie between in training, as far as the model knows it
@@ -45,12 +43,10 @@ class RequestColumn:
 
     @property
     def words(self) -> str:
-        """What a value must be."""
         return f"{WORDS[self.kind]}, or null" if self.may_be_missing else WORDS[self.kind]
 
     @property
     def json_type(self) -> Any:
-        """The type of the column's values in JSON."""
         return _JSON_TYPES[self.kind] | None if self.may_be_missing else _JSON_TYPES[self.kind]
 
     @property
@@ -305,7 +301,6 @@ class RowReader:
 
 
 def n_rows_of(rows: Rows) -> int:
-    """Return the number of rows of a request."""
     return len(next(iter(rows.values()), ())) if isinstance(rows, dict) else len(rows)
 
 
@@ -458,8 +453,6 @@ def is_compressed(metadata: bytes) -> bool:
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The predictions for the rows of one request."""
-
     model: str  # the version of the model that made them
     values: Array
     interval: Array | None = None  # of shape (n_rows, 2) or (n_rows, 2, n_outputs)

@@ -80,7 +80,6 @@ class Tokens:
             raise KeysError(f"{path} has no tokens; make one with: dekrr keys token NAME --file {path}")
 
     def refresh(self) -> None:
-        """Read the file if it has changed."""
         seen = self._path.stat().st_mtime_ns
         if seen != self._seen:
             self._by_hash, self._seen = read_tokens(self._path), seen

@@ -50,11 +50,9 @@ class Nodes:
         return name
 
     def sum_of(self, names: Sequence[str]) -> str:
-        """Add a sum."""
         return names[0] if len(names) == 1 else self.add("Sum", *names)
 
     def reshaped(self, name: str, shape: Sequence[int]) -> str:
-        """Add a change of shape."""
         return self.add("Reshape", name, self.constant(np.array(shape), dtype=np.int64))
 
     def apart(self, name: str) -> str:
@@ -65,13 +63,11 @@ class Nodes:
         return self.add("Max", name, np.finfo(np.float64).min)
 
     def as_double(self, name: str) -> str:
-        """Add a cast to double precision."""
         from onnx import TensorProto
 
         return self.add("Cast", name, to=TensorProto.DOUBLE)
 
     def as_whole(self, name: str) -> str:
-        """Add a cast to int64."""
         from onnx import TensorProto
 
         return self.add("Cast", name, to=TensorProto.INT64)
@@ -99,7 +95,6 @@ _UNKNOWN, _MISSING = -1, -2  # places of words that are no category
 
 
 def inputs_of(columns: Columns) -> list[Any]:
-    """Return the inputs of a graph whose rows have raw columns."""
     from onnx import TensorProto, helper
 
     kinds = {"category": TensorProto.STRING}

@@ -55,18 +55,15 @@ def schema_of(current: Version) -> dict[str, Any]:
 
 
 def outputs_of(current: Version) -> int:
-    """Return the number of numbers that the model predicts for a row."""
     shape = current.model.coefficients.shape
     return int(shape[1]) if len(shape) == 2 else 1
 
 
 def has_intervals(current: Version) -> bool:
-    """Return whether the model can give an interval around its prediction."""
     return current.model.calibration is not None
 
 
 def openapi(current: Version, *, tokens: bool) -> dict[str, Any]:
-    """Return the OpenAPI description of a service that asks for tokens or does not."""
     about = schema_of(current)
     security: dict[str, Any] = {"security": [{"token": []}]} if tokens else {}
     body = body_type(current.read_rows.columns, named=current.read_rows.named, described=True)

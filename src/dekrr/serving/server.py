@@ -30,8 +30,6 @@ def limited() -> type[asyncio.Protocol]:
     """Return a protocol of HTTP for one server; its connections know of each other."""
 
     class Limited(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        """One connection."""
-
         waiting: dict["Limited", None] = {}  # noqa: RUF012 - in the order of their waiting
         _until: asyncio.TimerHandle | None = None
         _head = 0
@@ -84,8 +82,6 @@ _MOST_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Place:
-    """Where a service listens, and how callers are known."""
-
     host: str = "127.0.0.1"
     port: int = 8080
     tokens: Path | None = None

@@ -100,7 +100,6 @@ class Service:
         return logged
 
     async def refresh(self, *, force: bool = False) -> None:
-        """Look for a newer model, and for changed tokens, in a thread."""
         async with self._reading:
             await to_thread.run_sync(partial(self.current.refresh, force=force))
             if self._tokens is not None:

@@ -80,8 +80,9 @@ def hear(
 
     def procedure(site: Site) -> Procedure[Outcome]:
         honest = dekrr.train(site, selector, settings, tuning)
-        lies = forger is not None and site.name in listeners
-        return forged(honest, site, selector, forger(site)) if lies else honest
+        if forger is None or site.name not in listeners:
+            return honest
+        return forged(honest, site, selector, forger(site))
 
     record, outcomes = overhear(problem.sites, procedure, (victim.name, *listeners))
     chosen = outcomes[victim.name].tuned

@@ -163,7 +163,6 @@ def under_masks(
 
 
 def asked_about(problem: Scene, centre: str, settings: DeKRRSettings = SETTINGS) -> int:
-    """Return how many features a centre asks its neighbours about."""
     return _shortlist_of(_heard(problem, centre, settings, masks=False), centre).n_features
 
 
@@ -251,14 +250,12 @@ def _heard(problem: Scene, about: str, settings: DeKRRSettings = SETTINGS, *, ma
 
 
 def _shortlist_of(record: Overheard, centre: str) -> FeatureMap:
-    """Return the features that a centre asked its neighbours about."""
     asked = next(e.message for e in record.heard if e.sender == centre and isinstance(e.message, Shortlist))
     assert isinstance(asked.candidates, Features)
     return read_features(centre, asked.candidates)
 
 
 def _answer(record: Overheard, centre: str, target: str) -> SumsBlock:
-    """Return what the target answered to a centre's shortlist without masks."""
     feature_map = _shortlist_of(record, centre)
     (answer,) = record.between(target, centre, Moments)
     return gram_of(feature_map, unpack_symmetric(answer.gram, feature_map.n_features))

@@ -24,12 +24,10 @@ class Overheard:
     heard: list[Delivery] = field(default_factory=list)
 
     def __call__(self, delivery: Delivery) -> None:
-        """Keep a message."""
         if self.only is None or (delivery.sender in self.only and delivery.receiver in self.only):
             self.heard.append(delivery)
 
     def between(self, sender: str, receiver: str, kind: type) -> list[Any]:
-        """Return the messages of one kind that `receiver` got from `sender`, in order."""
         return [
             entry.message
             for entry in self.heard

@@ -28,8 +28,6 @@ _JITTER = 0.1
 
 @dataclass(frozen=True)
 class Recovery:
-    """The result of the attack."""
-
     rows: Array  # the best candidate for each row
     residuals: Array  # the mean squared residual of each candidate, which the attacker can compute
     seconds: float  # of CPU time

@@ -50,8 +50,6 @@ _NOISE = 1e-9
 
 @dataclass(frozen=True)
 class SolvedSums:
-    """What coefficients tell of a site's own sums."""
-
     shared: Array  # A, shape (D, D)
     own_only: Array  # L, shape (D, D)
     moment: Array  # m, shape (D,)
@@ -210,8 +208,6 @@ _OF_ROUNDING = 1e-6  # of A: what of L is less
 
 @dataclass(frozen=True)
 class Haul:
-    """What attackers get."""
-
     scenario: str
     pairs: int  # of sums about the same features, with those of the training
     telling: int  # of them differ by fewer rows than there are features
@@ -253,7 +249,6 @@ def rows_of(telling: Sequence[Difference], truth: Array, known: Array, rng: np.r
 
 
 def _scenarios(problem: Scene, listeners: Sequence[str]) -> Iterator[_Heard]:
-    """Go through the life of the network, scenario by scenario."""
     victim, _ = problem.pair()
     sites = {site.name: site for site in problem.sites}
     selector = problem.selector()

@@ -40,7 +40,6 @@ class Scene:
     n_features: int
 
     def site(self, name: str) -> Site:
-        """Return the site called `name`."""
         return next(site for site in self.sites if site.name == name)
 
     def pair(self, target: str | None = None) -> tuple[Site, Site]:
@@ -49,7 +48,6 @@ class Scene:
         return victim, self.site(victim.neighbors[0])
 
     def selector(self) -> Chooser:
-        """Return the default selector, for this problem's features and bandwidth."""
         return Greedy(self.n_features, sigma=self.sigma)
 
     def admitted(self, max_leverage: float) -> "Scene":

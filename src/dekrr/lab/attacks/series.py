@@ -67,7 +67,6 @@ def series_of(problem: Scene) -> dict[str, Sequence[Asked]]:
 
 
 def answers(problem: Scene) -> Iterator[SiteAnswer]:
-    """Yield what the first site of a problem answers to each series."""
     victim = problem.sites[0]
     names = [f"x{i}" for i in range(victim.X.shape[1])]
     table = pd.DataFrame(victim.X, columns=names).assign(y=victim.y, one=1.0, flag=1.0)

@@ -142,8 +142,6 @@ def rows_by_matching(
 
 
 class _Part:
-    """A block's part of the misfit of `rows_by_matching`."""
-
     def __init__(self, block: SumsBlock, rows: np.ndarray, place: dict[int, slice], n_blocks: int) -> None:
         self._rows = slice(None) if rows.all() else rows
         self._left = place[id(block.left)]
@@ -237,7 +235,6 @@ class _Source:
         self._excess = [b.sums - view.rows_in(b) * mean for b, mean in zip(blocks, self._means, strict=True)]
 
     def products(self, X: Array, y: Array) -> Array:
-        """Return the inner products of the centred phi of rows with the centred phi of the reference rows."""
         total = 0.0
         for block, (left, right), mean, weight in zip(
             self._blocks, self._reference, self._means, self._weights, strict=True
@@ -258,7 +255,6 @@ class _Source:
         return np.asarray(total)
 
     def energies(self, X: Array, y: Array) -> Array:
-        """Return the squared norms of the centred phi of rows."""
         total = 0.0
         for block, mean, weight in zip(self._blocks, self._means, self._weights, strict=True):
             left, right = of_rows(block, X, y)

@@ -46,7 +46,6 @@ class SumsBlock:
 
     @property
     def is_gram(self) -> bool:
-        """Whether the block is Z'Z of one map."""
         return self.right is self.left
 
 
@@ -59,16 +58,13 @@ class View:
 
     @property
     def n_rows(self) -> int:
-        """The number of the target's rows."""
         return sum(self.fold_sizes)
 
     @property
     def n_sums(self) -> int:
-        """The number of different sums that the attacker has."""
         return sum(len(b.sums) * (len(b.sums) + 1) // 2 if b.is_gram else b.sums.size for b in self.blocks)
 
     def rows_in(self, block: SumsBlock) -> int:
-        """Return the number of rows in a block's sums."""
         return int(np.asarray(self.fold_sizes)[block.folds].sum())
 
     def fold_of_rows(self) -> np.ndarray:
@@ -86,7 +82,6 @@ WHOLE = np.ones(1, dtype=bool)  # the folds of sums over all rows, where nothing
 
 
 def gram_of(feature_map: FeatureMap, gram: Array, folds: np.ndarray = WHOLE, label: str = "") -> SumsBlock:
-    """Return Z'Z of one map as a block."""
     return SumsBlock(feature_map, feature_map, gram, folds, label)
 
 

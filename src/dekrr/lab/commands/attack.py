@@ -86,13 +86,16 @@ def attack(
     import matplotlib.pyplot  # noqa: F401 - a missing package is reported before the computation
 
     console = Console()
+    names: list[str | None] = [*data] if data else [None]
+    sizes: list[int | None] = [*n_features] if n_features else [None]
+    widths: list[float | None] = [*sigma] if sigma else [None]
     problems = [
         problem_of_table(Path(name), target, site, [*filter(None, columns.split(","))], size, width, seed)
         if name is not None and _is_own(name, target, site)
         else read_problem(name, data_dir, size, width, seed)
-        for name, size, width in product(data or [None], n_features or [None], sigma or [None])
+        for name, size, width in product(names, sizes, widths)
     ]
-    pictures = []
+    pictures: list[tuple[Scene, Array, Array]] = []
     tables: dict[str, list[dict[str, str]]] = {}
     notes: list[str] = []
     with Progress(

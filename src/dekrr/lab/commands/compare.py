@@ -67,7 +67,6 @@ def compare(
 
 
 def _facts(found: Any) -> dict[str, Any]:
-    """Return a comparison as JSON has it."""
     values = found.to_dict()
     sites = {str(site): {name: column[site] for name, column in values.items()} for site in next(iter(values.values()))}
     return {**found.attrs, "all": sites.pop("all"), "sites": sites}

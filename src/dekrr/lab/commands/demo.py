@@ -24,8 +24,6 @@ from ..yardsticks import Task, best
 
 @dataclass(frozen=True)
 class DemoData:
-    """Training rows, test rows, and settings that suit them."""
-
     title: str
     train: tuple[Array, Array, np.ndarray]
     test: tuple[Array, Array, np.ndarray]

@@ -128,7 +128,6 @@ def _run(name: str, options: Options, results: Results, directory: Path | None, 
 
 
 def _print(table: Table, console: Console) -> None:
-    """Print a table of results, with its note below it."""
     shown = RichTable(title=table.title, title_justify="left")
     for i, heading in enumerate(table.columns):
         shown.add_column(heading, justify="left" if i < table.n_labels else "right")

@@ -11,8 +11,6 @@ STATIONS = (
 
 @dataclass(frozen=True)
 class DataSource:
-    """One data set."""
-
     title: str  # the name in the paper, or at the source
     n_rows: int  # n_rows, n_columns: the size of a complete file
     n_columns: int
@@ -116,8 +114,6 @@ CATALOGUE: Mapping[str, DataSource] = {
 
 @dataclass(frozen=True)
 class PaperSettings:
-    """The settings of one data set in the paper and in its authors' files."""
-
     sigma: float  # sigma, alpha: bandwidth and regularisation, which the authors chose by the test error
     alpha: float
     n_features: tuple[int, ...]  # the values of D in the figures

@@ -68,7 +68,6 @@ def authors_split(name: str, directory: str | os.PathLike[str] | None = None, di
 
 
 def has_authors_split(name: str, directory: str | os.PathLike[str] | None = None, division: str = "response") -> bool:
-    """Return whether the authors' split of a data set is in the data directory."""
     return _path(name, data_directory(directory, f"the authors' split of {name}"), division).exists()
 
 

@@ -51,8 +51,6 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure."""
-
     name: str  # of its files
     caption: str
     panels: Sequence[Panel]
@@ -315,5 +313,4 @@ _PICTURES: Mapping[str, Callable[[str, Sequence[Row]], Iterator[Picture]]] = {
 
 
 def pictures_of(experiment: str, rows: Sequence[Row], name: str) -> list[Picture]:
-    """Return the figures of one experiment's rows; the names of their files start with `name`."""
     return list(_PICTURES[experiment](name, rows))

@@ -146,8 +146,6 @@ TABLE_METHODS = (*PAPER_METHODS, "ours")
 
 
 class FitProblem(NamedTuple):
-    """A split, the kernel's bandwidth and the regularisation."""
-
     split: Split
     sigma: float
     alpha: float
@@ -164,7 +162,6 @@ def features_per_site(task: FitTask, problem: FitProblem) -> list[int]:
 
 
 def selectors_of(task: FitTask, problem: FitProblem) -> list[Chooser]:
-    """Return each site's selector."""
     name = METHODS[task.method].settings["features"]
     return [CHOOSERS[name](size, sigma=problem.sigma) for size in features_per_site(task, problem)]
 
@@ -187,7 +184,6 @@ def tuned_consensus(task: FitTask, problem: FitProblem) -> float | None:
 
 
 def make_estimator(task: FitTask, problem: FitProblem, consensus: float | None) -> Any:
-    """Return the estimator of a task, ready to fit the problem's training rows."""
     method = METHODS[task.method]
     keywords: dict[str, Any] = {
         **method.settings,
@@ -219,7 +215,6 @@ _TUNING_FEATURES = 500
 
 
 def problem_of(task: FitTask, directory: str | os.PathLike[str] | None = None) -> FitProblem:
-    """Return the rows of a task and the settings of its protocol."""
     folder = os.fspath(directory) if directory is not None else None
     if task.splits == "authors":
         split = _authors(task.data, folder, authors_division(task.experiment, task.partition))
@@ -234,8 +229,6 @@ def problem_of(task: FitTask, directory: str | os.PathLike[str] | None = None) -
 
 
 class _Drawn(NamedTuple):
-    """What a division of rows of our own depends on."""
-
     name: str
     directory: str | None
     how: str
@@ -336,7 +329,6 @@ def solve_network(
 def choose_features(
     rows: Sequence[ArrayRows], neighbors: Sequence[Sequence[int]], selectors: Sequence[Chooser], random_state: int
 ) -> list[FeatureMap]:
-    """Return the features that each site of an estimator with this `random_state` chooses from its rows."""
     sites = sites_of(dict(enumerate(rows)), dict(enumerate(neighbors)), seed=seed_of(random_state))
     return [
         selector.select(site.X, site.y, site.rng()) for selector, site in zip(selectors, sites.values(), strict=True)
@@ -344,12 +336,10 @@ def choose_features(
 
 
 def rows_by_site(split: Split) -> list[ArrayRows]:
-    """Return the training rows of every site of a split."""
     return [ArrayRows(split.X[split.sites == j], split.y[split.sites == j]) for j in range(split.n_sites)]
 
 
 def ring_neighbors(split: Split) -> list[list[int]]:
-    """Return the neighbours of every site of a split on its ring."""
     graph = topology.build("ring", range(split.n_sites), split.n_neighbors)
     return [list(graph[j]) for j in range(split.n_sites)]
 
@@ -361,7 +351,6 @@ def folds_of(n_rows: int, *, shuffle: bool, seed: int) -> list[np.ndarray]:
 
 
 def fold_seed(random_state: int, fold: int) -> int:
-    """Return the seed of a fold's features."""
     return int(np.random.SeedSequence([random_state, fold]).generate_state(1)[0] >> 1)
 
 
@@ -402,7 +391,6 @@ def cross_validate(
 
 
 def choose_consensus(errors: Mapping[float, float]) -> float:
-    """Return the weight with the smallest error."""
     return min(errors, key=errors.__getitem__)
 
 
@@ -416,13 +404,11 @@ class Meter:
         self._bytes: list[int] = []
 
     def __call__(self, delivery: Delivery) -> None:
-        """Count a message."""
         self._bytes += [0] * (delivery.exchange + 1 - len(self._bytes))
         self._bytes[delivery.exchange] += delivery.n_bytes
 
     @property
     def bytes_after(self) -> list[int]:
-        """The bytes sent so far after every exchange."""
         return list(itertools.accumulate(self._bytes))
 
 
@@ -487,7 +473,6 @@ def _run(task: FitTask, problem: FitProblem, regressor: DeKRRRegressor | DKLAReg
 
 
 def _members(task: FitTask, problem: FitProblem) -> list[list[int]]:
-    """Return the sites whose models each site predicts with, its own first."""
     neighbors = ring_neighbors(problem.split)
     wide = METHODS[task.method].settings.get("prediction") == "neighborhood"
     return [[j, *around] if wide else [j] for j, around in enumerate(neighbors)]
@@ -510,7 +495,6 @@ _DIGITS = 10
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result may depend on."""
     return {"python": platform.python_version(), **{name: version(name) for name in ("dekrr", "numpy", "scipy")}}
 
 

@@ -28,16 +28,12 @@ _LINE = {"linewidth": 1.2, "alpha": 0.8}
 
 
 class _RecordLine(msgspec.Struct, frozen=True):
-    """The fields that all lines of a record have."""
-
     time: float
     event: str
 
 
 @dataclass
 class SiteRecord:
-    """One site's record of one run."""
-
     site: str
     run: str
     start: dict[str, Any]  # the event of its last start
@@ -199,7 +195,6 @@ def _stride(count: int) -> int:
 
 
 def _medians(rounds: np.ndarray, milliseconds: np.ndarray) -> tuple[list[float], list[float]]:
-    """Return medians over groups of successive rounds, so that a line has at most `_POINTS` points."""
     stride = _stride(len(rounds))
     starts = range(0, len(rounds), stride)
     return (

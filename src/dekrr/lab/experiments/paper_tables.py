@@ -25,7 +25,6 @@ class Cell:
 
 
 def cells(*parts: Any) -> list[Cell]:
-    """Return cells without a mark."""
     return [Cell(str(part)) for part in parts]
 
 
@@ -66,8 +65,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over repetitions and its standard error."""
-
     value: float
     error: float
 
@@ -114,7 +111,6 @@ def column(rows: Sequence[Row], name: str) -> Array:
 
 
 def title_of(data: str) -> str:
-    """Return the title of a data set."""
     return CATALOGUE[data].title if data in CATALOGUE else data
 
 
@@ -146,7 +142,6 @@ def _settings(rows: Sequence[Row]) -> str:
 
 
 def main_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Yield the main table for each metric, the comparison with the published figures, and the tests."""
     for metric in METRICS:
         yield _means(rows, metric)
     published = _published(rows)
@@ -294,7 +289,6 @@ def _gains(rows: Sequence[Row], ours: str, theirs: str, metric: str) -> list[flo
 
 
 def feature_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Yield RSE against D for each metric, and the authors' figures where their files have them."""
     for metric in METRICS:
         yield _means(rows, metric)
     if any(row["authors_rse"] is not None for row in rows):
@@ -378,7 +372,6 @@ def until(row: Row, gap: float) -> tuple[str, str]:
 
 
 def scaling_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Yield seconds, rounds and bytes of every fit."""
     lines = []
     for row in rows:
         if row["repetition"] == 0:
@@ -407,5 +400,4 @@ _TABLES: Mapping[str, Callable[[Sequence[Row]], Iterator[Table]]] = {
 
 
 def tables_of(experiment: str, rows: Sequence[Row]) -> list[Table]:
-    """Return the tables of one experiment's rows."""
     return list(_TABLES[experiment](rows)) if rows else []

@@ -18,8 +18,6 @@ _QUICK_ROWS, _QUICK_ROUNDS, _QUICK_REPEATS = 2000, 300, 2
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a user."""
-
     data: tuple[str, ...] = ()  # empty, as the next ones: the default of the experiment
     methods: tuple[str, ...] = ()
     repeats: int = 0
@@ -165,12 +163,10 @@ def run_name(experiment: str, protocol: str, *, quick: bool, seed: int) -> str:
 
 
 def run_of(row: Mapping[str, Any]) -> str:
-    """Return the name of the run that a row of the results belongs to."""
     return run_name(row["experiment"], row["protocol"], quick=is_quick(row), seed=row["seed"])
 
 
 def is_quick(row: Mapping[str, Any]) -> bool:
-    """Return whether a row is from a quick run."""
     return bool(row["max_rounds"] < ROUNDS)
 
 

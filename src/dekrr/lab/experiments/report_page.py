@@ -20,16 +20,12 @@ _TITLE = "Decentralised kernel ridge regression: the results"
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the page: SVG panels and a caption."""
-
     caption: str
     panels: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment under one protocol."""
-
     anchor: str
     title: str
     about: str
@@ -122,7 +118,6 @@ def _section(name: str, run: str, rows: Sequence[Row], drawn: Sequence[Picture],
 
 
 def figure_of(picture: Picture) -> Figure:
-    """Return a picture as a figure of the page."""
     panels = [
         (svg_of(panel, picture.size, f"{picture.name}-{i}"), panel.about) for i, panel in enumerate(picture.panels)
     ]

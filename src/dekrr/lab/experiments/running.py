@@ -80,13 +80,11 @@ class Results:
         return all(row[name] == value for name, value in self._versions.items())
 
     def add(self, task: FitTask, row: dict[str, Any], seconds: float) -> None:
-        """Add the row of a task, and save."""
         self._rows[task] = {name: row.get(name) for name in _COLUMNS}
         self._seconds[task] = seconds
         self.save()
 
     def save(self) -> None:
-        """Write both files."""
         self.folder.mkdir(parents=True, exist_ok=True)
         ordered = sorted(self._rows)
         timings = [
@@ -105,7 +103,6 @@ class Results:
         return json.loads(path.read_text()) if path.exists() else {}
 
     def note_command(self, run: str, command: str) -> None:
-        """Store the command of a run, for the report."""
         self.folder.mkdir(parents=True, exist_ok=True)
         commands = dict(sorted({**self.commands, run: command}.items()))
         replace_file(self.folder / COMMANDS, json.dumps(commands, indent=1).encode() + b"\n")
@@ -117,7 +114,6 @@ def _identity(task: FitTask) -> tuple[Any, ...]:
 
 
 def task_of(row: dict[str, Any]) -> FitTask:
-    """Return the task of a row."""
     return msgspec.convert({name: row[name] for name in FitTask.__struct_fields__}, FitTask)
 
 
@@ -160,7 +156,6 @@ def _write(path: Path, rows: list[dict[str, Any]], columns: dict[str, str]) -> N
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace the file at `path` atomically."""
     with replacing(path, private=False) as temporary:
         temporary.write_bytes(data)
 

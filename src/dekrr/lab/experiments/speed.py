@@ -108,8 +108,6 @@ class TimedFigure(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class TimedProblem:
-    """Scaled rows with sites, and the settings of a fit on them."""
-
     name: str
     X: Array
     y: Array
@@ -121,7 +119,6 @@ class TimedProblem:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings to report with a figure."""
         return {
             "data": f"made up, in the shape of {self.name}" if self.made else self.name,
             "rows": len(self.y),
@@ -178,7 +175,6 @@ def problem(name: str, directory: Path | None, n_rows: int | None = None) -> Tim
 
 
 def best_seconds(run: Callable[[], Any], repeats: int = 3) -> float:
-    """Return the shortest time of `repeats` runs, in seconds."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -253,7 +249,6 @@ def _network_fit(n_sites: int, n_features: int) -> Callable[[], Any]:
 def ratio_of(
     name: str, above: str, below: str, seconds: Mapping[str, float], better: str, settings: Any
 ) -> TimedFigure:
-    """Return the ratio of two of the times as a figure."""
     ratio = seconds[above] / seconds[below]
     text = f"{above} takes {ratio:.3g} times as long as {below}"
     return TimedFigure(name=name, ratio=ratio, text=text, seconds=dict(seconds), better=better, settings=dict(settings))
