@@ -45,6 +45,10 @@ def by_response(y: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any
 def by_norm(X: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any = None) -> np.ndarray:
     """Divide rows so that sites differ in |x|, the paper's second setting; see `by_response`.
 
+    Parameters
+    ----------
+    X : ndarray of shape (n_rows, n_columns)
+
     Examples
     --------
     >>> import numpy as np
@@ -173,7 +177,12 @@ def partition(name: str, X: Array, y: Array, **settings: Any) -> np.ndarray:
 
 
 def halves(sites: np.ndarray, random_state: Any = None) -> np.ndarray:
-    """Return a mask of training rows: a random half of every site's rows. The other half are test rows."""
+    """Return a mask of training rows: a random half of every site's rows. The other half are test rows.
+
+    Parameters
+    ----------
+    sites : ndarray of shape (n_rows,)
+    """
     rng = np.random.default_rng(random_state)
     train = np.zeros(len(sites), dtype=bool)
     for site in np.unique(sites):

@@ -615,7 +615,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return float(np.mean([errors[id(model)] for model in self._together.values()]))
 
     def cross_site_errors(self, X: Any, y: Any, sites: Any) -> Any:
-        """Return the relative squared error of each site's model on each site's rows, which should not be those of `fit`.
+        """Return the relative squared error of each site's model on each site's rows: others than those of `fit`.
 
         A model predicts the rows of its own site with the site's level and local part, and those of other sites as rows
         from elsewhere. Each error is relative to the variance of the rows that it is measured on, those of one site: 1
