@@ -13,9 +13,9 @@ import pytest
 import zenoh
 
 from dekrr.mesh import keys
-from dekrr.mesh.events import Started
 from dekrr.mesh.files import read_site
 from dekrr.mesh.network import Keys, Link, zenoh_config
+from dekrr.mesh.record import Started
 from dekrr.mesh.session.events import Refused
 from dekrr.messages import MAX_BYTES, Coefficients, Roll, Total, encode
 from meshes import Mesh, run_command, wait_until

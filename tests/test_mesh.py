@@ -23,14 +23,14 @@ from dekrr.cli.app import app
 from dekrr.disk import LockedFile
 from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, KeysError, ModelFileError, SettingsError
 from dekrr.mesh.files import read_site
-from dekrr.mesh.metrics import serve_run
+from dekrr.mesh.metrics import serve
 from dekrr.mesh.network import Link, MeshNetwork, _take, zenoh_config
 from dekrr.mesh.node import CHECKPOINT, MODEL, SECRET, Node
 from dekrr.mesh.record import RECORD, JsonFormatter, Log, Record, logger
 from dekrr.mesh.session import journal as journals
 from dekrr.mesh.session.events import Exchanged, Refused, Up
 from dekrr.mesh.session.frames import Hello, frame_decoder
-from dekrr.mesh.status import STATE, read_state
+from dekrr.mesh.status import STATE, of_one_run, read_state
 from dekrr.model import SiteModel
 from dekrr.privacy.masks import Identity
 from meshes import Mesh, free_ports, run_command, wait_until
@@ -229,7 +229,7 @@ def test_status_and_metrics_of_a_running_site(tmp_path):
         mesh.edit(name, "start_patience = 60.0", "start_patience = 5.0")
     node = mesh.node("s00")
     (port,) = free_ports(1)
-    serve_run(port, node.status)
+    serve(port, lambda: of_one_run(node.config, mesh.home("s00"), msgspec.to_builtins(node.status())))
 
     def run():
         with pytest.raises(AbsenceError):

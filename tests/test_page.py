@@ -10,19 +10,19 @@ import sys
 import time
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 
 from browsers import STICKING_OUT, WIDTHS, is_bright, launched, new_tab
 from consortium import Consortium, wait_until
 from dekrr.errors import NetworkError
-from dekrr.mesh.events import Finished
 from dekrr.mesh.files import read_site
 from dekrr.mesh.page import Page, SiteView
+from dekrr.mesh.record import RECORD, Finished, Log, Record, logger
 from dekrr.mesh.session.events import Exchanged, Gone, Refused
 from dekrr.mesh.standing_file import read_standing
-from dekrr.mesh.standing_page import StandingView
-from dekrr.mesh.status import NeighborStatus, Status
+from dekrr.mesh.status import NeighborStatus, Status, of_one_run
 from dekrr.mesh.studies.book import Book
 from dekrr.mesh.studies.items import Proposal
 from dekrr.mesh.studies.study import digest_of
@@ -81,7 +81,7 @@ def status_of(site, neighbors, **changes):
 
 
 def state_of(site, neighbors, *, now, certificate=YEAR, **changes):
-    """Return the state of a site as `SiteView.state` gives it."""
+    """Return the state of a site as `SiteView.sites` gives it."""
     curve = [[round_, 10 ** (-0.12 * round_)] for round_ in range(1, 36)]
     events = [
         {"time": now - 60, "event": "started", "text": "rows 4210"},
@@ -93,7 +93,7 @@ def state_of(site, neighbors, *, now, certificate=YEAR, **changes):
         "run": "air-2026",
         "neighbors": neighbors,
         "status": status_of(site, neighbors),
-        "curve": curve,
+        "curves": [curve],
         "events": events,
         "runs": [{**run, "time": now - 1e6, "held-out error": 0.0123, "held-out": 0.0123}],
         "ending": None,
@@ -219,6 +219,7 @@ def standing_status(n_runs):
     runs = [run, {**run, "run": "ffff-1", "round": 3, "residual": None}][:n_runs]
     return {
         "site": "a",
+        "run": "",
         "time": time.time(),
         "neighbors": {"b": "up", "c": "away"},
         "certificate days left": 12.3,
@@ -238,10 +239,10 @@ def standing_status(n_runs):
 @pytest.mark.parametrize("n_runs", [0, 1, 2])
 def test_the_page_of_a_standing_site(tmp_path, browser, n_runs):
     for number, line in ((1, '{"time":1,"event":"finished","run":"x","rounds":9,"held-out error":0.125}'), (2, CURVE)):
-        place = tmp_path / "air-01234567" / "versions" / str(number)
+        place = tmp_path / "studies" / "air-01234567" / "versions" / str(number)
         place.mkdir(parents=True)
         (place / "run.jsonl").write_text(f"{line}\n")
-    view = StandingView(lambda: standing_status(n_runs), tmp_path)
+    view = SiteView(lambda: standing_status(n_runs), tmp_path)
     logging.getLogger("dekrr.test").addHandler(view)
     logging.getLogger("dekrr.test").warning("a refused something of c")
     page = Page(0, "a", view.sites, view.studies)
@@ -361,23 +362,29 @@ def test_the_page_answers_this_machine_alone(node_page):
 def test_what_a_view_collects(tmp_path):
     mesh = Mesh(tmp_path, 3)
     home = mesh.home("s00")
-    view = SiteView(read_site(home / "site.toml"), home)
-    assert view.state()["status"] is None
-    assert 364 < (view.state()["certificate"] - time.time()) / 86400 < 366
-    for round_ in range(2000):
-        view(Exchanged(exchange=round_ + 5, round=round_, residual=None if round_ < 3 else 2.0**-round_))
-    curve = view.state()["curve"]
-    assert 300 < len(curve) <= 800
-    assert curve[0][0] == 3
-    assert curve[-1][0] > 900  # the residuals after it are 0
-    view(Refused(sender="x", reason="no certificate"))
-    view(Gone(sites=["s02"], links=[], reason="silent", exchange=8))
+    config, runs = read_site(home / "site.toml"), []
+    view = SiteView(lambda: of_one_run(config, home, runs[0] if runs else None), home)
+    record, log = Record(home / RECORD), Log("s00")
+    logger.addHandler(view)
+    (state,) = view.sites()
+    assert state["status"] is None
+    assert 364 < (state["certificate"] - time.time()) / 86400 < 366
     about = {"s01": NeighborStatus(state="up", waited_for=True, bytes_sent=5)}
     status = Status(
         run="test", site="s00", phase="training", gone=["s02"], lost=[], exchange=9, round=3, residual=None,
         seconds_waiting=0.5, message_bytes_sent=5, wire_bytes_sent=9, neighbors=about,
     )  # fmt: skip
-    state = view.state(status)
+    runs.append(msgspec.to_builtins(status))
+    for round_ in range(2000):
+        record(Exchanged(exchange=round_ + 5, round=round_, residual=None if round_ < 3 else 2.0**-round_))
+    for listener in (record, log):
+        listener(Refused(sender="x", reason="no certificate"))
+        listener(Gone(sites=["s02"], links=[], reason="silent", exchange=8))
+    (state,) = view.sites()
+    (curve,) = state["curves"]
+    assert 300 < len(curve) <= 800
+    assert curve[0][0] == 3
+    assert curve[-1][0] > 900  # the residuals after it are 0
     assert [event["event"] for event in state["events"]] == ["refused", "gone"]
     assert (
         state["events"][1]["text"] == "sites s02; links ; reason silent; exchange 8"
@@ -388,9 +395,10 @@ def test_what_a_view_collects(tmp_path):
         **{name: getattr(status, name) for name in status.__struct_fields__}, rounds=7, settled=True,
         relative_residual=1e-9, objective_share=0.1, sites=2, rows_of_all_sites=120, held_out_error=0.25,
     )  # fmt: skip
-    view(finished)
+    record(finished)
     view.end(0, "")
-    (run,) = view.state()["runs"]
+    logger.removeHandler(view)
+    (run,) = view.sites()[0]["runs"]
     assert (run["run"], run["rounds"], run["held-out error"]) == ("test", 7, 0.25)
 
 

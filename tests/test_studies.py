@@ -25,13 +25,13 @@ from dekrr.mesh.audit_trail import TRAIL, AuditTrail, read, verify
 from dekrr.mesh.files import to_toml
 from dekrr.mesh.identity import REVOKED, revocation_list
 from dekrr.mesh.node import SECRET, kept_secret
+from dekrr.mesh.page import SiteView
 from dekrr.mesh.policy import Policy, SourcePolicy, read_policy, refusals, refusals_of_run
 from dekrr.mesh.procedure import procedure_of
 from dekrr.mesh.reveals import REVEALS, describe
 from dekrr.mesh.sealing import DataSeal, Seal
 from dekrr.mesh.site_rows import row_hash
 from dekrr.mesh.standing_file import read_standing
-from dekrr.mesh.standing_page import StandingView
 from dekrr.mesh.store import Store
 from dekrr.mesh.studies.acceptance import Figures, figures, why_held_back
 from dekrr.mesh.studies.book import Book
@@ -409,7 +409,7 @@ def test_a_rule_about_rows_refuses_the_run_and_all_sites_hear_why(consortium, lo
             assert "c: failed, because it has failed at b" in shown
             status = CliRunner().invoke(app, ["status", str(consortium.home(name) / "site.toml")])
             assert why in status.output, status.output
-            (study,) = StandingView(sites[name].status, consortium.home(name) / "studies").studies()
+            (study,) = SiteView(sites[name].status, consortium.home(name)).studies()
             assert why in study["why"]
             assert why in study["versions"][0]["reason"]
         assert [text for text in logged if text.startswith("b: run 1 of air-") and text.endswith(f"here: {detail}")]

@@ -1,4 +1,4 @@
-"""What programs ask a site: metrics for Prometheus, and, of a standing site, whether it lives and whether it is ready.
+"""What programs ask a site: metrics for Prometheus, whether it lives, and whether it is ready.
 
 systemd is told, too, where it has started the site (`Type=notify`, `WatchdogSec=`): a site whose main loop stands still
 is started again.
@@ -13,11 +13,17 @@ from typing import Any
 
 import msgspec
 
-from .page import Answer, Answers
-from .status import Status
+from .page import Answers
 from .studies.versions import HELD_BACK
 
 _STATES = ("approved", "waits", "over")
+_PROGRESS = {
+    "exchange": ("dekrr_exchange", "The exchange that the site waits in."),
+    "round": ("dekrr_round", "Rounds of the solver."),
+    "residual": ("dekrr_residual", "The largest known relative residual."),
+    "seconds waiting": ("dekrr_waiting_seconds", "Seconds spent waiting for neighbours."),
+    "wire bytes sent": ("dekrr_wire_bytes", "Bytes handed to the network, with framing and repeats."),
+}
 
 
 def serve(port: int, status: Callable[[], dict[str, Any]]) -> Answers:
@@ -25,6 +31,12 @@ def serve(port: int, status: Callable[[], dict[str, Any]]) -> Answers:
 
     `port`: 0 takes a free one. `status`: as `StandingSite.status`.
     """
+
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(type("Collector", (), {"collect": lambda self: families(status())})())
+    text, json = {"content-type": "text/plain; version=0.0.4"}, {"content-type": "application/json"}
 
     def health() -> tuple[int, bytes]:
         about = status()["health"]
@@ -34,37 +46,23 @@ def serve(port: int, status: Callable[[], dict[str, Any]]) -> Answers:
         about = status()["health"]
         return (503 if about["why not ready"] else 200), msgspec.json.encode(about)
 
-    json = {"content-type": "application/json"}
-    answers = {"/metrics": _metrics(lambda: families(status())), "/health": (health, json), "/ready": (ready, json)}
-    return Answers(port, "--metrics", answers)
-
-
-def serve_run(port: int, status: Callable[[], Status]) -> Answers:
-    """Serve /metrics of a single run on a port of the loopback address."""
-    return Answers(port, "--metrics", {"/metrics": _metrics(lambda: families_of_run(status()))})
-
-
-def _metrics(collect: Callable[[], Iterator[Any]]) -> Answer:
-    """Return how metrics are answered with."""
-    from prometheus_client import CollectorRegistry, generate_latest
-
-    registry = CollectorRegistry()
-    registry.register(type("Collector", (), {"collect": lambda self: collect()})())
-    return (lambda: (200, generate_latest(registry))), {"content-type": "text/plain; version=0.0.4"}
+    metrics = (lambda: (200, generate_latest(registry))), text
+    return Answers(port, "--metrics", {"/metrics": metrics, "/health": (health, json), "/ready": (ready, json)})
 
 
 def families(now: dict[str, Any]) -> Iterator[Any]:
-    """Yield the metrics of a status."""
+    """Yield the metrics of a status: of the site, and of its runs."""
+    from prometheus_client.core import CounterMetricFamily
     from prometheus_client.core import GaugeMetricFamily as Gauge
 
-    health = now["health"]
+    health, left = now["health"], now["certificate days left"]
     for name, value, text in (
         ("dekrr_lives", health["lives"], "Whether the main loop goes round."),
         ("dekrr_ready", not health["why not ready"], "Whether the site can take part in runs now."),
-        ("dekrr_certificate_days", now["certificate days left"], "Days until the certificate expires."),
-        ("dekrr_audit_lines", now["audit lines"], "Lines of the audit trail."),
+        ("dekrr_certificate_days", math.nan if left is None else left, "Days until the certificate expires."),
+        ("dekrr_audit_lines", now.get("audit lines", 0), "Lines of the audit trail."),
         ("dekrr_runs_under_way", len(now["runs"]), "Runs under way."),
-        ("dekrr_proposals_waiting", len(now["waits for a person"]), "Studies that a person here must decide about."),
+        ("dekrr_proposals_waiting", len(now.get("waits for a person", [])), "Studies that a person must decide about."),
     ):
         yield Gauge(name, text, value=float(value))
     neighbors = Gauge("dekrr_neighbor_up", "Whether a neighbour is up.", labels=["neighbor"])
@@ -84,28 +82,19 @@ def families(now: dict[str, Any]) -> Iterator[Any]:
             last.add_metric([study["study"], version["state"]], float(version["number"]))
             held.add_metric([study["study"]], float(version["state"] == HELD_BACK))
     yield from (neighbors, studies, current, last, held)
-
-
-def families_of_run(now: Status) -> Iterator[Any]:
-    """Yield the metrics of a run."""
-    from prometheus_client.core import CounterMetricFamily
-    from prometheus_client.core import GaugeMetricFamily as Gauge
-
-    for name, value, text in (
-        ("dekrr_exchange", now.exchange, "The exchange that the site waits in."),
-        ("dekrr_round", now.round, "Rounds of the solver."),
-        ("dekrr_residual", math.nan if now.residual is None else now.residual, "The largest known relative residual."),
-        ("dekrr_waiting_seconds", now.seconds_waiting, "Seconds spent waiting for neighbours."),
-        ("dekrr_wire_bytes", now.wire_bytes_sent, "Bytes handed to the network, with framing and repeats."),
-    ):
-        yield Gauge(name, text, value=value)
-    sent = CounterMetricFamily("dekrr_message_bytes", "Bytes of messages sent.", labels=["neighbor"])
-    state = Gauge("dekrr_neighbor", "Whether a neighbour is in this state.", labels=["neighbor", "state"])
-    for neighbor, about in now.neighbors.items():
-        sent.add_metric([neighbor], about.bytes_sent)
-        for name in ("up", "away", "gone"):
-            state.add_metric([neighbor, name], float(about.state == name))
-    yield from (sent, state)
+    named = [] if now["run"] else ["run"]  # a single run needs no name
+    progress = {key: Gauge(name, text, labels=named) for key, (name, text) in _PROGRESS.items()}
+    sent = CounterMetricFamily("dekrr_message_bytes", "Bytes of messages sent.", labels=[*named, "neighbor"])
+    states = Gauge("dekrr_neighbor", "Whether a neighbour is in this state.", labels=[*named, "neighbor", "state"])
+    for run in now["runs"]:
+        names = [run["run"]] * len(named)
+        for key, gauge in progress.items():
+            gauge.add_metric(names, math.nan if run[key] is None else run[key])
+        for neighbor, about in run["neighbors"].items():
+            sent.add_metric([*names, neighbor], about["bytes sent"])
+            for state in ("up", "away", "gone"):
+                states.add_metric([*names, neighbor, state], float(about["state"] == state))
+    yield from (*progress.values(), sent, states)
 
 
 def tell_systemd(text: str) -> None:

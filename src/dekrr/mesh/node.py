@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ..disk import replacing, synchronise
-from ..errors import DataError, DekrrError, NetworkError, NoiseWarning, SettingsError, WrongRowsWarning
+from ..errors import DataError, DekrrError, ModelFileError, NetworkError, NoiseWarning, SettingsError, WrongRowsWarning
 from ..messages import Offer
 from ..model import Header, SiteClassifier, SiteModel, model_of, uncalibrated
 from ..privacy.admission import AskedMaps
@@ -31,18 +31,16 @@ from . import keys
 from .after_loss import KeptOnDisk, guarded
 from .carrier import Carrier, Ways
 from .config import SiteFile, protocol_of
-from .events import Ended, Exposed, LooksWrong, Noisy, Started, Stopped, finished
 from .identity import CertificateSigner
 from .identity import Identity as CertifiedIdentity
 from .network import Keys, Link, MeshNetwork
 from .procedure import Warm, procedure_of
 from .reading import MessageReader
-from .saving import save_model
+from .record import Exposed, LooksWrong, ModelNotWritten, Noisy, Released, Started, Stopped, finished
 from .sealing import DataSeal
 from .session import Phase, Plan, Session
 from .session.events import Event, Listener
-from .session.journal import Ended as EndedRecord
-from .session.journal import FileJournal, Opening
+from .session.journal import Ended, FileJournal, Opening
 from .site_rows import SiteRows, classes_of
 from .status import STATE, Status, status_of, telling_state
 from .vault import FileVault
@@ -197,7 +195,7 @@ class Node:
             if self._own_links is not None:
                 self._own_links.close()
         self.forget()
-        self._tell(Ended(**msgspec.structs.asdict(self.status())))
+        self._tell(Released(**msgspec.structs.asdict(self.status())))
         return self._model(outcome)
 
     def forget(self) -> None:
@@ -270,13 +268,26 @@ class Node:
     def _keep(self, outcome: Outcome) -> None:
         """Write the model, and log the end of the run."""
         path = self.folder / MODEL
-        save_model(self._model(outcome), path, self.session.plan.patience, self._tell)
+        self._save(self._model(outcome), path)
         with suppress(OSError):
             synchronise(path)
-            self._journal.append(EndedRecord())
+            self._journal.append(Ended())
             self._journal.flush()
         self._tell(finished(self.status(), outcome, self.config.response()))
         outcome.held_out = None  # its rows are not needed any more
+
+    def _save(self, model: SiteModel, path: Path) -> None:
+        """Write the model; on a write error, for instance of a full disk, try again until the patience is over."""
+        until = time.monotonic() + self.config.patience
+        while True:
+            try:
+                model.save(path)
+                return
+            except (OSError, ModelFileError) as error:
+                self._tell(ModelNotWritten(path=str(path), reason=str(error)))
+                if time.monotonic() > until:
+                    raise
+                time.sleep(min(1.0, self.config.patience))
 
     def refuse_stranger(self, reason: str) -> None:
         """Report once, from the node's own thread, that a peer without a name was refused."""
@@ -324,7 +335,7 @@ def _has_ended(config: SiteFile, checkpoint: Path) -> bool:
     finally:
         journal.close()
     openings = [record for record in records if isinstance(record, Opening)]
-    if not openings or not isinstance(records[-1], EndedRecord):
+    if not openings or not isinstance(records[-1], Ended):
         return False
     return (openings[-1].run, openings[-1].site) == (config.run, config.site)
 

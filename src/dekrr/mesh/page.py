@@ -1,13 +1,12 @@
 """The page to look at while a site runs, or a whole trial network: one HTML file, and its state as JSON.
 
-A `SiteView` collects what happens to a site, from the events of its node or from the lines that its process logs. The
-page asks for the state once a second. It is served on a loopback address alone, and it only tells: nothing can be
-changed through it.
+A `SiteView` collects what a site logs, and joins it to its status and to the records of its runs. The page asks for the
+state once a second. It is served on a loopback address alone, and it only tells: nothing can be changed through it.
 """
 
 import base64
 import hashlib
-import json
+import logging
 import re
 import socket
 import threading
@@ -18,96 +17,143 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ..errors import KeysError, NetworkError
-from .config import SiteFile
-from .events import HELD_OUT
+from ..errors import NetworkError
+from .record import HELD_OUT, RECORD, events_in
 from .session.events import Event
 from .status import Status
+from .studies.versions import HELD_BACK, place_of
 
 HOST = "127.0.0.1"
 _NOT_STORED = {"cache-control": "no-store"}
 _LOCAL = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", flags=re.I)
-MOST_EVENTS = 60
+_MOST_EVENTS = 60
 _MOST_POINTS = 400
 _MOST_RUNS = 20
 _ATTEMPTS = 5
 _MOST_OPEN = 100  # connections
-_TAIL = 1 << 21  # bytes at the end of a record that are looked through for earlier runs
 _NOT_SHOWN = {"exchange", "progress"}
 _LEFT_OUT = {"event", "time", "site", "terms", "neighbors", "phase", "run"}
 _OF_STATUS = frozenset(field.encode_name for field in msgspec.structs.fields(Status))
 
 
-class SiteView:
-    """What the page shows of one site.
+class SiteView(logging.Handler):
+    """What the page shows of one site: its status, its runs and studies, and what it logs.
 
-    `folder`: the folder of site.toml.
+    `status`: returns the site's status, as `StandingSite.status` does; without `runs` before it is known. `folder`: of
+    site.toml.
     """
 
-    def __init__(self, config: SiteFile, folder: Path) -> None:
-        self._config = config
+    def __init__(self, status: Callable[[], Mapping[str, Any]], folder: Path) -> None:
+        super().__init__(logging.INFO)
+        self._ask = status
         self._folder = folder
-        self._lock = threading.Lock()
-        self._status: dict[str, Any] = {}
-        self._curve: list[tuple[int, float]] = []
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
-        self._runs = deque(finished_runs(folder), maxlen=_MOST_RUNS)
-        self._ending: dict[str, Any] = {}
+        self._events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
+        self._ending: dict[str, Any] | None = None
+        self._known: dict[Path, tuple[int, _Recorded]] = {}
 
-    def __call__(self, event: Event) -> None:
-        """Take an event of this process's node: a view is a listener."""
-        self.note({"time": time.time(), **msgspec.to_builtins(event)})
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a line of the log."""
+        event = getattr(record, "event", None)
+        about = (
+            msgspec.to_builtins(event) if isinstance(event, Event) else {"event": "log", "text": record.getMessage()}
+        )
+        self.note({**about, "time": record.created})
 
     def note(self, event: Mapping[str, Any]) -> None:
-        """Take an event, or a status, as the object of its JSON."""
-        when = event.get("time") or time.time()
-        with self._lock:
-            if "residual" in event:
-                self._add_point(event["round"], event["residual"])
-            if "phase" in event:
-                self._status = {name: event[name] for name in _OF_STATUS if name in event}
-            if event.get("event") == "finished":
-                self._runs.append(_run(event, when))
-            if event.get("event", "progress") not in _NOT_SHOWN:
-                self._events.append({"time": when, "event": event["event"], "text": _text(event)})
+        """Take an event as the object of its JSON."""
+        if event["event"] not in _NOT_SHOWN:
+            self._events.append({"time": event["time"], "event": event["event"], "text": _text(event)})
 
     def end(self, code: int, reason: str) -> None:
         """Note that the site's process has ended."""
-        with self._lock:
-            self._ending = {"code": code, "reason": reason}
+        self._ending = {"code": code, "reason": reason}
 
-    def state(self, status: Status | None = None) -> dict[str, Any]:
-        """Return what the page shows; `status` is the newest, if it can be asked for."""
-        if status is not None:
-            newest = msgspec.to_builtins(status)
-            self.note({"event": "progress", **newest})
-        with self._lock:
-            shown = {
-                "site": self._config.site,
-                "run": self._config.run,
-                "neighbors": sorted(self._config.neighbors),
-                "status": self._status or None,
-                "curve": list(self._curve),
+    def sites(self) -> list[dict[str, Any]]:
+        """Return the state of the site; the runs of studies that are under way are under `live`."""
+        status = self._ask()
+        is_alone, left = bool(status["run"]), status["certificate days left"]
+        live = [self._live(run, status) for run in status["runs"]]
+        return [
+            {
+                "site": status["site"],
+                "run": status["run"],
+                "neighbors": sorted(status["neighbors"]),
+                "status": combined(status) if live or not is_alone else None,
+                "curves": [run.pop("curve") for run in live],
+                "live": [] if is_alone else live,
                 "events": list(self._events),
-                "runs": list(self._runs),
-                "ending": self._ending or None,
+                "runs": self._recorded(self._folder).runs if is_alone else [],
+                "ending": self._ending,
+                "certificate": None if left is None else time.time() + 86400 * left,
             }
-        return {**shown, "certificate": _certificate_end(self._config, self._folder)}
+        ]
 
-    def _add_point(self, round_: int, residual: float | None) -> None:
-        if residual is None or residual <= 0:
-            return
-        if self._curve and round_ < self._curve[-1][0]:
-            self._curve.clear()  # a new epoch began
-        if self._curve and round_ == self._curve[-1][0]:
-            self._curve[-1] = (round_, residual)
-        else:
-            self._curve.append((round_, residual))
-        self._curve = thinned(self._curve)
+    def studies(self) -> list[dict[str, Any]]:
+        """Return the studies that the site knows, each with its versions, the newest first."""
+        found = []
+        for study in self._ask()["studies"]:
+            versions = [
+                {
+                    **version,
+                    "current": version["number"] == study["current"],
+                    "validation error": self._validation_error(study["study"], version),
+                }
+                for version in reversed(study["versions"])
+            ]
+            waits = study["state"].removeprefix("waits for ").split(", ") if "waits for" in study["state"] else []
+            about = {"name": study["study"], "proposer": study["proposer"], "state": study["state"]}
+            about |= {"why": study.get("why", "")}
+            found.append({**about, "waits for": waits, "versions": versions})
+        return found
+
+    def _validation_error(self, study: str, version: Mapping[str, Any]) -> str | float | None:
+        if version["state"] not in ("done", HELD_BACK):
+            return None
+        ends = self._recorded(place_of(self._folder, study, version["number"])).runs
+        return ends[-1]["held-out"] if ends else None
+
+    def _live(self, run: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a run under way: which study it is of, its status, and its curve."""
+        digest, _, number = run["run"].rpartition("-")
+        names = [study["study"] for study in status["studies"] if digest and study["digest"].startswith(digest)]
+        place = place_of(self._folder, names[0], int(number)) if names and number.isdecimal() else None
+        curve = list(self._recorded(place or self._folder).curve) if place or status["run"] else []
+        if run["residual"] and (not curve or curve[-1][0] <= run["round"]):
+            curve.append((run["round"], run["residual"]))
+        named = f"{names[0]}, run {number}" if names else run["run"]
+        return {**run, "name": named, "curve": thinned(curve)}
+
+    def _recorded(self, place: Path) -> "_Recorded":
+        """Return what the record in a folder tells; it is read again when it has changed."""
+        record = place / RECORD
+        with suppress(OSError):
+            changed = record.stat().st_mtime_ns
+            if self._known.get(record, (0, None))[0] != changed:
+                self._known[record] = changed, _recorded_in(record)
+            return self._known[record][1]
+        return _Recorded([], [])
+
+
+class _Recorded(NamedTuple):
+    """What a record tells: the rounds and residuals of its last run, and the runs that have ended with a model."""
+
+    curve: list[tuple[int, float]]
+    runs: list[dict[str, Any]]
+
+
+def _recorded_in(record: Path) -> _Recorded:
+    curve: list[tuple[int, float]] = []
+    for event in events_in(record, "exchange"):
+        point = event["round"], event["residual"]
+        if curve and point[0] < curve[-1][0]:
+            curve.clear()  # a new run or epoch began
+        if point[1]:
+            curve[len(curve) - bool(curve and curve[-1][0] == point[0]) :] = [point]
+    return _Recorded(thinned(curve), [_run(event) for event in events_in(record, "finished")][-_MOST_RUNS:])
 
 
 def thinned(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -118,17 +164,46 @@ def thinned(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
     >>> len(thinned([(k, 1.0) for k in range(801)]))
     401
     """
-    return curve if len(curve) <= 2 * _MOST_POINTS else [*curve[:-1:2], curve[-1]]
+    while len(curve) > 2 * _MOST_POINTS:
+        curve = [*curve[:-1:2], curve[-1]]
+    return curve
 
 
-def shown_event(event: Event, when: float) -> dict[str, Any]:
-    """Return an event as the page shows it."""
-    about = msgspec.to_builtins(event)
-    return {"time": when, "event": about["event"], "text": _text(about)}
+def combined(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one status for all runs under way at a site, in the form of a `Status`.
+
+    Examples
+    --------
+    >>> about = combined({"site": "a", "neighbors": {"b": "up"}, "runs": []})
+    >>> about["phase"], about["neighbors"]
+    ('standing', {'b': {'state': 'up', 'waited for': False, 'bytes sent': 0}})
+    """
+    runs = status["runs"]
+    residuals = [run["residual"] for run in runs if run["residual"] is not None]
+    neighbors = {
+        name: {
+            "state": state,
+            "waited for": any(run["neighbors"].get(name, {}).get("waited for", False) for run in runs),
+            "bytes sent": sum(run["neighbors"].get(name, {}).get("bytes sent", 0) for run in runs),
+        }
+        for name, state in status["neighbors"].items()
+    }
+    return {
+        "site": status["site"],
+        "phase": "standing" if not runs else runs[0]["phase"] if len(runs) == 1 else f"{len(runs)} runs",
+        "gone": sorted({site for run in runs for site in run["gone"]} - {status["site"]}),
+        "round": max((run["round"] for run in runs), default=0),
+        "residual": max(residuals, default=None),
+        "message bytes sent": sum(run["message bytes sent"] for run in runs),
+        "wire bytes sent": sum(run["wire bytes sent"] for run in runs),
+        "neighbors": neighbors,
+    }
 
 
 def _text(event: Mapping[str, Any]) -> str:
     """Return the fields of an event in words, without those of the status."""
+    if event["event"] == "log":
+        return str(event.get("text", event.get("message", "")))
     parts = []
     for name, value in event.items():
         if name in _LEFT_OUT or name in _OF_STATUS:
@@ -139,9 +214,10 @@ def _text(event: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _run(event: Mapping[str, Any], when: float) -> dict[str, Any]:
-    kept = ("run", "rounds", "settled", "sites", "rows of all sites", "held-out error", "held-out rows", *HELD_OUT)
-    return {"time": when, **{name: event[name] for name in kept if name in event}, "held-out": held_out_error(event)}
+def _run(event: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("time", "run", "rounds", "settled", "sites", "rows of all sites", "held-out error", "held-out rows")
+    shown = {name: event[name] for name in (*kept, *HELD_OUT) if name in event}
+    return {**shown, "held-out": held_out_error(event)}
 
 
 def held_out_error(event: Mapping[str, Any]) -> str | float | None:
@@ -160,36 +236,10 @@ def held_out_error(event: Mapping[str, Any]) -> str | float | None:
     return event.get("held-out error")
 
 
-def finished_runs(folder: Path) -> list[dict[str, Any]]:
-    """Return the runs that the site's record says have ended with a model."""
-    from .record import RECORD
-
-    runs = []
-    with suppress(OSError), (folder / RECORD).open("rb") as file:
-        file.seek(max(0, file.seek(0, 2) - _TAIL))
-        for line in file:
-            if b'"event":"finished"' in line:
-                with suppress(ValueError, KeyError):
-                    event = json.loads(line)
-                    runs.append(_run(event, event["time"]))
-    return runs
-
-
-def _certificate_end(config: SiteFile, folder: Path) -> float | None:
-    """Return when the site's certificate ends, in seconds since 1970; it may be renewed while the site runs."""
-    if config.keys is None:
-        return None
-    from . import keys
-
-    with suppress(KeysError, OSError):
-        return keys.end_of(folder / config.keys.certificate)
-    return None
-
-
 class Page:
     """Serves the page of one site, or of several, on a port of the loopback address until it is closed.
 
-    `port`: 0 takes a free one. `sites`: returns the states of all sites, each as `SiteView.state`. `studies`: returns
+    `port`: 0 takes a free one. `sites`: returns the states of all sites, as `SiteView.sites` does. `studies`: returns
     the studies that the site knows. Each is a dictionary: name, proposer, state, `waits for` (a list of sites), and
     `versions`, a list of dictionaries with number, time, `validation error` and current.
     """

@@ -1,4 +1,7 @@
-"""The listeners of a node: events go to run.jsonl, and to Python's `logging` under the name dekrr."""
+"""The events of a site's process, in addition to those of its session, and the listeners that a node tells them.
+
+Events go to run.jsonl, and to Python's `logging` under the name dekrr.
+"""
 
 import io
 import json
@@ -10,21 +13,157 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
 
 from ..disk import create
-from .events import Exposed, LooksWrong, ModelNotWritten, Noisy, Stopped
+from ..protocols.calibration import Predicted, errors_at_site, measures_of
+from ..protocols.run import Outcome
+from ..scaling import AS_IT_IS, Response
 from .session.events import CheckpointLost, Event, Exchanged, Gone, Refused, Refusing, Unconfirmed
+from .status import Status
 
 RECORD = "run.jsonl"
 logger = logging.getLogger("dekrr")
 _EXCHANGES_AT_A_TIME = 128  # lines of a record in one write
+_TAIL = 1 << 21  # bytes at the end of a record that are read
 _LEFT_OUT = ("event", "neighbors", "terms", "site")  # fields that a line of the text log does not repeat
+HELD_OUT = ("held-out RSE", "held-out accuracy", "held-out log loss")  # fields of `Finished`
+
+
+class Started(Event, frozen=True, tag="started"):
+    """The process has its rows, and begins to greet its neighbours."""
+
+    run: str
+    site: str
+    rows: int
+    neighbors: list[str]
+    terms: dict[str, str]
+
+
+class ModelNotWritten(Event, frozen=True, tag="model not written"):
+    """The model could not be written; the node tries again until its patience is over."""
+
+    path: str
+    reason: str
+
+
+class Exposed(Event, frozen=True, tag="exposed"):
+    """Something of the site's sums arrives at a neighbour without masks."""
+
+    reason: str
+
+
+class LooksWrong(Event, frozen=True, tag="looks wrong"):
+    """Rows of this site, or of another one, look wrong beside those of all."""
+
+    reason: str
+
+
+class Noisy(Event, frozen=True, tag="noisy"):
+    """Noise of differential privacy costs much of the model's accuracy, or all of it."""
+
+    reason: str
+
+
+class Finished(Status, Event, frozen=True, tag="finished"):
+    """The result is final and the model is written: the status, and a summary of the outcome.
+
+    `held_out_error` is the mean squared error of tuning by cross-validation, over all sites, in agreed units. The other
+    errors are of the site's own model on its own held-out rows, by a second training without them, and of the best that
+    the site has alone. They stay here. `rounds ended by` says what ended the rounds early, if anything did.
+    """
+
+    rounds: int
+    settled: bool
+    relative_residual: float = msgspec.field(name="relative residual")
+    objective_share: float = msgspec.field(name="objective share")
+    sites: int
+    rows_of_all_sites: int = msgspec.field(name="rows of all sites")
+    sigma: float | UnsetType = UNSET
+    alpha: float | UnsetType = UNSET
+    consensus: float | UnsetType = UNSET
+    own_weight: float | UnsetType = msgspec.field(name="own weight", default=UNSET)
+    held_out_error: float | UnsetType = msgspec.field(name="held-out error", default=UNSET)
+    held_out_rows: int | UnsetType = msgspec.field(name="held-out rows", default=UNSET)
+    held_out_rse: float | UnsetType = msgspec.field(name="held-out RSE", default=UNSET)
+    held_out_accuracy: float | UnsetType = msgspec.field(name="held-out accuracy", default=UNSET)
+    held_out_log_loss: float | UnsetType = msgspec.field(name="held-out log loss", default=UNSET)
+    held_out_rse_alone: float | UnsetType = msgspec.field(name="held-out RSE alone", default=UNSET)
+    held_out_log_loss_alone: float | UnsetType = msgspec.field(name="held-out log loss alone", default=UNSET)
+    ended_by: str | UnsetType = msgspec.field(name="rounds ended by", default=UNSET)
+
+
+class Stopped(Status, Event, frozen=True, tag="stopped"):
+    """The process ends without a result: the reason, and the status."""
+
+    reason: str
+
+
+class Released(Status, Event, frozen=True, tag="ended"):
+    """The process ends; no neighbour needs it any more."""
+
+
+def finished(status: Status, outcome: Outcome, response: Response = AS_IT_IS) -> Finished:
+    """Return the event that an outcome is final.
+
+    `response`: how responses were changed for training; errors are of those that are changed back.
+    """
+    tuned, held = outcome.tuned, outcome.held_out
+    errors: dict[str, Any] = {
+        f"held_out_{name.lower().replace(' ', '_')}": value
+        for name, value in errors_at_site(outcome, response.back).items()
+    }
+    if held is not None and errors:
+        errors["held_out_rows"] = held.rows.n_rows
+        if held.best_alone:
+            alone = Predicted.own(held, held.alone[held.best_alone]).changed(response.back)
+            measures = measures_of(outcome.classes)
+            for name in measures.keys() - {"accuracy"}:
+                errors[f"held_out_{name.lower().replace(' ', '_')}_alone"] = measures[name](alone)
+    chosen: dict[str, Any] = (
+        {}
+        if tuned is None
+        else {
+            "sigma": tuned.sigma,
+            "alpha": tuned.alpha,
+            "consensus": tuned.consensus,
+            "own_weight": tuned.own_weight,
+            "held_out_error": float(np.min(tuned.errors)),
+        }
+    )
+    return Finished(
+        **msgspec.structs.asdict(status),
+        rounds=outcome.rounds,
+        settled=outcome.settled,
+        relative_residual=outcome.relative_residual,
+        objective_share=outcome.objective_shares[-1],
+        sites=outcome.roster.n_sites,
+        rows_of_all_sites=outcome.roster.n_rows,
+        ended_by=outcome.ended_by or UNSET,
+        **chosen,
+        **errors,
+    )
+
+
 _WARNINGS = (CheckpointLost, Exposed, Gone, LooksWrong, ModelNotWritten, Noisy, Refused, Refusing, Stopped, Unconfirmed)
 
 
 def _line(event: Event, **before: Any) -> dict[str, Any]:
     """Return an event as a dictionary that can be encoded as JSON."""
     return {**before, **msgspec.to_builtins(event)}
+
+
+def events_in(record: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the events of a kind at the end of a record; of no record, none."""
+    found: list[dict[str, Any]] = []
+    with suppress(OSError), record.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - _TAIL))
+        for line in file:
+            if f'"event":"{kind}"'.encode() in line:
+                with suppress(msgspec.DecodeError, UnicodeDecodeError):  # the first line may be cut, and the last
+                    found.append(msgspec.json.decode(line, type=dict))
+    return found
 
 
 class Record:

@@ -38,12 +38,12 @@ from .studies.book import LAST, Book, StudyState
 from .studies.ends import ends, last_failure, why_over
 from .studies.gossip import CHANNEL, Gossip, told
 from .studies.items import Call, Report
-from .studies.versions import HELD_BACK, Versions
+from .studies.versions import HELD_BACK, STUDIES, Versions
 from .study_run import StudyRun, digest_of_file
 from .witness import Witness
 
 logger = logging.getLogger("dekrr")
-STUDIES, KEPT = "studies", "kept"
+KEPT = "kept"
 _TELL_EVERY, _LOOK_EVERY, _STATE_EVERY, _DAILY = 5.0, 2.0, 1.0, 86400.0
 _COMPLAIN_EVERY = 60.0
 _STUCK = 60.0  # seconds without a turn
@@ -380,6 +380,7 @@ class StandingSite:
         runs = [run.status() for run in list(self._runs.values()) if run.is_alive()]
         return {
             "site": self.config.site,
+            "run": "",
             "time": self.clock.time(),
             "neighbors": {name: "up" if up else "away" for name, up in self._up.items()},
             "certificate days left": round(self.book.identity.days_left, 2),

@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,9 @@ from typing import Any, Literal
 import msgspec
 
 from ..disk import replacing
+from ..errors import KeysError
+from .config import SiteFile
+from .keys import end_of
 from .session import Session
 
 STATE = "state.json"
@@ -72,6 +75,32 @@ def status_of(session: Session[Any], *, seconds_waiting: float, wire_bytes: int)
             for name, peer in session.peers.items()
         },
     )
+
+
+def of_one_run(config: SiteFile, folder: Path, run: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the status of a site that takes part in a single run, in the form of `StandingSite.status`.
+
+    `run`: the status of the run as its JSON; None before it is known.
+    """
+    left = None
+    if config.keys is not None:
+        with suppress(KeysError, OSError):
+            left = (end_of(folder / config.keys.certificate) - time.time()) / 86400
+    around = {} if run is None else run["neighbors"]
+    neighbors = {name: around.get(name, {}).get("state", "away") for name in config.neighbors}
+    return {
+        "site": config.site,
+        "run": config.run,
+        "time": time.time(),
+        "neighbors": neighbors,
+        "certificate days left": left,
+        "studies": [],
+        "runs": [] if run is None else [run],
+        "health": {
+            "lives": True,
+            "why not ready": [f"{name} is {how}" for name, how in neighbors.items() if how != "up"],
+        },
+    }
 
 
 def write_state(path: Path, status: Any) -> None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import DekrrError, GoneError, one_line
-from .events import LooksWrong
 from .node import CHECKPOINT, MODEL, Node
-from .record import RECORD, Log, Record
+from .record import RECORD, Log, LooksWrong, Record
 from .session import Phase
 from .session.events import Event
 from .studies.acceptance import figures, why_held_back

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from ...errors import DataError
-from ...mesh.events import HELD_OUT
+from ...mesh.record import HELD_OUT
 from .figures import Panel, Picture
 from .paper_tables import Table, cells
 from .report_page import Section, figure_of, render

@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,30 +66,36 @@ def node(
 def _stand(site: Path, *, ports: tuple[int | None, int | None], log_json: bool) -> None:
     """Be a standing site until a signal comes."""
     from ..record import log_to
-    from ..standing import STUDIES, StandingSite
+    from ..standing import StandingSite
     from ..standing_file import read_standing
 
     config = read_standing(site)
     standing = StandingSite(config, site.parent)
     log_to(as_json=log_json)
-    metrics, page = ports
-    if metrics is not None:
-        from ..metrics import serve
-
-        serve(metrics, standing.status)
-    page = config.page.port if page is None and config.page is not None else page
-    if page is not None:
-        from ..page import Page
-        from ..record import logger
-        from ..standing_page import StandingView
-
-        view = StandingView(standing.status, site.parent / STUDIES)
-        logger.addHandler(view)
-        served = Page(page, config.site, view.sites, view.studies)
-        print(f"the page of {config.site}: {served.url}", file=sys.stderr, flush=True)
+    _show(standing.status, config, site.parent, ports)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: standing.stop(signal.Signals(got).name))
     standing.run()
+
+
+def _show(
+    status: Callable[[], dict[str, Any]], config: Any, folder: Path, ports: tuple[int | None, int | None]
+) -> None:
+    """Serve the metrics and the page of a site, where they are asked for."""
+    metrics, page = ports
+    page = config.page.port if page is None and config.page is not None else page
+    if metrics is not None:
+        from ..metrics import serve
+
+        serve(metrics, status)
+    if page is not None:
+        from ..page import Page, SiteView
+        from ..record import logger
+
+        view = SiteView(status, folder)
+        logger.addHandler(view)
+        served = Page(page, config.site, view.sites, view.studies)
+        print(f"the page of {config.site}: {served.url}", file=sys.stderr, flush=True)
 
 
 def _take_part(
@@ -99,6 +105,7 @@ def _take_part(
     from ..keys import warn_of_end
     from ..node import MODEL, Node
     from ..record import RECORD, Log, Record, log_to
+    from ..status import of_one_run
 
     config = read_site(site)
     folder = site.parent
@@ -111,25 +118,14 @@ def _take_part(
         started.forget()
         return
     started.listeners += [Log(config.site), Record(folder / RECORD)]
-    metrics, page = ports
-    page = config.page.port if page is None and config.page is not None else page
-    if page is not None:
-        from ..page import Page, SiteView
 
-        view = SiteView(config, folder)
-        started.listeners.append(view)
-        served = Page(page, config.site, lambda: [view.state(started.status())])
-        print(f"the page of {config.site}: {served.url}", file=sys.stderr, flush=True)
-    if metrics is not None:
-        from ..metrics import serve_run
+    def status() -> dict[str, Any]:
+        return msgspec.to_builtins(started.status())  # type: ignore[no-any-return]
 
-        serve_run(metrics, started.status)
+    _show(lambda: of_one_run(config, folder, status()), config, folder, ports)
     stop_on(signal.SIGTERM)
     try:
-        with (
-            _progress(lambda: msgspec.to_builtins(started.status()), as_json=log_json),
-            refusals.told_to(started.refuse_stranger),
-        ):
+        with _progress(status, as_json=log_json), refusals.told_to(started.refuse_stranger):
             started.run()
     except KeyboardInterrupt:
         _stop(site, INTERRUPTED)

@@ -32,6 +32,12 @@ def _opened(site: Path) -> tuple[Any, Any, Any]:
     return config, book, policy.read_policy(site.parent / policy.POLICY)
 
 
+def _versions(site: Path, state: Any, book: Any) -> Any:
+    from ..studies.versions import STUDIES, Versions
+
+    return Versions(site.parent / STUDIES / state.label, book.store)
+
+
 @study_app.command()
 def propose(
     file: Annotated[Path, typer.Argument(help="The study's file.", exists=True, dir_okay=False)],
@@ -67,10 +73,9 @@ def show(name: Named, site: SiteOption = SITE) -> None:
     from ..ledger import Folder, Ledger
     from ..policy import refusals
     from ..site_rows import LEDGER
-    from ..standing import KEPT, STUDIES
+    from ..standing import KEPT
     from ..studies.ends import WHOLE, ends, told
     from ..studies.in_words import in_words
-    from ..studies.versions import Versions
 
     config, book, policy = _opened(site)
     state = book.find(name)
@@ -85,18 +90,14 @@ def show(name: Named, site: SiteOption = SITE) -> None:
         say(f"  {line}")
     for broken in refusals(policy, state.study, state.proposer, config.sources):
         say(f"  this site's policy refuses it: {broken}")
-    for line in told(ends(state, Versions(site.parent / STUDIES / state.label, book.store), config.site)) or [
-        "no run yet"
-    ]:
+    for line in told(ends(state, _versions(site, state, book), config.site)) or ["no run yet"]:
         say(f"  {line}")
 
 
 @study_app.command("list")
 def list_studies(site: SiteOption = SITE) -> None:
     """List all studies that this site knows, with the runs, the version in use, and why the last run failed."""
-    from ..standing import STUDIES
     from ..studies.ends import ends, last_failure, shortened, why_over
-    from ..studies.versions import Versions
 
     config, book, _ = _opened(site)
     table = Table()
@@ -104,7 +105,7 @@ def list_studies(site: SiteOption = SITE) -> None:
         table.add_column(heading)
     reasons = []
     for state in book.studies.values():
-        versions = Versions(site.parent / STUDIES / state.label, book.store)
+        versions = _versions(site, state, book)
         runs = ", ".join(f"{one.number} {one.state}" for one in versions.states)
         decision = state.decisions.get(config.site)
         here = decision.says if decision else "not decided" if config.site in state.study.sites else "no part"
@@ -199,12 +200,10 @@ def use(
     site: SiteOption = SITE,
 ) -> None:
     """Let `current` point to another version of a study's model, for instance the previous one."""
-    from ..standing import STUDIES
-    from ..studies.versions import Versions
 
     _, book, _ = _opened(site)
     state = book.find(name)
-    versions = Versions(site.parent / STUDIES / state.label, book.store)
+    versions = _versions(site, state, book)
     versions.choose(version, _person(), reason)
     say(f"{versions.folder / 'current'} is version {version}")
 

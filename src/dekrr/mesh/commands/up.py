@@ -21,8 +21,8 @@ from rich.table import Table
 
 from ...errors import DataError, NetworkError, SettingsError
 from ..config import NetworkFile
-from ..events import HELD_OUT
 from ..files import differences, read_network, read_site, site_file
+from ..record import HELD_OUT
 from .network import SITE_FILE, SITES, site_tables
 from .node import INTERRUPTED, TERMINATED, Signalled, kilobytes, stop_on, waited_for
 
@@ -62,7 +62,7 @@ def up(
     options = ["--log-json", *(["--insecure"] if insecure else []), *(["--force"] if force else [])]
     console = Console()
     fleet: list[_Process] = []
-    served = Page(page, f"network {described.run}", lambda: [process.state() for process in fleet])
+    served = Page(page, f"network {described.run}", lambda: [one for process in fleet for one in process.states()])
     console.print(f"The page of the network: {served.url}", highlight=False, soft_wrap=True)
     if browser:
         webbrowser.open(served.url)
@@ -145,10 +145,12 @@ class _Process:
 
     def __init__(self, name: str, site: Path, options: list[str]) -> None:
         from ..page import SiteView
+        from ..status import of_one_run
 
         self.name = name
-        self._view = SiteView(read_site(site), site.parent)
         self.status: dict[str, Any] = {}
+        config = read_site(site)
+        self._view = SiteView(lambda: of_one_run(config, site.parent, self.status or None), site.parent)
         self.errors: dict[str, float] = {}  # on the site's held-out rows, where it has some
         self.warnings: list[str] = []
         self.began = False
@@ -187,11 +189,11 @@ class _Process:
         about = f", waits for {waits}" if waits else ""
         return f"{self.name}: {self.phase}" + (f", round {self.status['round']}{about}" if self.status else "")
 
-    def state(self) -> dict[str, Any]:
+    def states(self) -> list[dict[str, Any]]:
         """Return what the page shows of the site."""
         if not self.running:
             self._view.end(self.code, self.reason if self.code else "")
-        return self._view.state()
+        return self._view.sites()
 
     def terminate(self) -> None:
         """Ask the process to stop."""
@@ -214,7 +216,7 @@ class _Process:
                 continue
             if not isinstance(event, dict):
                 continue
-            self._view.note(event)
+            self._view.note({"time": time.time(), **event})
             self.began |= event.get("event") == "started"
             self.errors |= {name: event[name] for name in HELD_OUT if name in event}
             if event.get("event") in _WARNINGS:

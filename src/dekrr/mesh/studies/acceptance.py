@@ -4,9 +4,7 @@ One site with another unit can ruin the models of all. The run then ends well, a
 with it what is served, stays what it was, until a person says otherwise (`dekrr study use`).
 """
 
-import json
 import math
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +16,7 @@ from ...model import load
 from ..config import SiteFile
 from ..node import MODEL
 from ..policy import Policy
-from ..record import RECORD
+from ..record import RECORD, events_in
 from ..site_rows import read_rows, source_of
 from .versions import Versions
 
@@ -49,8 +47,7 @@ def figures(config: SiteFile, folder: Path, versions: Versions, number: int) -> 
     `config`: of the run. `folder`: the site's folder. `number`: of the new version.
     """
     current = versions.current
-    new = _recorded(versions.place(number))
-    used = {} if current is None else _recorded(versions.place(current))
+    new, used = ({} if one is None else _recorded(versions.place(one)) for one in (number, current))
     if new.get("rounds") == 0 and "rounds ended by" in new and current is not None:
         return Figures("", math.nan, None, None, 0, cut_short=new["rounds ended by"])
     for what in _MEASURES:
@@ -93,13 +90,7 @@ def why_held_back(policy: Policy, found: Figures | None) -> str:
 
 def _recorded(place: Path) -> dict[str, Any]:
     """Return the last end of a run in the record of a version."""
-    last: dict[str, Any] = {}
-    with suppress(OSError), (place / RECORD).open("rb") as file:
-        for line in file:
-            if b'"event":"finished"' in line:
-                with suppress(ValueError):
-                    last = json.loads(line)
-    return last
+    return next(reversed(events_in(place / RECORD, "finished")), {})
 
 
 def _on_own_rows(config: SiteFile, folder: Path, path: Path) -> tuple[float, int]:

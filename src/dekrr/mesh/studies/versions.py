@@ -16,9 +16,14 @@ from ..clock import Clock
 from ..node import MODEL
 from ..store import Store
 
-CURRENT, VERSIONS = "current", "versions"
+STUDIES, CURRENT, VERSIONS = "studies", "current", "versions"
 HELD_BACK = "held back"  # a run that ended with a model, which is not taken into use
 _COLUMNS = "number, state, reason, time, n_rows, told"
+
+
+def place_of(folder: Path, label: str, number: int) -> Path:
+    """Return the folder of a version of a study, in a site's folder."""
+    return folder / STUDIES / label / VERSIONS / str(number)
 
 
 class RunState(msgspec.Struct, frozen=True):
