@@ -202,7 +202,7 @@ class ChebyshevState(NamedTuple):
 
     def relaxed(self) -> "ChebyshevState":
         """Return the state with the relaxation factor of the next round."""
-        return self._replace(relaxation=_next_relaxation(self.relaxation, self.radius**2))
+        return self._replace(relaxation=next_relaxation(self.relaxation, self.radius**2))
 
     def rounds_to(self, accuracy: float) -> int:
         """Return the number of rounds until the error is below `accuracy`, in the norm of Chebyshev's error bound."""
@@ -228,7 +228,7 @@ class Chebyshev(Solver[ChebyshevState]):
         return relaxed._replace(coefficients=moved, previous=state.coefficients)
 
 
-def _next_relaxation(relaxation: float, radius_squared: float) -> float:
+def next_relaxation(relaxation: float, radius_squared: float) -> float:
     """Return the relaxation factor of the next round; `relaxation` is that of the last round, 0 before the first."""
     if relaxation == 0:
         return 1.0

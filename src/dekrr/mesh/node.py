@@ -213,7 +213,7 @@ class Node:
     def _procedure(self, neighbors: tuple[str, ...], offer: Offer | None) -> Procedure[Outcome]:
         site = Site(self.config.site, neighbors, self._own.rows, seed=self.config.features().seed)
         site = replace(site, ledger=self._ledger, vault=self._vault, identity=self._identity(), tell=self._tell_once)
-        site = replace(site, kept=self._kept)
+        site = replace(site, kept=self._kept, doubts=True)
         lost = sorted(self.session.lost)
         self._kept.epoch = ", ".join(lost)
         self._own.enter()

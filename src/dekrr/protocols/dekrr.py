@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..errors import DekrrError, MessageError, SettingsError
+from ..errors import DekrrError, MessageError, SettingsError, WrongRowsWarning
 from ..messages import AnyMessage, Coefficients, Offer, Unchanged, expect_kind, expect_senders, expect_shape
 from ..scaling import AnyScaling
 from ..selection import Chooser
@@ -32,6 +32,7 @@ from ..statistics import OwnSums
 from ..types import Array
 from .choosing import choose, exchange_maps, read_offers, sized
 from .cross_validation import tune
+from .doubt import Doubts, doubts_of
 from .exchange import exchange_of
 from .masking import MOST_FLOODED, Agreement, MaskedRounds, Masking, fewest_of, products_of, unit_of
 from .preparation import preparation_of
@@ -276,6 +277,10 @@ def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = No
     sender = Sender(settings.wire, state.coefficients if from_zero else np.zeros_like(state.coefficients))
     listener = Listener({p: np.zeros((known.n_features, *outputs)) for p, known in ready.maps.items()})
     outcome.neighbor_coefficients = listener.known
+    doubts = None
+    if start.site.doubts and from_zero:
+        n_sites, known = ready.roster.n_sites, dict(listener.known)
+        doubts = doubts_of(row, run.solver, settings, start.scaling, n_sites, known)
     most = yield from _most_rounds(start, ready, run, int(np.prod(outputs)), from_zero=from_zero)
     for k in range(most + 1):
         outcome.coefficients, outcome.rounds = state.coefficients, k
@@ -285,6 +290,8 @@ def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = No
             message = sender.message(state.coefficients, k, progress.share)  # line 10
             inbox, pull = speaker.read((yield speaker.outbox(message, sender.known)))
             shares = listener.hear(inbox)  # line 11
+            if doubts is not None:
+                pull = _taken(start.site, doubts, listener.known, pull, drops=settings.exclude == "stop")
         residual = row.residual(state.coefficients, listener.known) + pull
         length = math.sqrt(np.vdot(residual, residual))
         if not math.isfinite(length):
@@ -306,6 +313,20 @@ def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = No
     if most < settings.max_rounds and not outcome.settled:
         outcome.ended_by = "masks: with more rounds, neighbours could solve for the sums of single sites"
     return outcome
+
+
+def _taken(site: Site, doubts: Doubts, said: dict[str, Array], pull: Array | float, *, drops: bool) -> Array | float:
+    """Take of what neighbours said what honest ones can have said; tell the site who cannot be honest, or drop it."""
+    liars, pull, is_false = doubts.heard(said, pull)
+    for p in liars:
+        text = f"the coefficients of {p} move further in a round than rows and settings that all agreed on let them"
+        if drops:
+            raise MessageError(text, p)
+        site.tell(f"{text}: what goes further is cut off", WrongRowsWarning)
+    if is_false and not liars:
+        names = " or ".join(sorted(said))
+        site.tell(f"{names}: one of them sends false products under masks, which are cut off", WrongRowsWarning)
+    return pull
 
 
 def _most_rounds(start: Start, ready: SetUp, run: Run, n_outputs: int, *, from_zero: bool) -> Procedure[int]:

@@ -104,6 +104,8 @@ class Site:
     limits: Limits | None = None
     identity: Identity = field(default_factory=Identity)  # the site's key for masks, and how it is proved
     kept: Kept = field(default_factory=Kept)  # what it keeps when another site is lost
+    # whether neighbours may lie: coefficients that no honest site can have are cut, and their sender is named
+    doubts: bool = False
     # is told, in words and with a category of warnings, what the site should know about its run; by default it warns
     tell: Callable[..., None] = warn
     # is told the name of each stage of the run that the site enters, for whoever watches it
