@@ -27,7 +27,7 @@ from dekrr.lab.attacks.overhearing import forged, overhear
 from dekrr.lab.attacks.scenes import GUARDED, Scene
 from dekrr.lab.attacks.sums import recovered
 from dekrr.messages import Moments, Sums
-from dekrr.privacy.admission import frequency_limit
+from dekrr.privacy.admission import ONE_IN
 from dekrr.protocols import dekrr
 from dekrr.settings import DeKRRSettings
 from dekrr.statistics import unpack_symmetric
@@ -198,7 +198,7 @@ def attack_by_lattice(
     victim, attacker = problem.pair(target)
     n_columns = victim.X.shape[1]
     columns = np.argsort(-attacker.X.std(axis=0))[:n_lattice_columns].tolist()
-    limit = frequency_limit(problem.selector(), n_columns)
+    limit = problem.selector().longest_frequency(n_columns, ONE_IN)
     lattice = Lattice.within(n_columns, columns, fine, coarse, limit)
     max_features = problem.longest_shortlist(attacker)
     capacities = [max_features, 2 * max_features - problem.n_features]

@@ -26,7 +26,7 @@ from dekrr.scaling import Scaling, Unscaled
 from dekrr.selection import Energy, Greedy, Plain
 from dekrr.settings import AllReduceSettings, DeKRRSettings, DifferentialPrivacy, DKLASettings
 from dekrr.solvers import Chebyshev, Jacobi, SiteSystem, inverse, make_solver
-from dekrr.statistics import Weights, accumulate, penalty
+from dekrr.statistics import Weights, accumulate, assemble, penalty
 from dekrr.tables.rows import ArrayRows, RowHash
 from dekrr.types import Block
 
@@ -336,6 +336,10 @@ def test_tuning_two_outputs_adds_up_their_errors():
     np.testing.assert_allclose(errors[0], errors[1] + errors[2], rtol=1e-12)
 
 
+def system_of(own, received, sent, weights):
+    return SiteSystem(assemble(own, received, sent, weights), own, received, weights, 1.0)
+
+
 @pytest.mark.parametrize("solver", ["chebyshev", "jacobi"])
 @pytest.mark.parametrize("n_outputs", [1, 2])
 def test_a_system_of_weighted_rows_is_that_of_repeated_rows(solver, n_outputs):
@@ -356,7 +360,7 @@ def test_a_system_of_weighted_rows_is_that_of_repeated_rows(solver, n_outputs):
             own, sent = sums[name]
             c = penalty(1.0, n_rows, 1)
             received = {other: sums[other][1][name]}
-            systems[name] = SiteSystem.assembled(own, received, sent, Weights(n_rows, 2, 1e-2, c, {other: c}), 1.0)
+            systems[name] = system_of(own, received, sent, Weights(n_rows, 2, 1e-2, c, {other: c}))
         made = make_solver(solver)
         states = {name: made.start(system, np.zeros_like(system.row.right_side)) for name, system in systems.items()}
         for _ in range(25):
@@ -379,7 +383,7 @@ def test_a_state_is_all_that_an_update_depends_on(solver):
     problem = make_problem(0, n_sites=1, rows=(40, 41))
     site = problem.sites["0"]
     own, _ = accumulate(site.rows, site.feature_map, {})
-    system = SiteSystem.assembled(own, {}, {}, Weights(site.n_rows, 1, 1e-3, 0.0, {}), 1.0)
+    system = system_of(own, {}, {}, Weights(site.n_rows, 1, 1e-3, 0.0, {}))
     residuals = np.random.default_rng(0).normal(size=(6, len(own.moment)))
     states = [solver.start(system, np.zeros_like(own.moment))]
     for residual in residuals:

@@ -50,9 +50,8 @@ def test_cauchy_is_a_product_over_columns():
         (Cauchy(0.3), scipy.stats.laplace(scale=1 / 0.3)),
     ],
 )
-def test_densities_and_draws(kernel, density):
+def test_draws(kernel, density):
     frequencies = kernel.draw_frequencies(3, 2000, np.random.default_rng(0))
-    np.testing.assert_allclose(kernel.log_density(frequencies), density.logpdf(frequencies).sum(axis=0))
     assert scipy.stats.kstest(frequencies.ravel(), density.cdf).pvalue > 1e-3
 
 

@@ -125,9 +125,9 @@ def test_features_from_elsewhere_cannot_be_proved():
 )
 def test_honest_frequencies_pass(kernel, law):
     selector = Energy(50, kernel=kernel, sigma=0.3, bandwidths=(0.5, 4.0))
-    limit = admission.frequency_limit(selector, 5)
+    limit = selector.longest_frequency(5, admission.ONE_IN)
     pool = selector.draw_pool(5, np.random.default_rng(0))
-    admission.check_frequencies({"b": pool.keep(np.arange(pool.n_candidates))}, limit)
+    admission.check_frequencies({"b": pool.keep(np.arange(pool.n_candidates))}, selector, 5)
     if law is not None:
         assert 2 * law.sf(limit * 0.15 / np.sqrt(5)) * 5 == pytest.approx(1e-12, rel=1e-3)
 
@@ -142,9 +142,9 @@ def test_honest_frequencies_pass(kernel, law):
 )
 def test_honest_candidates_of_few_columns_pass_and_much_longer_ones_do_not(kernel, sigma, n_columns, max_columns, seed):
     selector = Greedy(30, kernel=kernel, sigma=sigma, max_columns=max_columns)
-    limit = admission.frequency_limit(selector, n_columns)
+    limit = selector.longest_frequency(n_columns, admission.ONE_IN)
     pool = selector.draw_pool(n_columns, np.random.default_rng(seed))
-    admission.check_frequencies({"b": pool.feature_map}, limit)
+    admission.check_frequencies({"b": pool.feature_map}, selector, n_columns)
     if kernel == "gaussian":
         assert limit <= max(8 * np.sqrt(n_columns) / sigma, 0.02)
 

@@ -135,17 +135,6 @@ class Gaussian(Kernel):
 
         return float(np.sqrt(2 * gammainccinv(n_columns / 2, chance)) / self.sigma)
 
-    def log_density(self, frequencies: Array) -> Array:
-        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,).
-
-        Parameters
-        ----------
-        frequencies : ndarray of shape (n_columns, n_frequencies)
-        """
-        scaled = frequencies * self.sigma
-        per_column = np.log(self.sigma / np.sqrt(2 * np.pi)) - scaled**2 / 2
-        return np.asarray(per_column.sum(axis=0))
-
 
 class Laplacian(Kernel):
     """The Laplacian kernel exp(-|x - x'|_1 / sigma); frequencies are Cauchy with scale 1/sigma."""
@@ -163,16 +152,6 @@ class Laplacian(Kernel):
         """
         return float(np.sqrt(n_columns) / np.tan(np.pi * chance / n_columns / 2) / self.sigma)
 
-    def log_density(self, frequencies: Array) -> Array:
-        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,).
-
-        Parameters
-        ----------
-        frequencies : ndarray of shape (n_columns, n_frequencies)
-        """
-        per_column = np.log(self.sigma / np.pi) - np.log1p((frequencies * self.sigma) ** 2)
-        return np.asarray(per_column.sum(axis=0))
-
 
 class Cauchy(Kernel):
     """The Cauchy kernel prod_k 1 / (1 + (x_k - x'_k)^2 / sigma^2); frequencies are Laplace(0, 1/sigma)."""
@@ -189,16 +168,6 @@ class Cauchy(Kernel):
     def longest_frequency(self, n_columns: int, chance: float) -> float:
         """Return sqrt(n) times the size that a single entry exceeds with probability chance / n."""
         return float(-np.sqrt(n_columns) * np.log(chance / n_columns) / self.sigma)
-
-    def log_density(self, frequencies: Array) -> Array:
-        """Return log p(w) of each column w of `frequencies`, shape (n_frequencies,).
-
-        Parameters
-        ----------
-        frequencies : ndarray of shape (n_columns, n_frequencies)
-        """
-        per_column = np.log(self.sigma / 2) - np.abs(frequencies) * self.sigma
-        return np.asarray(per_column.sum(axis=0))
 
 
 KERNELS: dict[str, type[Kernel]] = {kernel.name: kernel for kernel in (Gaussian, Laplacian, Cauchy)}

@@ -27,7 +27,7 @@ import numpy as np
 from scipy.linalg.lapack import dpotrf, dpotri
 
 from .errors import SettingsError
-from .statistics import BlockRow, CrossSums, OwnSums, Weights, assemble, pack_symmetric, unpack_symmetric
+from .statistics import BlockRow, CrossSums, OwnSums, Weights, pack_symmetric, unpack_symmetric
 from .types import Array
 
 __all__ = ["Chebyshev", "ChebyshevState", "Jacobi", "JacobiState", "SiteSystem", "Solver", "State"]
@@ -42,18 +42,6 @@ class SiteSystem:
     received: Mapping[str, CrossSums]  # B_jp and C_jp
     weights: Weights
     consensus: float  # c. The penalties in `weights` are computed from it.
-
-    @classmethod
-    def assembled(
-        cls,
-        own: OwnSums,
-        received: Mapping[str, CrossSums],
-        sent: Mapping[str, CrossSums],
-        weights: Weights,
-        consensus: float,
-    ) -> "SiteSystem":
-        """Assemble the system from a site's own, received and sent sums; see `dekrr.statistics.assemble`."""
-        return cls(assemble(own, received, sent, weights), own, received, weights, consensus)
 
 
 class State(Protocol):
@@ -230,11 +218,8 @@ class Chebyshev(Solver[ChebyshevState]):
 
 def next_relaxation(relaxation: float, radius_squared: float) -> float:
     """Return the relaxation factor of the next round; `relaxation` is that of the last round, 0 before the first."""
-    if relaxation == 0:
-        return 1.0
-    if relaxation == 1:
-        return 1 / (1 - radius_squared / 2)
-    return 1 / (1 - radius_squared * relaxation / 4)
+    share = {0.0: 0.0, 1.0: 0.5}.get(relaxation, relaxation / 4)
+    return 1 / (1 - share * radius_squared)
 
 
 def lower_end(consensus: float) -> float:

@@ -17,6 +17,7 @@ __all__ = ["build", "cycles", "erdos_renyi", "grid", "random_regular", "ring", "
 
 Graph = Any  # networkx graphs are generic in stubs only
 
+_TRIES = 100
 _MOST_ON_RING = 20  # sites that are joined to a ring where nobody names a graph; with more, it takes too many rounds
 
 
@@ -86,7 +87,12 @@ def random_regular(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Grap
         raise TopologyError(
             f"no graph of {n_sites} sites with {n_neighbors} neighbours each exists: the product of the two is odd"
         )
-    return _until_connected(lambda s: nx.random_regular_graph(n_neighbors, n_sites, seed=s), seed, "random_regular")
+    generator = nx.utils.create_py_random_state(seed)
+    for _ in range(_TRIES):
+        graph = nx.random_regular_graph(n_neighbors, n_sites, seed=generator)
+        if nx.is_connected(graph):
+            return graph
+    raise TopologyError(f"no connected random_regular graph in {_TRIES} tries; give each site more neighbours")
 
 
 def watts_strogatz(n_sites: int, n_neighbors: int = 4, rewiring: float = 0.2, seed: Any = None) -> Graph:
@@ -122,15 +128,6 @@ def erdos_renyi(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
         graph.add_edge(generator.choice(first), generator.choice(other))
         first = first + other
     return graph
-
-
-def _until_connected(draw: Any, seed: Any, name: str, tries: int = 100) -> Graph:
-    generator = nx.utils.create_py_random_state(seed)
-    for _ in range(tries):
-        graph = draw(generator)
-        if nx.is_connected(graph):
-            return graph
-    raise TopologyError(f"no connected {name} graph in {tries} tries; give each site more neighbours")
 
 
 def build(

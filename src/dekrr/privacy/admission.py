@@ -218,37 +218,20 @@ def longest_shortlist(n_rows: int, rows_per_feature: float) -> float:
     return np.floor(n_rows / (2 * rows_per_feature)) if rows_per_feature else np.inf
 
 
-def discreet_shortlist(n_rows: int, rows_a_feature: float) -> float:
-    """Return how many features a site asks neighbours about that have `n_rows` rows together; 0 is no limit.
-
-    With 30 rows a feature, and four neighbours under masks, fewer than 8 of 100 known members are found at one false
-    alarm in a hundred; docs/explanation/privacy-evidence.md has the figures. A site keeps to it by itself: a neighbour
-    does not know how many rows the others have in the sum.
-    """
-    return np.floor(n_rows / rows_a_feature) if rows_a_feature else np.inf
-
-
-def check_rows_of_shortlists(site: str, n_rows: int, maps: Mapping[str, FeatureMap], rows_per_feature: float) -> None:
-    """Refuse sums of a shortlist of more features than the site's rows can hide among; see `check_rows`."""
-    for neighbor, feature_map in maps.items():
-        if feature_map.n_features > longest_shortlist(n_rows, rows_per_feature):
-            raise DataError(
-                f"site {site!r} has {n_rows} rows, too few for sums of the {feature_map.n_features} features that site "
-                f"{neighbor!r} has on its shortlist: with fewer than {2 * rows_per_feature:g} rows per feature, rows "
-                "that stand alone can be computed from the sums. Use fewer features, join the site to another, or "
-                "lower rows_per_feature"
-            ).about(code="few-rows")
-
-
 def check_rows_of_shared(
-    site: str, n_rows: int, feature_map: FeatureMap, neighbors: Collection[str], rows_per_feature: float
+    site: str,
+    n_rows: int,
+    feature_map: FeatureMap,
+    neighbors: Collection[str],
+    rows_per_feature: float,
+    whose: str = "that all sites share",
 ) -> None:
-    """Refuse sums of features that all sites share over too few rows; see `check_rows_of_shortlists`."""
+    """Refuse sums of features alone, those that all sites share or `whose` they are, over too few rows."""
     if neighbors and feature_map.n_features > longest_shortlist(n_rows, rows_per_feature):
         raise DataError(
-            f"site {site!r} has {n_rows} rows, too few for sums of the {feature_map.n_features} features that all "
-            f"sites share: with fewer than {2 * rows_per_feature:g} rows per feature, rows can be computed from the "
-            "sums. Use fewer features, join the site to another, or lower rows_per_feature"
+            f"site {site!r} has {n_rows} rows, too few for sums of the {feature_map.n_features} features {whose}: with "
+            f"fewer than {2 * rows_per_feature:g} rows per feature, rows can be computed from the sums. Use fewer "
+            "features, join the site to another, or lower rows_per_feature"
         ).about(code="few-rows")
 
 
@@ -292,7 +275,7 @@ def _stands_alone(rows: ArrayRows, feature_map: FeatureMap) -> np.ndarray:
 
 
 _LARGEST_AMPLITUDE = 1e8  # a sampled feature's is 1 / sqrt(pool size times its chance)
-_ONE_IN = 1e-12  # a frequency that an honest site draws less often than this is refused
+ONE_IN = 1e-12  # a frequency that an honest site draws less often than this is refused
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,17 +335,13 @@ def fingerprint(feature_map: FeatureMap) -> bytes:
     return digest.digest()
 
 
-def frequency_limit(selector: Chooser, n_columns: int) -> float:
-    """Return the longest frequency, |w|, that the agreed chooser and kernel draw but once in 10^12 draws.
+def check_frequencies(maps: Mapping[str, FeatureMap], chooser: Chooser, n_columns: int) -> None:
+    """Refuse maps with frequencies that the agreed chooser and kernel draw less than once in 10^12 draws.
 
     Each kernel knows its own law; one that does not is refused. The laplacian kernel's frequencies have such heavy
     tails that its limit hardly limits; `verify_features` does.
     """
-    return selector.longest_frequency(n_columns, _ONE_IN)
-
-
-def check_frequencies(maps: Mapping[str, FeatureMap], limit: float) -> None:
-    """Refuse maps with frequencies that no honest site draws from the agreed kernel."""
+    limit = chooser.longest_frequency(n_columns, ONE_IN)
     for neighbor, feature_map in maps.items():
         longest = float(np.max(np.linalg.norm(feature_map.frequencies, axis=0), initial=0.0))
         if not longest <= limit:

@@ -20,7 +20,6 @@ import numpy as np
 from ..errors import DataError, MessageError, SettingsError
 from ..features import FeatureMap
 from ..messages import Coefficients, expect
-from ..privacy.admission import discreet_shortlist
 from ..selection import Pool
 from ..selection.choosers import weights_for
 from ..settings import DeKRRSettings
@@ -195,7 +194,6 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
     roster, masks = tree.roster, tree.masks
     if settings.rows_per_feature:
         tuning = msgspec.structs.replace(tuning, folds=folds_of_enough_rows(roster, tuning.folds, settings.min_rows))
-    discreet = discreet_shortlist(rows_around(site, roster), settings.shortlist_rows)
     # What is sent for two folds has nearly the same features, so that its difference tells sums over one fold's rows:
     # the guard is about those, a (folds - 1)th of the rows in a sum.
     per_feature = settings.rows_per_feature * (tuning.folds - 1)
@@ -209,7 +207,8 @@ def tune(start: Start, run: Run, tuning: Tuning) -> Procedure[Tuned]:
         run = replace(run, chooser=run.chooser.replace(sigma=sigma))
         shortlists: list[Pool | None] = [None] * tuning.folds
         if asks_neighbors(site, run.chooser):
-            limited = limit_shortlist(run.chooser, fewest_rows, per_feature).shortened(discreet)
+            around, discreet = rows_around(site, roster), settings.shortlist_rows
+            limited = limit_shortlist(run.chooser, fewest_rows, per_feature, around, discreet)
             shortlists = [
                 *limited.fold_shortlists(
                     rows.X,

@@ -27,7 +27,7 @@ from ..scaling import AnyScaling
 from ..selection import Chooser
 from ..settings import DeKRRSettings, Wire
 from ..settings import check as check_settings
-from ..solvers import SiteSystem, make_solver
+from ..solvers import make_solver
 from ..statistics import OwnSums
 from ..types import Array
 from .choosing import choose, exchange_maps, read_offers, sized
@@ -231,11 +231,6 @@ class StoppingRule:
 _SUDDEN = 0.01  # of the last round's residual: less may be an accident of this round
 
 
-def assemble(ready: SetUp, run: Run) -> SiteSystem:
-    """Return the site's block row of the linear system (lines 7 and 8)."""
-    return ready.system(run.settings.alpha, run.settings.consensus)
-
-
 def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = None) -> Procedure[Outcome]:
     """Assemble the block row, exchange coefficients and update them until all sites stop together (lines 7 to 14).
 
@@ -247,7 +242,7 @@ def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = No
     coefficients or leaves them out, what neighbours cannot see of this site's coefficients is added.
     """
     settings, from_zero = run.settings, coefficients is None
-    system = assemble(ready, run)
+    system = ready.system(settings.alpha, settings.consensus)  # lines 7 and 8
     row, hessian = system.row, system.row.hessian.copy()
     if coefficients is None or not coefficients.size:
         coefficients = np.zeros_like(row.right_side)

@@ -30,13 +30,12 @@ import numpy as np
 
 from ..features import FeatureMap
 from ..parts.local import NO_LEVEL, LevelSums
-from ..privacy.admission import check_leverages, check_rows_of_shared
 from ..scaling import Scaling
 from ..selection import Auto
 from ..selection.greedy import with_columns
 from ..settings import DeKRRSettings
 from ..statistics import OwnSums, accumulate, pack_symmetric, path_of, unpack_symmetric
-from ..tables.rows import LARGEST, ArrayRows, Rows
+from ..tables.rows import LARGEST, ArrayRows
 from ..types import Array, Block
 from .dekrr import agreement_of, plan, start_of
 from .masking import Masks, largest_sums
@@ -177,7 +176,7 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     folds = range(FOLDS if roster.n_sites <= _MANY_SITES and not settings.rows_per_feature else 1)
     parts = [held_out(start, settings, fold) for fold in folds]
     for rows, _ in parts:
-        _check(site, rows, feature_map, settings)
+        site.check_shared(rows, feature_map, settings)
     tree = yield from start.tree()
     ratio = _RATIO if settings.site_effect is not None else NO_LEVEL
     levels, reduced = [], []
@@ -309,7 +308,7 @@ def _is_against(begun: _Begun, settings: DeKRRSettings) -> Procedure[bool]:
         return block._replace(y=np.clip((block.y - middle) / unit, -1.0, 1.0))
 
     rows = start.rows.mapped(in_own_units)
-    _check(start.site, rows, feature_map, settings)
+    start.site.check_shared(rows, feature_map, settings)
     own, _ = accumulate(rows, feature_map, {})
     packed = np.array([*pack_symmetric(own.gram), *own.moment.ravel(), own.response_energy, rows.weights.total])
     total = yield from (yield from start.tree()).sum(packed, partial(_largest, feature_map, rows.n_outputs))
@@ -321,13 +320,6 @@ def _is_against(begun: _Begun, settings: DeKRRSettings) -> Procedure[bool]:
     norms = np.linalg.norm(fitted, axis=0) * np.linalg.norm(y, axis=0)
     correlations = (fitted * y).sum(axis=0) / np.maximum(norms, np.finfo(float).tiny)
     return bool((correlations <= min(_MOST_CORRELATION, -_LEAST_Z / np.sqrt(max(len(y), 1)))).any())
-
-
-def _check(site: Site, rows: Rows, feature_map: FeatureMap, settings: DeKRRSettings) -> None:
-    """Refuse sums from which rows could be computed."""
-    check_rows_of_shared(site.name, rows.n_rows, feature_map, site.neighbors, settings.rows_per_feature)
-    if settings.max_leverage < 1 and site.neighbors and rows.n_rows:
-        check_leverages(site.name, rows, None, dict.fromkeys(site.neighbors, feature_map), settings.rows_per_feature)
 
 
 def _largest(feature_map: FeatureMap, n_outputs: int, masks: Masks) -> Array:

@@ -39,7 +39,7 @@ from ..scaling import AnyScaling, Scaling
 from ..selection import Chooser
 from ..settings import DeKRRSettings
 from ..solvers import SiteSystem, Solver
-from ..statistics import CrossSums, OwnSums, Weights, penalty
+from ..statistics import CrossSums, OwnSums, Weights, assemble, penalty
 from ..tables.columns import Columns
 from ..tables.rows import ArrayRows, Rows
 from ..types import Array, Block
@@ -138,7 +138,8 @@ class SetUp:
         """Return the site's block row of the linear system, and what it is assembled from."""
         alpha += self.roster.n_sites * self.ridge / self.roster.n_counted
         weights = self.weights(alpha, consensus)
-        return SiteSystem.assembled(self.own, self.received, self.sent, weights, consensus)
+        row = assemble(self.own, self.received, self.sent, weights)
+        return SiteSystem(row, self.own, self.received, weights, consensus)
 
     def weights(self, alpha: float, consensus: float, share: float = 1.0) -> Weights:
         """Return the weights of the objective's terms when a `share` of all (weighted) rows is in the sums."""

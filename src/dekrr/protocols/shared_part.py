@@ -39,7 +39,7 @@ import numpy as np
 from ..errors import MessageError, SettingsError
 from ..features import FeatureMap
 from ..parts.local import NO_LEVEL, RATIOS, LevelSums, constant_of, has_constant, with_constant
-from ..privacy.admission import check_leverages, check_rows_of_shared, longest_shortlist, site_rng
+from ..privacy.admission import longest_shortlist, site_rng
 from ..scaling import Unscaled
 from ..selection.choosers import Pool
 from ..selection.greedy import Mixed, cosines_of, with_columns
@@ -391,11 +391,9 @@ def _ridges_over_tree(
 
     The latter are what its level follows from; None where there is no constant among the features.
     """
-    site, settings, tree = start.site, run.settings, (yield from start.tree())
+    settings, tree = run.settings, (yield from start.tree())
     roster = tree.roster
-    check_rows_of_shared(site.name, rows.n_rows, feature_map, site.neighbors, settings.rows_per_feature)
-    if settings.max_leverage < 1 and site.neighbors and rows.n_rows:
-        check_leverages(site.name, rows, None, dict.fromkeys(site.neighbors, feature_map), settings.rows_per_feature)
+    start.site.check_shared(rows, feature_map, settings)
     size, outputs = feature_map.n_features, start.rows.sample.y.shape[1:]
     shape, n_outputs = (size, *outputs), math.prod(outputs)
     levels: list[LevelSums] = []

@@ -9,8 +9,9 @@ import numpy as np
 from ..errors import DataError, warn
 from ..features import FeatureMap
 from ..messages import AnyMessage, Message
-from ..privacy.admission import AnyAdmission, AskedMaps, Vault, learn, site_rng
+from ..privacy.admission import AnyAdmission, AskedMaps, Vault, check_leverages, check_rows_of_shared, learn, site_rng
 from ..privacy.masks import Identity
+from ..settings import DeKRRSettings
 from ..tables.rows import HashOf, RowHash, Rows, fold_of
 from ..types import Array
 
@@ -157,6 +158,13 @@ class Site:
     def n_effective(self) -> int:
         """How many rows of equal weights the site's rows are worth: what guards count; see `tables.rows.Weighed`."""
         return self.rows.n_effective
+
+    def check_shared(self, rows: Rows, feature_map: FeatureMap, settings: DeKRRSettings) -> None:
+        """Refuse sums of features that all sites share from which rows could be computed."""
+        per_feature = settings.rows_per_feature
+        check_rows_of_shared(self.name, rows.n_rows, feature_map, self.neighbors, per_feature)
+        if settings.max_leverage < 1 and self.neighbors and rows.n_rows:
+            check_leverages(self.name, rows, None, dict.fromkeys(self.neighbors, feature_map), per_feature)
 
     def require_rows(self, at_least: int) -> None:
         """Refuse to send sums over so few rows that they come close to being the rows."""

@@ -7,7 +7,7 @@ import numpy as np
 from ...errors import SettingsError
 from ...features import FeatureMap
 from ...messages import Features, expect
-from ...privacy.admission import check_frequencies, check_rows_of_shared, fingerprint, frequency_limit
+from ...privacy.admission import check_frequencies, check_rows_of_shared, fingerprint
 from ...scaling import AnyScaling
 from ...selection import Chooser
 from ...selection.choosers import weights_for
@@ -95,7 +95,6 @@ def share_features(
         sample, rng = rows.sample, np.random.default_rng(site.seed)
         shared = chooser.select(sample.X, sample.y, rng, **weights_for(chooser, "select", sample.weight))
     is_passed_on = False
-    limit = frequency_limit(chooser, rows.n_columns)
     for _ in range(roster.diameter):
         outbox: Outbox = {}
         if shared is not None and not is_passed_on:
@@ -104,7 +103,7 @@ def share_features(
         inbox = yield outbox
         offers = expect(inbox, Features, frequencies=dict.fromkeys(inbox, (rows.n_columns, -1)))
         maps = {p: read_features(p, message) for p, message in offers.items()}
-        check_frequencies(maps, limit)
+        check_frequencies(maps, chooser, rows.n_columns)
         shared = shared or next(iter(maps.values()), None)
     if shared is None:
         raise SettingsError(f"site {site.name!r} was not told the features that site {selecting_site!r} chose")
