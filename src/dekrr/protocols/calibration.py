@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..classes import N_BINS as BINS_OF_CLASSES
-from ..classes import NEWTON_STEPS, ClassCalibration, Platt, scores
+from ..classes import NEWTON_STEPS, ClassCalibration, Platt
 from ..classes import histogram as histogram_of_classes
 from ..classes import scores as scores_of_classes
 from ..intervals import N_BINS, Calibration, Scale, histogram
@@ -128,12 +128,13 @@ def errors_at_site(outcome: Outcome, back: Callable[[Array], Array] = AS_IT_IS.b
 
 def _right(found: Predicted, platt: Platt) -> Array:
     """Return 1 for each row whose class is predicted, and 0 for the others."""
-    probable = np.argmax(platt.logits(scores(found.prediction)), axis=1)
-    return np.asarray(np.argmax(scores(found.y), axis=1) == probable, dtype=float)
+    probable = np.argmax(platt.logits(scores_of_classes(found.prediction)), axis=1)
+    return np.asarray(np.argmax(scores_of_classes(found.y), axis=1) == probable, dtype=float)
 
 
 def _log_losses(found: Predicted, platt: Platt) -> Array:
-    return np.asarray(-np.log(np.sum(platt.probabilities(scores(found.prediction)) * scores(found.y), axis=1)))
+    probable = platt.probabilities(scores_of_classes(found.prediction))
+    return np.asarray(-np.log(np.sum(probable * scores_of_classes(found.y), axis=1)))
 
 
 PARTS = 5  # one of them is held out
@@ -141,30 +142,20 @@ _FEWEST = 4  # held-out rows
 _LARGEST = 2.0**40  # a sum of errors, in units of the scaled response
 
 
-class Known(NamedTuple):
-    """What is known of rows before the second training, in the units of the response."""
+class Portion(NamedTuple):
+    """Some of a site's rows, and what is known of them before the second training, in the units of the response."""
 
+    rows: ArrayRows
     # shape (n_rows,) or (n_rows, n_outputs): what the shared part, and at home the level, would predict without the
     # row, where the second training does not fit them anew; otherwise 0
     beneath: Array
     # shape (n_rows,) or (n_rows, n_outputs): what the first training would predict without the row, about; see `home`
     unseen: Array | None
 
-    def take(self, chosen: Array) -> "Known":
-        """Return the rows of a mask."""
-        return Known(self.beneath[chosen], None if self.unseen is None else self.unseen[chosen])
-
-
-class Portion(NamedTuple):
-    """Some of a site's rows."""
-
-    rows: ArrayRows
-    home: Known  # home, elsewhere: of predictions for the site's own rows, and for rows from anywhere
-    elsewhere: Known
-
     def take(self, chosen: Array) -> "Portion":
         """Return the rows of a mask."""
-        return Portion(self.rows.take(chosen), self.home.take(chosen), self.elsewhere.take(chosen))
+        unseen = None if self.unseen is None else self.unseen[chosen]
+        return Portion(self.rows.take(chosen), self.beneath[chosen], unseen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +166,8 @@ class Second:
     # first, second: of the training with all rows, and of that without the held-out ones. The first alone has a home.
     first: Outcome
     second: Outcome
+    is_held: np.ndarray  # shape (n_rows,): which rows the second training was without
+    from_anywhere: Portion  # all rows, as if they came from anywhere
     kept: Portion  # kept, held_out: the rows of the second training, and the others; of these there may be none
     held_out: Portion
     prediction: str
@@ -193,16 +186,12 @@ class Second:
 
     def predicted(self, part: Portion) -> Array:
         """Return what is predicted without the held-out rows, in the units of the response."""
-        found = self.known(part).beneath + self.fitted(part.rows.X)
+        found = part.beneath + self.fitted(part.rows.X)
         if self.home is None or self.home.local is None:
             return np.asarray(found)
         scaling = self.first.scaling
         scaled = (found - scaling.undo(np.zeros_like(found))) / self.first.unit(found)
         return np.asarray(scaling.undo(self.home.local(scaling.rows(part.rows.X), scaled)))
-
-    def known(self, part: Portion) -> Known:
-        """Return what is known of rows, at home or elsewhere."""
-        return part.elsewhere if self.home is None else part.home
 
     def disagreement(self, part: Portion) -> Array:
         """Return how far the first training's predictions are from those without the held-out rows."""
@@ -212,7 +201,7 @@ class Second:
 
     def elsewhere(self) -> "Second":
         """Return the same of what may leave the site: no level, no local part, and the rows alone that were in sums."""
-        kept, held_out = self._admitted(self.kept), self._admitted(self.held_out)
+        kept, held_out = (self._admitted(self.from_anywhere.take(rows)) for rows in (~self.is_held, self.is_held))
         if held_out.rows.n_rows < _FEWEST or not kept.rows.n_rows:
             held_out = held_out.take(np.zeros(held_out.rows.n_rows, dtype=bool))
         return replace(self, kept=kept, held_out=held_out, home=None)
@@ -277,7 +266,6 @@ def calibrate(
     rows = site.rows.sample
     fold = _held_out(site, outcome, rows, min_rows, guarded=guarded)
     held_out = site.fold_of(PARTS) == fold
-    whole = _known_of(rows, outcome, fits_shared=fits_shared)
     given = rows if fits_shared or outcome.out_of_fold is None else outcome.out_of_fold.left.rows
     identity = site.identity.within("a second training")
     kept = given.take(~held_out)
@@ -298,9 +286,12 @@ def calibrate(
     home = outcome.home
     if home is not None:
         home = replace(home, local=outcome.out_of_fold.local_without(fold))
-    done = Second(site, outcome, second, whole.take(~held_out), whole.take(held_out), prediction, tree, home)
+    at_home, from_anywhere = _known_of(rows, outcome, fits_shared=fits_shared)
+    own = from_anywhere if home is None else at_home
+    kept, left_out = own.take(~held_out), own.take(held_out)
+    done = Second(site, outcome, second, held_out, from_anywhere, kept, left_out, prediction, tree, home)
     yield from keep(done)
-    outcome.held_out = _held_out_of(done, held_out)
+    outcome.held_out = _held_out_of(done)
     return outcome
 
 
@@ -324,22 +315,22 @@ def _held_out(site: Site, first: Outcome, rows: ArrayRows, min_rows: int, *, gua
     return -1
 
 
-def _known_of(rows: ArrayRows, outcome: Outcome, *, fits_shared: bool) -> Portion:
-    """Return all rows with what the first training knows of them."""
+def _known_of(rows: ArrayRows, outcome: Outcome, *, fits_shared: bool) -> tuple[Portion, Portion]:
+    """Return all rows with what the first training knows of them: as the site's own, and as rows from anywhere."""
     found = outcome.out_of_fold
     nothing = np.zeros_like(rows.y)
     if found is None:
-        return Portion(rows, Known(nothing, None), Known(nothing, None))
+        return Portion(rows, nothing, None), Portion(rows, nothing, None)
     level = nothing if outcome.shared is None else nothing + outcome.shared.level * outcome.unit(rows.y)
     beneath = nothing if fits_shared or outcome.shared is None else rows.y - found.left.without_row().y
-    unseen = [outcome.scaling.undo(one.reshape(rows.y.shape)) for one in (found.home, found.elsewhere)]
+    own, other = (outcome.scaling.undo(one.reshape(rows.y.shape)) for one in (found.home, found.elsewhere))
     elsewhere = nothing if fits_shared or outcome.shared is None else beneath - level
-    return Portion(rows, Known(beneath, unseen[0]), Known(elsewhere, unseen[1]))
+    return Portion(rows, beneath, own), Portion(rows, elsewhere, other)
 
 
-def _held_out_of(done: Second, is_held: np.ndarray) -> HeldOut:
+def _held_out_of(done: Second) -> HeldOut:
     """Return the held-out rows with what is predicted for them by the site's model, and by the site alone."""
-    first, part, elsewhere = done.first, done.held_out, replace(done, home=None)
+    first, part, is_held = done.first, done.held_out, done.is_held
     alone: dict[str, Array] = {}
     best = ""
     if first.out_of_fold is not None:
@@ -351,7 +342,8 @@ def _held_out_of(done: Second, is_held: np.ndarray) -> HeldOut:
             for name, one in first.out_of_fold.alone.items()
         }
     own = done.predicted(part) if part.rows.n_rows else np.zeros_like(part.rows.y)
-    return HeldOut(part.rows, own, alone, best, part.elsewhere.beneath, elsewhere.fitted)
+    beneath = done.from_anywhere.beneath[is_held]
+    return HeldOut(part.rows, own, alone, best, beneath, replace(done, home=None).fitted)
 
 
 def keep_intervals(done: Second) -> Procedure[None]:
@@ -405,7 +397,7 @@ class _Scored:
             return None
 
         def errors_of(part: Portion) -> tuple[Array, Array]:
-            rows, unseen = part.rows, done.known(part).unseen
+            rows, unseen = part.rows, part.unseen
             if part is done.held_out or unseen is None:
                 errors = np.abs(rows.y - done.predicted(part))  # responses as they are, also where training cuts them
                 errors = np.maximum(errors, np.abs(done.disagreement(part)))
@@ -458,16 +450,14 @@ def keep_classes(done: Second) -> Procedure[None]:
 
 def _with_kept(done: Second) -> list[Portion]:
     """Return the held-out rows, and the others where it is known what would be predicted without each."""
-    known = done.kept.rows.n_rows and done.known(done.kept).unseen is not None
-    return [done.held_out, done.kept] if known else [done.held_out]
+    return [done.held_out, done.kept] if done.kept.rows.n_rows and done.kept.unseen is not None else [done.held_out]
 
 
 def _classes_of(done: Second, *parts: Portion) -> tuple[Array, Array, Array]:
     """Return what is predicted of rows for each class, their codes, and their weights."""
     found, own, weights = [], [], []
     for part in parts:
-        unseen = done.known(part).unseen
-        predicted = done.predicted(part) if part is done.held_out or unseen is None else unseen
+        predicted = done.predicted(part) if part is done.held_out or part.unseen is None else part.unseen
         found.append(scores_of_classes(predicted))
         own.append(scores_of_classes(part.rows.y))
         weights.append(np.ones(part.rows.n_rows) if part.rows.weight is None else part.rows.weight)
