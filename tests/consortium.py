@@ -12,9 +12,8 @@ import pandas as pd
 
 from dekrr import load
 from dekrr.mesh import keys
-from dekrr.mesh.files import to_toml
+from dekrr.mesh.files import read_standing, to_toml
 from dekrr.mesh.standing import StandingSite
-from dekrr.mesh.standing_file import read_standing
 from dekrr.mesh.studies.versions import Versions
 from meshes import free_ports, wait_until
 

@@ -34,15 +34,15 @@ from dekrr import load
 from dekrr.disk import LockedFile
 from dekrr.mesh.audit_trail import TRAIL, read
 from dekrr.mesh.carrier import relay
+from dekrr.mesh.files import digest_of, parse_study, read_relay, read_standing
+from dekrr.mesh.identity import SiteIdentity
 from dekrr.mesh.network import Keys
 from dekrr.mesh.node import MODEL
 from dekrr.mesh.procedure import procedure_of
 from dekrr.mesh.record import log_to
 from dekrr.mesh.standing import StandingSite
-from dekrr.mesh.standing_file import read_relay, read_standing
 from dekrr.mesh.studies.book import Book
 from dekrr.mesh.studies.items import Call, Proposal
-from dekrr.mesh.studies.study import digest_of, parse_study
 from dekrr.mesh.studies.versions import Versions
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy.admission import kept
@@ -127,7 +127,7 @@ class Play:
 
     def book(self, name):
         home = self.sites.home(name)
-        return Book(home, read_standing(home / "site.toml").identity(home))
+        return Book(home, SiteIdentity.of(read_standing(home / "site.toml"), home))
 
     def propose(self):
         for study in ("one", "two", "three"):

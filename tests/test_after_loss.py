@@ -11,9 +11,8 @@ from sklearn.linear_model import LinearRegression
 
 from dekrr.errors import LossError, SettingsError
 from dekrr.mesh.after_loss import KeptOnDisk, guarded
-from dekrr.mesh.files import read_network
+from dekrr.mesh.files import parse_study, read_network
 from dekrr.mesh.policy import Policy, refusals
-from dekrr.mesh.studies.study import parse_study
 from dekrr.metrics import rse
 from dekrr.model import Header, load, model_of
 from dekrr.networks.local import LocalNetwork

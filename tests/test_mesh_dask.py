@@ -6,11 +6,10 @@ import pytest
 
 from dekrr.cluster import spread
 from dekrr.errors import DataError
-from dekrr.mesh.config import DataTable
+from dekrr.mesh.config import DataTable, StudyFile
 from dekrr.mesh.files import read_site
 from dekrr.mesh.ledger import ALL
 from dekrr.mesh.site_rows import SiteRows, open_rows
-from dekrr.mesh.studies.study import StudyFile
 from dekrr.tables.rows import SAMPLE_ROWS
 from meshes import COLUMNS, Mesh
 

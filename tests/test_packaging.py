@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dekrr.cli.app import COMMANDS
+from dekrr.mesh.files import parse_study, read_relay, read_standing
+from dekrr.mesh.identity import SiteIdentity
 from dekrr.mesh.policy import read_policy, refusals
-from dekrr.mesh.standing_file import read_relay, read_standing
-from dekrr.mesh.studies.study import parse_study
 
 FOLDER = Path(__file__).parents[1] / "packaging"
 UNITS = sorted(FOLDER.glob("*.service"))
@@ -72,7 +72,7 @@ def test_the_trial_of_the_compose_file_has_what_its_containers_need(tmp_path):
     for name, home in homes.items():
         site = read_standing(home / "site.toml")
         assert site.relay == "relay:7700"
-        assert site.identity(home).site == name
+        assert SiteIdentity.of(site, home).site == name
         assert set(site.neighbors) == set(homes) - {name}
         assert (home / site.sources[study.source]).exists()
         assert refusals(read_policy(home / "policy.toml"), study, "station-00", site.sources) == []

@@ -17,15 +17,14 @@ import pytest
 from browsers import STICKING_OUT, WIDTHS, is_bright, launched, new_tab
 from consortium import Consortium, wait_until
 from dekrr.errors import NetworkError
-from dekrr.mesh.files import read_site
+from dekrr.mesh.files import digest_of, read_site, read_standing
+from dekrr.mesh.identity import SiteIdentity
 from dekrr.mesh.page import Page, SiteView
 from dekrr.mesh.record import RECORD, Finished, Log, Record, logger
 from dekrr.mesh.session.events import Exchanged, Gone, Refused
-from dekrr.mesh.standing_file import read_standing
 from dekrr.mesh.status import NeighborStatus, Status, of_one_run
 from dekrr.mesh.studies.book import Book
 from dekrr.mesh.studies.items import Proposal
-from dekrr.mesh.studies.study import digest_of
 from dekrr.serving.current import CurrentModel
 from dekrr.serving.guards import Limits, new_token
 from meshes import Mesh, free_ports
@@ -441,7 +440,7 @@ def test_a_study_on_the_page_and_behind_the_service(tmp_path):
 
 
 def identity(consortium, name):
-    return read_standing(consortium.home(name) / "site.toml").identity(consortium.home(name))
+    return SiteIdentity.of(read_standing(consortium.home(name) / "site.toml"), consortium.home(name))
 
 
 def following(url, wanted, seconds=100):

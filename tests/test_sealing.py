@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from dekrr.errors import KeysError
 from dekrr.mesh import sealing
-from dekrr.mesh.identity import Identity, Trust
+from dekrr.mesh.identity import SiteIdentity, Trust
 from dekrr.mesh.keys import Authority, new_request
 from dekrr.mesh.sealing import Seal
 
@@ -21,7 +21,7 @@ def _identities():
     for name in OTHER:
         key, request = new_request(name, "localhost")
         certificate = x509.load_pem_x509_certificate(authority.sign(x509.load_pem_x509_csr(request)))
-        found[name] = Identity(name, load_pem_private_key(key, None), certificate, Trust(authority.certificate))
+        found[name] = SiteIdentity(name, load_pem_private_key(key, None), certificate, Trust(authority.certificate))
     return found
 
 

@@ -13,6 +13,7 @@ import pytest
 import dekrr
 from consortium import ALONE, Consortium, Standing, wait_until
 from dekrr.errors import DataError, DekrrError, KeysError, LossError, MessageError, NotNumbersError, SettingsError
+from dekrr.mesh.files import digest_of, parse_study
 from dekrr.mesh.ledger import PastRun
 from dekrr.mesh.node import Node
 from dekrr.mesh.policy import Policy, PolicyError, SourcePolicy, read_policy, refusals, refusals_of_run
@@ -20,7 +21,6 @@ from dekrr.mesh.site_rows import SiteRows
 from dekrr.mesh.studies.in_words import in_words
 from dekrr.mesh.studies.items import Proposal
 from dekrr.mesh.studies.outward import WORDS, outward
-from dekrr.mesh.studies.study import digest_of, parse_study
 from dekrr.mesh.study_run import StudyRun
 
 SECRET = "Clark 1952-11-30"
@@ -508,7 +508,7 @@ def test_a_run_that_failed_before_anything_left_is_no_history(site):
 
 def test_a_person_is_told_in_words_what_is_unlike_earlier_studies():
     policy, study = Policy(), study_of("n_features = 10\n" + ALONE)
-    first = " ".join(in_words(study, policy, "a", [], 0.0))
+    first = " ".join(in_words(study, policy, [], 0.0))
     for words in (
         "It reads of rows: u, v; it predicts y.",
         "at least 10 rows",
@@ -517,13 +517,13 @@ def test_a_person_is_told_in_words_what_is_unlike_earlier_studies():
         "At worst",
     ):
         assert words in first
-    about = study.site_file("x", "a", {}, "rows").terms("")
+    about = study.terms("", study.sites)
     entry = PastRun(run="x", time=0.0, rows={}, n_rows=80, fewest=15, about=about)
-    again = " ".join(in_words(study, policy, "a", [entry], 0.0))
+    again = " ".join(in_words(study, policy, [entry], 0.0))
     assert "what an earlier study" in again
     assert "an earlier run of this seed" in again
     other = study_of("n_features = 10\nseed = 3\n" + ALONE, 'target = "y"\ncolumns = ["u"]\nweight = "v"')
-    told = " ".join(in_words(other, policy, "a", [entry], 0.0))
+    told = " ".join(in_words(other, policy, [entry], 0.0))
     for words in ("columns is u, and was u, v", "weight is v, and was none", "seed is 3, and was 0", "1 of at most 4"):
         assert words in told
     assert "an earlier run of this seed" not in told

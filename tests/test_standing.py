@@ -27,17 +27,17 @@ from dekrr.errors import DataError, NetworkError
 from dekrr.mesh import audit_trail, keys, standing
 from dekrr.mesh import store as store_module
 from dekrr.mesh.audit_trail import TRAIL, AuditTrail, read, verify
+from dekrr.mesh.files import digest_of, read_standing
+from dekrr.mesh.identity import SiteIdentity
 from dekrr.mesh.metrics import serve
 from dekrr.mesh.policy import Policy, SourcePolicy, read_policy
 from dekrr.mesh.record import JsonFormatter
-from dekrr.mesh.standing_file import read_standing
 from dekrr.mesh.store import STORE, Store
 from dekrr.mesh.studies import book as book_module
 from dekrr.mesh.studies import versions as versions_module
 from dekrr.mesh.studies.book import LAST, Book
 from dekrr.mesh.studies.gossip import Gossip
 from dekrr.mesh.studies.items import Call, Decision, Proposal, Report, Revocations, sign
-from dekrr.mesh.studies.study import digest_of
 from wires import JumpingClock, Town
 
 HOUR, DAY = 3600.0, 86400.0
@@ -67,7 +67,7 @@ def clock():
 
 
 def identity(consortium, name):
-    return read_standing(consortium.home(name) / "site.toml").identity(consortium.home(name))
+    return SiteIdentity.of(read_standing(consortium.home(name) / "site.toml"), consortium.home(name))
 
 
 def said(consortium, clock, n_runs, more=""):
@@ -524,7 +524,7 @@ def test_the_files_of_a_site_are_written_by_a_command_and_its_policy_explains_th
     signed = consortium.authority.sign(keys.read_request(tmp_path / "clinic" / "request.pem"))
     (tmp_path / "clinic" / "certificate.pem").write_bytes(signed)
     (tmp_path / "clinic" / "authority.pem").write_bytes(consortium.authority.pem)
-    assert found.identity(tmp_path / "clinic").site == "clinic"
+    assert SiteIdentity.of(found, tmp_path / "clinic").site == "clinic"
     assert "already" in str(CliRunner().invoke(app, words).exception)
     other = [*words[:3], "--out", str(tmp_path / "other"), *words[7:], "--host", "h"]
     assert "neither this site nor ward" in str(CliRunner().invoke(app, other).exception)

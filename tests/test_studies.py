@@ -22,8 +22,8 @@ from dekrr.cli.app import app
 from dekrr.disk import LockedFile
 from dekrr.errors import DataError, KeysError, SettingsError
 from dekrr.mesh.audit_trail import TRAIL, AuditTrail, read, verify
-from dekrr.mesh.files import to_toml
-from dekrr.mesh.identity import REVOKED, revocation_list
+from dekrr.mesh.files import digest_of, parse_study, read_standing, to_toml
+from dekrr.mesh.identity import REVOKED, SiteIdentity, revocation_list
 from dekrr.mesh.node import SECRET, kept_secret
 from dekrr.mesh.page import SiteView
 from dekrr.mesh.policy import Policy, SourcePolicy, read_policy, refusals, refusals_of_run
@@ -31,7 +31,6 @@ from dekrr.mesh.procedure import procedure_of
 from dekrr.mesh.reveals import REVEALS, describe
 from dekrr.mesh.sealing import DataSeal, Seal
 from dekrr.mesh.site_rows import row_hash
-from dekrr.mesh.standing_file import read_standing
 from dekrr.mesh.store import Store
 from dekrr.mesh.studies.acceptance import Figures, figures, why_held_back
 from dekrr.mesh.studies.book import Book
@@ -39,7 +38,6 @@ from dekrr.mesh.studies.describe import describe_rows
 from dekrr.mesh.studies.gossip import Gossip
 from dekrr.mesh.studies.items import Decision, Item, Proposal, Revocations, sign
 from dekrr.mesh.studies.preview import preview
-from dekrr.mesh.studies.study import digest_of, parse_study
 from dekrr.mesh.studies.versions import Versions
 from dekrr.messages import AnyMessage, Degree, encode
 from dekrr.model import members_of
@@ -67,7 +65,7 @@ def consortium(tmp_path, three):
 
 
 def identity(consortium, name):
-    return read_standing(consortium.home(name) / "site.toml").identity(consortium.home(name))
+    return SiteIdentity.of(read_standing(consortium.home(name) / "site.toml"), consortium.home(name))
 
 
 def book(consortium, name):

@@ -11,9 +11,9 @@ from consortium import Consortium, Standing, wait_until
 from dekrr.data import make_sites
 from dekrr.errors import SettingsError
 from dekrr.mesh.audit_trail import TRAIL, read
+from dekrr.mesh.files import digest_of, parse_study
 from dekrr.mesh.record import RECORD
 from dekrr.mesh.studies.items import Proposal
-from dekrr.mesh.studies.study import digest_of, parse_study
 from dekrr.metrics import rse
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.looking import look_under_guards

@@ -11,8 +11,8 @@ import msgspec
 from dekrr.errors import NetworkError
 from dekrr.mesh import carrier, standing
 from dekrr.mesh.clock import Clock
+from dekrr.mesh.files import read_standing
 from dekrr.mesh.standing import StandingSite
-from dekrr.mesh.standing_file import read_standing
 from dekrr.mesh.studies.gossip import CHANNEL
 from dekrr.mesh.study_run import StudyRun
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import SettingsError
+from .files import digest_of, parse_study
 from .reveals import REVEALS
 from .studies.book import Book
 from .studies.gossip import CHANNEL
-from .studies.study import digest_of, parse_study
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }

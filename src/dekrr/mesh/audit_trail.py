@@ -24,7 +24,7 @@ from typing import Any
 from ..disk import LockedFile, replacing
 from ..errors import DataError, KeysError
 from .clock import Clock
-from .identity import Identity, Trust, is_signed
+from .identity import SiteIdentity, Trust, is_signed
 
 TRAIL = "audit.jsonl"
 _SECONDS = 2.0
@@ -44,7 +44,7 @@ class AuditTrail:
         When the lines of the last file are not a chain; `verify` checks the others.
     """
 
-    def __init__(self, path: Path, identity: Identity, clock: Clock | None = None) -> None:
+    def __init__(self, path: Path, identity: SiteIdentity, clock: Clock | None = None) -> None:
         self.identity = identity
         self._clock = clock or Clock()
         self._lock = threading.RLock()

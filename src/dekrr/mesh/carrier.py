@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 try:
@@ -20,9 +21,10 @@ except ImportError:
     raise ImportError("sites as processes need Eclipse Zenoh: pip install 'dekrr[mesh]'", name="zenoh") from None
 
 from ..errors import DataError, DekrrError, KeysError, NetworkError
-from .identity import Identity
-from .keys import changed_at
-from .network import ALIVE, Keys, Link, tls_config, zenoh_config
+from .config import BY_RELAY, SiteFile, StandingFile
+from .identity import SiteIdentity
+from .keys import Keys, changed_at
+from .network import ALIVE, Link, tls_config, zenoh_config
 from .sealing import Seal, Sealing
 from .session.frames import MAX_FRAME
 
@@ -46,6 +48,14 @@ class Ways:
         return (*self.direct.neighbors, *self.relayed)
 
 
+def ways_of(config: SiteFile | StandingFile, folder: Path, *, insecure: bool = False) -> Ways:
+    """Return how a site reaches its neighbours, after a check of its keys; `insecure`: by plain TCP on loopback."""
+    relayed = tuple(name for name, endpoint in config.neighbors.items() if endpoint == BY_RELAY)
+    direct = {name: endpoint for name, endpoint in config.neighbors.items() if name not in relayed}
+    link = Link(config.site, config.listen, direct, None if insecure else Keys.of(config, folder))
+    return Ways(link, config.relay if isinstance(config, StandingFile) else "", relayed)
+
+
 class Carrier:
     """Carries frames between a site and its neighbours; links are made when the first run is opened.
 
@@ -57,7 +67,7 @@ class Carrier:
     def __init__(
         self,
         ways: Ways,
-        identity: Identity | None = None,
+        identity: SiteIdentity | None = None,
         leaves: Observer | None = None,
         refused: Callable[[str, str], None] | None = None,
         sealing: type[Seal] = Seal,
@@ -77,7 +87,7 @@ class Carrier:
         keys = ways.direct.keys
         self._certificate_seen = 0 if keys is None else changed_at(keys.certificate)
 
-    def renew_if_changed(self, read: Callable[[], Identity | None]) -> Identity | None:
+    def renew_if_changed(self, read: Callable[[], SiteIdentity | None]) -> SiteIdentity | None:
         """Open all links again if the file of the certificate has changed; return the identity that it makes.
 
         An error is no harm: the links may be cut, and the next call tries again.
@@ -93,7 +103,7 @@ class Carrier:
         self._certificate_seen = seen
         return identity
 
-    def renew(self, identity: Identity | None) -> None:
+    def renew(self, identity: SiteIdentity | None) -> None:
         """Open all links again, with a new certificate."""
         with self._lock:
             if self.identity is not None:
@@ -149,7 +159,7 @@ class Carrier:
 
         return Sealing(put) if self.identity is None else self._sealing(self._own_identity, neighbor, run, put)
 
-    def _own_identity(self) -> Identity:
+    def _own_identity(self) -> SiteIdentity:
         assert self.identity is not None
         return self.identity
 

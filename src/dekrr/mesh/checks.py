@@ -1,8 +1,8 @@
-"""The validation of network.toml and site.toml; all mistakes are reported together."""
+"""The validation of network.toml, site.toml and study.toml; all mistakes are reported together."""
 
 import difflib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -13,6 +13,7 @@ from ..labels import NAME
 from ..protocols.preparation import public_scaling
 from ..settings import ALONE, DEPLOYED, GRIDS, DifferentialPrivacy, FeatureSettings, TuningSettings, Wire, entries
 from .config import (
+    BY_RELAY,
     METHODS,
     NONE,
     DataTable,
@@ -21,6 +22,9 @@ from .config import (
     PageTable,
     SiteEntry,
     SiteFile,
+    StandingFile,
+    StudyFile,
+    Training,
     grids_of,
     part_of,
     parts_of_run,
@@ -117,17 +121,9 @@ def _suggestion(key: str, known: Any) -> str:
 def check_network(network: NetworkFile, mistakes: list[str]) -> None:
     """Add the mistakes in a network file whose types are right to `mistakes`."""
     names = [entry.name for entry in network.site]
-    _check_names([network.run], "run", mistakes)
-    _check_names(names, "site", mistakes)
+    check_training(network, network.run, names, mistakes)
     _check_endpoints({entry.name: entry.endpoint for entry in network.site}, mistakes)
-    _check_twice(names, "site", mistakes)
     _check_twice([entry.endpoint for entry in network.site], "endpoint", mistakes)
-    _check_data(network.data, mistakes)
-    _check_settings(network.method, network.settings, mistakes)
-    _check_bounds(network.settings.get("bounds"), network.data, mistakes)
-    _check_raw(network.data, network.settings, mistakes)
-    _check_classes(network.data, network.method, network.settings, mistakes)
-    _check_scales(network.settings.get("column_scales"), network.data, mistakes)
     if not names:
         mistakes.append("there is no site: add [[site]] tables")
         return
@@ -136,21 +132,13 @@ def check_network(network: NetworkFile, mistakes: list[str]) -> None:
     except TopologyError as error:
         mistakes.append(f"edges or topology: {error}")
     else:
-        _check_lone(network.method, network.settings, graph, len(names), mistakes)
+        _check_lone(network, graph, len(names), mistakes)
 
 
 def check_site(site: SiteFile, mistakes: list[str]) -> None:
-    """Add the mistakes in a site file whose types are right to `mistakes`."""
-    _check_names([site.run], "run", mistakes)
-    _check_names(site.sites, "site", mistakes)
+    """Add the mistakes in the site file of a single run whose types are right to `mistakes`."""
+    check_training(site, site.run, site.sites, mistakes)
     _check_endpoints({site.site: site.listen, **site.neighbors}, mistakes)
-    _check_twice(site.sites, "site", mistakes)
-    _check_data(site.data, mistakes)
-    _check_settings(site.method, site.settings, mistakes)
-    _check_bounds(site.settings.get("bounds"), site.data, mistakes)
-    _check_raw(site.data, site.settings, mistakes)
-    _check_classes(site.data, site.method, site.settings, mistakes)
-    _check_scales(site.settings.get("column_scales"), site.data, mistakes)
     if site.site not in site.sites:
         mistakes.append(f"site {site.site!r} is not one of sites")
     if not site.data.file:
@@ -158,13 +146,52 @@ def check_site(site: SiteFile, mistakes: list[str]) -> None:
     mistakes += [f"neighbors.{name} is not one of sites" for name in site.neighbors if name not in site.sites]
     if site.site in site.neighbors:
         mistakes.append(f"neighbors.{site.site} is this site itself")
-    _check_lone(site.method, site.settings, {site.site: list(site.neighbors)}, len(site.sites), mistakes)
+    _check_lone(site, {site.site: list(site.neighbors)}, len(site.sites), mistakes)
 
 
-def _check_lone(
-    method: str, settings: Mapping[str, Any], graph: Mapping[str, list[str]], n_sites: int, mistakes: list[str]
-) -> None:
+def check_study(study: StudyFile, mistakes: list[str]) -> None:
+    """Add the mistakes in a study whose types are right to `mistakes`."""
+    if len(study.sites) < 2:
+        mistakes.append("sites: a study has at least two sites")
+    if study.every_hours < 0 or study.new_rows < 0:
+        mistakes.append("every_hours and new_rows cannot be negative")
+    check_training(study, study.name, study.sites, mistakes)
+    _check_lone(study, {}, len(study.sites), mistakes)
+    if study.warm and not mistakes:
+        mistakes += [f"warm: {reason}; or leave warm out" for reason in study.why_not_warm()]
+
+
+def check_standing(found: StandingFile, mistakes: list[str]) -> None:
+    """Add the mistakes in the file of a standing site whose types are right to `mistakes`."""
+    for name in (found.site, *found.neighbors, *found.sources):
+        mistakes += [] if NAME.fullmatch(name) else [f"{name!r} is not a name: use letters, digits, dots, dashes"]
+    if found.keep_versions < 1:
+        mistakes.append("keep_versions: keep at least one")
+    if not found.neighbors:
+        mistakes.append("neighbors: give at least one")
+    if BY_RELAY in found.neighbors.values() and not found.relay:
+        mistakes.append("relay is missing, but some neighbours are reached through it")
+    unreachable = [p for p, endpoint in found.neighbors.items() if not endpoint and not found.listen]
+    mistakes += [f"neighbors.{p}: neither this site nor {p} accepts connections; use a relay" for p in unreachable]
+
+
+def check_training(what: Training, run: str, sites: Sequence[str], mistakes: list[str]) -> None:
+    """Add the mistakes in what is to be trained, by whom and under which name, to `mistakes`."""
+    data, settings = what.data, what.settings
+    _check_names([run], "run", mistakes)
+    _check_names(sites, "site", mistakes)
+    _check_twice(sites, "site", mistakes)
+    _check_data(data, mistakes)
+    _check_settings(what.method, settings, mistakes)
+    _check_bounds(settings.get("bounds"), data, mistakes)
+    _check_raw(data, settings, mistakes)
+    _check_classes(data, what.method, settings, mistakes)
+    _check_scales(settings.get("column_scales"), data, mistakes)
+
+
+def _check_lone(what: Training, graph: Mapping[str, list[str]], n_sites: int, mistakes: list[str]) -> None:
     """Find sites whose masks would hide nothing, where the run does not say that it takes them."""
+    method, settings = what.method, what.settings
     kind, privacy = METHODS[method][1], settings.get("privacy")
     known = entries(kind)
     if "masks" not in known or settings.get("masks") is False or settings.get("lone_neighbor") == "warn":

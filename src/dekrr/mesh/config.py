@@ -1,7 +1,8 @@
-"""The contents of the two files of a mesh: network.toml describes a run, site.toml is one site's part of it."""
+"""The contents of the files of a mesh: network.toml describes a single run, site.toml a site, relay.toml a relay."""
 
+import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -27,7 +28,7 @@ from ..settings import (
     parts_of,
 )
 
-NONE = "none"
+NONE, BY_RELAY = "none", "relay"
 METHODS: dict[str, tuple[Callable[..., Procedure[Outcome]], type[msgspec.Struct]]] = {
     "dekrr": (training.train, DeKRRSettings),
     "dkla": (dkla.train, DKLASettings),
@@ -64,38 +65,6 @@ class DataTable(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.columns, *self.targets, *([self.weight] if self.weight else []))
 
 
-class SiteEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One [[site]] of network.toml: its name, the address for its neighbours, and the file of its rows."""
-
-    name: str
-    endpoint: str
-    data: str
-
-
-class NetworkFile(msgspec.Struct, frozen=True, kw_only=True):
-    """All of network.toml."""
-
-    run: str  # the run's id; every run needs a new one
-    method: Literal["dekrr", "dkla", "allreduce"]
-    site: tuple[SiteEntry, ...]
-    data: DataTable
-    settings: dict[str, Any] = {}
-    # one of `dekrr.topology.TOPOLOGIES`, laid out over the sites in their order
-    topology: str = entries(EstimatorSettings)["topology"].default
-    n_neighbors: int = entries(EstimatorSettings)["n_neighbors"].default
-    edges: tuple[tuple[str, str], ...] = ()  # the edges, as an alternative to `topology`
-    patience: Seconds = 60.0  # seconds after which a neighbour that cannot be reached is declared gone
-    start_patience: Seconds = 600.0  # seconds to wait for all sites before the start
-
-    def neighbors(self) -> dict[str, list[str]]:
-        """Return the graph."""
-        from .. import topology  # imported here because it loads networkx, which a node does not need
-
-        names = [entry.name for entry in self.site]
-        graph = topology.build(self.edges or self.topology, names, self.n_neighbors, seed=0)
-        return {name: sorted(graph[name]) for name in names}
-
-
 class KeysTable(msgspec.Struct, frozen=True, kw_only=True):
     """The table [keys] of site.toml: the authority's certificate, the site's certificate, and its private key."""
 
@@ -110,24 +79,14 @@ class PageTable(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
-class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
-    """All of site.toml; paths are relative to the file.
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be trained: what network.toml, study.toml and the site.toml of a single run have in common."""
 
-    `run`, `site`, `method`, `settings`, `data`, `patience`, `start_patience`: as in network.toml.
-    """
-
-    run: str
-    site: str
     method: Literal["dekrr", "dkla", "allreduce"]
-    listen: str  # the address host:port that this site listens on
-    sites: tuple[str, ...]  # all sites of the run
-    neighbors: dict[str, str]
     data: DataTable
     settings: dict[str, Any] = {}
-    keys: KeysTable | None = None
-    page: PageTable | None = None
-    patience: Seconds = 60.0
-    start_patience: Seconds = 600.0
+    patience: Seconds = 60.0  # seconds after which a neighbour that cannot be reached is declared gone
+    start_patience: Seconds = 600.0  # seconds to wait for all sites before the start
 
     def features(self) -> FeatureSettings:
         """Return the settings of all methods; a sigma that is found is represented by the first value of its grid."""
@@ -200,7 +159,7 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
             found.append("classes and intervals have a second training, whose features may not know the rows left out")
         return found
 
-    def terms(self, version: str) -> dict[str, str]:
+    def terms(self, version: str, sites: Iterable[str]) -> dict[str, str]:
         """Return the terms: all sites must agree on them before a message that depends on rows is sent."""
         settings = {**msgspec.to_builtins(self.features()), **msgspec.to_builtins(self.method_settings())}
         local = {name for name, entry in entries(METHODS[self.method][1]).items() if not entry.setting.agreed}
@@ -213,7 +172,7 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "version of dekrr": version,
             "method": self.method,
-            "sites": ", ".join(sorted(self.sites)),
+            "sites": ", ".join(sorted(sites)),
             "target": ", ".join(self.data.targets),
             "weight": self.data.weight,
             "columns": ", ".join(self.data.columns),
@@ -222,6 +181,108 @@ class SiteFile(msgspec.Struct, frozen=True, kw_only=True):
             "patience": f"{self.patience:g}",
             **{key: json.dumps(value) for key, value in settings.items() if key not in local},
         }
+
+
+class SiteEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One [[site]] of network.toml: its name, the address for its neighbours, and the file of its rows."""
+
+    name: str
+    endpoint: str
+    data: str
+
+
+class NetworkFile(Training, frozen=True, kw_only=True):
+    """All of network.toml."""
+
+    run: str  # the run's id; every run needs a new one
+    site: tuple[SiteEntry, ...]
+    # one of `dekrr.topology.TOPOLOGIES`, laid out over the sites in their order
+    topology: str = entries(EstimatorSettings)["topology"].default
+    n_neighbors: int = entries(EstimatorSettings)["n_neighbors"].default
+    edges: tuple[tuple[str, str], ...] = ()  # the edges, as an alternative to `topology`
+
+    def neighbors(self) -> dict[str, list[str]]:
+        """Return the graph."""
+        from .. import topology  # imported here because it loads networkx, which a node does not need
+
+        names = [entry.name for entry in self.site]
+        graph = topology.build(self.edges or self.topology, names, self.n_neighbors, seed=0)
+        return {name: sorted(graph[name]) for name in names}
+
+
+class SiteFile(Training, frozen=True, kw_only=True):
+    """All of the site.toml of a single run, or what one run of a study is at a site; paths are relative to the file.
+
+    `run`: as in network.toml.
+    """
+
+    run: str
+    site: str
+    listen: str  # the address host:port that this site listens on
+    sites: tuple[str, ...]  # all sites of the run
+    neighbors: dict[str, str]
+    keys: KeysTable | None = None
+    page: PageTable | None = None
+
+
+class StudyFile(Training, frozen=True, kw_only=True):
+    """All of study.toml."""
+
+    name: str
+    sites: tuple[str, ...]  # all sites that take part; all must approve
+    source: str  # the name of the data source at each site
+    expires: datetime.date  # the last day on which a run may start
+    about: str = ""  # what the study is for, for the person who approves it
+    method: Literal["dekrr", "dkla", "allreduce"] = "dekrr"
+    every_hours: float = 0.0  # train again after so many hours; 0 for a single run
+    new_rows: int = 0  # train again when a site has so many new rows; 0 for never
+    # Later runs keep the agreed part's features of the first, and start from the last model. The settings must be
+    # numbers, and `column_scales` "none".
+    warm: bool = False
+
+    def site_file(self, run: str, site: str, neighbors: dict[str, str], file: str, scheduler: str = "") -> SiteFile:
+        """Return what a site needs for one run; where its rows are is the site's word, not the study's."""
+        return SiteFile(
+            run=run,
+            site=site,
+            method=self.method,
+            listen="127.0.0.1:1",
+            sites=self.sites,
+            neighbors={p: endpoint for p, endpoint in neighbors.items() if p in self.sites},
+            data=msgspec.structs.replace(self.data, file=file, scheduler=scheduler),
+            settings=self.settings,
+            patience=self.patience,
+            start_patience=self.start_patience,
+        )
+
+
+class StandingFile(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a standing site's site.toml; paths are relative to the file."""
+
+    site: str
+    neighbors: dict[str, str]  # "relay" for a neighbour that is reached by the relay, "" for one that dials this site
+    sources: dict[str, str]  # files of rows, by the names that studies use
+    keys: KeysTable
+    listen: str = ""  # host:port; empty for a site that accepts no connection
+    relay: str = ""  # the relay's host:port
+    # the address of a Dask scheduler whose workers read the sources; empty where the site reads them itself
+    scheduler: str = ""
+    # how many models of each study are kept, with the records of their runs; the one in use and those that people chose
+    # are kept in any case
+    keep_versions: int = 50
+    # A program of the site's own, with arguments. It is started with two more, an event and a study: "proposal" when
+    # one waits for a person, "held back" when a new model is not used.
+    hook: tuple[str, ...] = ()
+    page: PageTable | None = None
+
+
+class RelayFile(msgspec.Struct, frozen=True, kw_only=True):
+    """All of relay.toml: the relay's name in its certificate, its address, the sites it serves, and its keys."""
+
+    name: str
+    listen: str
+    sites: tuple[str, ...]
+    keys: KeysTable
 
 
 def protocol_of(version: str) -> str:

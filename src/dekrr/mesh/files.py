@@ -1,13 +1,14 @@
-"""Reading and writing network.toml and site.toml."""
+"""Reading and writing network.toml, site.toml, relay.toml and study.toml."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from .checks import check_network, check_site, read_as, toml_of
-from .config import NetworkFile, SiteFile
+from .checks import check_network, check_site, check_standing, check_study, read_as, toml_of
+from .config import NetworkFile, RelayFile, SiteFile, StandingFile, StudyFile
 
 
 def read_network(path: Path) -> NetworkFile:
@@ -18,6 +19,37 @@ def read_network(path: Path) -> NetworkFile:
 def read_site(path: Path) -> SiteFile:
     """Read and check a site.toml."""
     return read_as(SiteFile, path, check_site)
+
+
+def is_standing(path: Path) -> bool:
+    """Return whether a file is that of a standing site, not that of a single run."""
+    return "sources" in toml_of(path, path)
+
+
+def read_standing(path: Path) -> StandingFile:
+    """Read and check the file of a standing site."""
+    return read_as(StandingFile, path, check_standing)
+
+
+def read_relay(path: Path) -> RelayFile:
+    """Read and check a relay.toml."""
+    return read_as(RelayFile, path, lambda found, mistakes: None)
+
+
+def digest_of(text: str) -> str:
+    """Return the digest by which a study is approved: the SHA-256 of its text.
+
+    Examples
+    --------
+    >>> digest_of("name = 'air'")[:8]
+    'c1445e91'
+    """
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse_study(text: str, where: str = "the study") -> StudyFile:
+    """Return a study from its text; all mistakes are reported together."""
+    return read_as(StudyFile, text, check_study, where)
 
 
 def is_site_file(path: Path) -> bool:

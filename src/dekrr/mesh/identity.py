@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..errors import KeysError
-from .keys import Authority, site_of
+from .config import SiteFile, StandingFile
+from .keys import Authority, Keys, site_of
 
 REVOKED = "revoked.pem"
 _ECDSA = ec.ECDSA(hashes.SHA256())
@@ -89,7 +90,7 @@ class Trust:
 
 
 @dataclass(frozen=True)
-class Identity:
+class SiteIdentity:
     """A site's name, private key, certificate, and what it trusts."""
 
     site: str
@@ -98,7 +99,7 @@ class Identity:
     trust: Trust
 
     @classmethod
-    def load(cls, site: str, authority: Path, certificate: Path, key: Path) -> "Identity":
+    def load(cls, site: str, authority: Path, certificate: Path, key: Path) -> "SiteIdentity":
         """Read a site's files; a list of revoked certificates is read from the certificate's folder."""
         private = serialization.load_pem_private_key(key.read_bytes(), None)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
@@ -109,6 +110,11 @@ class Identity:
             trust.learn(revoked.read_text())
         own = x509.load_pem_x509_certificate(certificate.read_bytes())
         return cls(site, private, own, trust)
+
+    @classmethod
+    def of(cls, config: SiteFile | StandingFile, folder: Path) -> "SiteIdentity":
+        """Return the identity of a site, after a check of its files."""
+        return cls.load(config.site, *Keys.of(config, folder))
 
     @property
     def pem(self) -> str:
@@ -133,7 +139,7 @@ class CertificateSigner:
     So a site can check the keys of sites that it has no link to. It is a `dekrr.privacy.masks.Signer`.
     """
 
-    identity: Identity
+    identity: SiteIdentity
 
     def sign(self, statement: bytes) -> bytes:
         """Return the proof that this site makes the statement."""

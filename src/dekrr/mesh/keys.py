@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 try:
     from cryptography import x509
@@ -24,8 +24,9 @@ except ImportError:
     raise ImportError("keys need the package cryptography: pip install 'dekrr[mesh]'", name="cryptography") from None
 
 from ..disk import create, is_private
-from ..errors import KeysError
+from ..errors import KeysError, SettingsError
 from ..labels import NAME
+from .config import RelayFile, SiteFile, StandingFile
 
 AUTHORITY_CERTIFICATE, AUTHORITY_KEY = "authority.pem", "authority-key.pem"
 CERTIFICATE, KEY, REQUEST = "certificate.pem", "key.pem", "request.pem"
@@ -33,6 +34,27 @@ DAYS, WARN_DAYS = 365, 30.0
 _CLOCK_SKEW = datetime.timedelta(minutes=5)
 Parsed = TypeVar("Parsed")
 logger = logging.getLogger("dekrr")
+
+
+class Keys(NamedTuple):
+    """The files of a site's TLS identity: the authority's certificate, the site's certificate, and its private key."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def of(cls, config: SiteFile | StandingFile | RelayFile, folder: Path) -> "Keys":
+        """Return the files that a site's or a relay's file names, after a check of what is in them."""
+        name = config.name if isinstance(config, RelayFile) else config.site
+        if config.keys is None:
+            raise SettingsError(
+                f"site {name!r} has no keys. Make some with dekrr keys new and have them signed, or, for a trial on "
+                "one machine alone, give --insecure"
+            )
+        found = cls(*(folder / file for file in (config.keys.authority, config.keys.certificate, config.keys.key)))
+        check(*found, name)
+        return found
 
 
 @dataclass(frozen=True)

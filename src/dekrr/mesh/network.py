@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import SettingsError
+from .keys import Keys
 from .session import Phase, Session
 from .session.frames import MAX_FRAME, RESERVED
 from .session.interpreter import Result
@@ -25,15 +25,6 @@ _MOST_AT_ONCE = 4096  # frames
 _HANDSHAKE_MS, _MOST_HANDSHAKES = 3000, 1000
 _FULL_LINK_US = 600_000_000
 (ALIVE,) = RESERVED
-
-
-@dataclass(frozen=True)
-class Keys:
-    """The files of a site's TLS identity: the authority's certificate, the site's certificate, and its private key."""
-
-    authority: Path
-    certificate: Path
-    key: Path
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from ..errors import DekrrError
 from .clock import Clock
+from .config import StandingFile, StudyFile
 from .site_rows import open_rows
-from .standing_file import StandingFile
-from .studies.study import StudyFile
 
 _EVERY = 10.0  # seconds between two looks at a file that has changed
 _ANYWAY = 600.0  # seconds between two looks at one that looks unchanged: a folder or a database may not show it

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ..disk import replacing, synchronise
-from ..errors import DataError, DekrrError, ModelFileError, NetworkError, NoiseWarning, SettingsError, WrongRowsWarning
+from ..errors import DataError, DekrrError, ModelFileError, NetworkError, NoiseWarning, WrongRowsWarning
 from ..messages import Offer
 from ..model import Header, SiteClassifier, SiteModel, model_of, uncalibrated
 from ..privacy.admission import AskedMaps
@@ -27,13 +27,11 @@ from ..privacy.masks import Identity, Signer, Unsigned, derived_secret
 from ..protocols.run import Outcome
 from ..protocols.site import Procedure, Site
 from ..tables.columns import Columns
-from . import keys
 from .after_loss import KeptOnDisk, guarded
-from .carrier import Carrier, Ways
+from .carrier import Carrier, ways_of
 from .config import SiteFile, protocol_of
-from .identity import CertificateSigner
-from .identity import Identity as CertifiedIdentity
-from .network import Keys, Link, MeshNetwork
+from .identity import CertificateSigner, SiteIdentity
+from .network import MeshNetwork
 from .procedure import Warm, procedure_of
 from .reading import MessageReader
 from .record import Exposed, LooksWrong, ModelNotWritten, Noisy, Released, Started, Stopped, finished
@@ -49,20 +47,6 @@ CHECKPOINT, MODEL, SECRET = "checkpoint", "model.safetensors", "secret"
 _LOOK_EVERY = 2.0  # seconds
 _STRANGER = "somebody at the TLS handshake"
 _TITLES = {"dekrr": "DeKRRRegressor", "dkla": "DKLARegressor", "allreduce": "AllReduceRegressor"}
-
-
-def link_of(config: SiteFile, folder: Path, *, insecure: bool) -> Link:
-    """Return the addresses of a site and its neighbours; without keys raise `SettingsError` unless it is `insecure`."""
-    if insecure:
-        return Link(config.site, config.listen, config.neighbors, None)
-    if config.keys is None:
-        raise SettingsError(
-            f"site {config.site!r} has no keys. Make some with dekrr keys new and have them signed, or, for a trial "
-            "on one machine alone, give --insecure"
-        )
-    found = Keys(folder / config.keys.authority, folder / config.keys.certificate, folder / config.keys.key)
-    keys.check(found.authority, found.certificate, found.key, config.site)
-    return Link(config.site, config.listen, config.neighbors, found)
 
 
 class Node:
@@ -94,7 +78,7 @@ class Node:
         force: bool = False,
         keep: Path | None = None,
         carrier: Carrier | None = None,
-        identity: CertifiedIdentity | None = None,
+        identity: SiteIdentity | None = None,
         warm: Warm | None = None,
         total_epsilon: float = math.inf,
         rules: Callable[[int, list[float]], None] | None = None,
@@ -105,7 +89,7 @@ class Node:
         self.listeners: list[Listener] = []
         self._kept_in = keep or folder
         self._stop = ""
-        link = link_of(config, folder, insecure=insecure) if carrier is None else carrier.ways.direct
+        ways = ways_of(config, folder, insecure=insecure) if carrier is None else carrier.ways
         secret = kept_secret(self._kept_in / SECRET)
         self._own = SiteRows(config, folder, self._kept_in, secret, total_epsilon, rules)
         there = (folder / MODEL).exists()
@@ -122,11 +106,14 @@ class Node:
             self._kept.forget()
         self._vault = FileVault(folder / f"{config.run}.release", secret)
         self._own.judge(repeats=there and force)
-        terms = config.terms(protocol_of(version("dekrr"))) | ({} if warm is None else {"start": "the last model"})
+        terms = config.terms(protocol_of(version("dekrr")), config.sites) | (
+            {} if warm is None else {"start": "the last model"}
+        )
         digest = _digest(terms, tuple(sorted(config.neighbors)), self._own.rows.digest)
         secret += kept_secret(self._nonce)
         self._masks_secret = derived_secret(secret, "masks", digest)
-        identity = identity or _identity_of(config, folder, insecure=insecure)
+        if carrier is None and not insecure:
+            identity = SiteIdentity.of(config, folder)
         self._signer: Signer = Unsigned() if identity is None else CertificateSigner(identity)
         self._columns: Columns | None = None  # what raw columns have become
         self._told: set[str] = set()
@@ -147,7 +134,7 @@ class Node:
         self.session = Session(plan, self._procedure, MessageReader(), self._journal, self._events.append)
         # Masks hide sums, and prove whose they are. Without masks, data are sealed under certificates that count.
         sealed_by = None if terms.get("masks") == "true" else identity
-        own = Carrier(Ways(link), sealed_by, refused=self.session.distrust, sealing=DataSeal)
+        own = Carrier(ways, sealed_by, refused=self.session.distrust, sealing=DataSeal)
         self._own_links = own if carrier is None else None
         self._look_at = 0.0
         self.network = MeshNetwork(carrier or own)
@@ -238,7 +225,7 @@ class Node:
         if self._own_links is not None and time.monotonic() > self._look_at:
             self._look_at = time.monotonic() + _LOOK_EVERY
             with suppress(DekrrError):
-                self._own_links.renew_if_changed(lambda: _identity_of(self.config, self.folder, insecure=False))
+                self._own_links.renew_if_changed(lambda: SiteIdentity.of(self.config, self.folder))
 
     def _tell_once(self, text: str, category: type[Warning] = UserWarning) -> None:
         if text not in self._told:
@@ -338,14 +325,6 @@ def _has_ended(config: SiteFile, checkpoint: Path) -> bool:
     if not openings or not isinstance(records[-1], Ended):
         return False
     return (openings[-1].run, openings[-1].site) == (config.run, config.site)
-
-
-def _identity_of(config: SiteFile, folder: Path, *, insecure: bool) -> CertifiedIdentity | None:
-    """Return what the site signs with and trusts; None on a loopback without TLS."""
-    if config.keys is None or insecure:
-        return None
-    files = config.keys.authority, config.keys.certificate, config.keys.key
-    return CertifiedIdentity.load(config.site, *(folder / file for file in files))
 
 
 def kept_secret(path: Path) -> bytes:

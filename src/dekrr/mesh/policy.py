@@ -16,7 +16,7 @@ import msgspec
 from ..errors import DataError, SettingsError
 from ..settings import DeKRRSettings, DifferentialPrivacy
 from .checks import convert, toml_of
-from .studies.study import StudyFile
+from .config import StudyFile
 
 POLICY = "policy.toml"
 MONTH = 30 * 86400.0  # seconds
@@ -139,8 +139,8 @@ def refusals(policy: Policy, study: StudyFile, proposer: str, sources: Any) -> l
 
 def _refusals_of_settings(policy: Policy, study: StudyFile) -> list[str]:
     """Return the rules that a study's settings break: as they hold in a run, defaults included."""
-    config, found = study.site_file(study.name, study.sites[0], {}, "rows"), []
-    settings, n_features, most = config.method_settings(), config.features().n_features, policy.most_features
+    settings, n_features, most = study.method_settings(), study.features().n_features, policy.most_features
+    found = []
     privacy = getattr(settings, "privacy", None)
     if most and n_features > most:
         found.append(f"most_features: {n_features} is more than {most}")
@@ -172,8 +172,7 @@ def _refusals_of_settings(policy: Policy, study: StudyFile) -> list[str]:
 
 def _refusals_of_guards(policy: Policy, study: StudyFile) -> list[str]:
     """Return the site's floors and caps that a study's settings pass, each with what to write instead."""
-    config = study.site_file(study.name, study.sites[0], {}, "rows")
-    settings, found = config.method_settings(), []
+    settings, found = study.method_settings(), []
     for rule, name, least in (
         ("least_min_rows", "min_rows", policy.least_min_rows),
         ("least_rows_per_feature", "rows_per_feature", policy.least_rows_per_feature),
@@ -190,8 +189,8 @@ def _refusals_of_guards(policy: Policy, study: StudyFile) -> list[str]:
             found.append(f"{rule}: {given:g} is more than {most:g}; leave {name} out{tuned}, or give at most {most:g}")
     if not getattr(settings, "verify_features", True):
         found.append("verify_features: the study sets verify_features = false; leave it out")
-    tuning = config.tuning()
-    smallest = min(tuning.sigmas) if tuning is not None else config.features().sigma
+    tuning = study.tuning()
+    smallest = min(tuning.sigmas) if tuning is not None else study.features().sigma
     if smallest < policy.least_sigma:
         found.append(f"least_sigma: {smallest:g} is less than {policy.least_sigma:g}; give a larger sigma")
     if settings.scale != "quantiles" and getattr(settings, "bounds", None) is None:
@@ -257,7 +256,7 @@ def refusals_of_run(policy: Policy, study: StudyFile, n_rows: int, times: list[f
     recent = sum(now - time < MONTH for time in times)
     if own.runs_per_month and recent >= own.runs_per_month:
         found.append(f"sources.{study.source}.runs_per_month: {recent} in 30 days, at most {own.runs_per_month}; wait")
-    privacy = getattr(study.site_file(study.name, study.sites[0], {}, "rows").method_settings(), "privacy", None)
+    privacy = getattr(study.method_settings(), "privacy", None)
     most = policy.most_delta or float(max(n_rows, 2)) ** -2.0
     if privacy is not None and privacy.delta_for(n_rows) > most * (1 + 1e-9):
         found.append(f"most_delta: {privacy.delta:g} is more than {most:g}; leave delta out")

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..errors import KeysError
-from .identity import Identity, is_signed
+from .identity import SiteIdentity, is_signed
 from .session.frames import is_data
 
 _HANDSHAKE, _SEALED = b"\x00", b"\x01"
@@ -40,7 +40,7 @@ _AGAIN = 0.1  # seconds between two handshakes that this end begins
 _MOST_WAITING = 1024  # frames that wait for a key
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True, tag="call", forbid_unknown_fields=True):
+class Asking(msgspec.Struct, frozen=True, array_like=True, tag="call", forbid_unknown_fields=True):
     """The other end's request for an offer."""
 
 
@@ -124,7 +124,7 @@ class Seal(Sealing):
     """
 
     def __init__(
-        self, identity: Callable[[], Identity], neighbor: str, channel: str, put: Callable[[bytes], None]
+        self, identity: Callable[[], SiteIdentity], neighbor: str, channel: str, put: Callable[[bytes], None]
     ) -> None:
         super().__init__(put)
         self._get_identity = identity
@@ -140,7 +140,7 @@ class Seal(Sealing):
         self._said = float("-inf")
 
     @property
-    def _identity(self) -> Identity:
+    def _identity(self) -> SiteIdentity:
         return self._get_identity()
 
     def greet(self) -> None:
@@ -149,7 +149,7 @@ class Seal(Sealing):
             return
         self._said = time.monotonic()
         if not self._is_first:
-            self._say(Call())
+            self._say(Asking())
             return
         self._private = self._private or X25519PrivateKey.generate()
         self._say(Offer(self._private.public_key().public_bytes_raw()))
@@ -189,15 +189,15 @@ class Seal(Sealing):
             self.greet()  # it is sealed for a process that is no more
         return None
 
-    def _say(self, message: Call | Offer | Answer | Confirm) -> None:
+    def _say(self, message: Asking | Offer | Answer | Confirm) -> None:
         self._put(_HANDSHAKE + msgspec.msgpack.encode(message))
 
     def _shake(self, data: bytes) -> None:
         try:
-            message = msgspec.msgpack.decode(data, type=Call | Offer | Answer | Confirm)
+            message = msgspec.msgpack.decode(data, type=Asking | Offer | Answer | Confirm)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise KeysError(f"a handshake in the name of {self._neighbor!r} that cannot be read") from None
-        if self._is_first and isinstance(message, Call):
+        if self._is_first and isinstance(message, Asking):
             self.greet()
         elif self._is_first and isinstance(message, Answer):
             self._take_answer(message)

@@ -363,7 +363,7 @@ class SiteRows:
             weight=config.data.weight,
             epsilon=None if privacy is None else privacy.epsilon,
             delta=None if privacy is None else delta_of(privacy, n_rows),
-            about=config.terms(""),
+            about=config.terms("", config.sites),
         )
 
     def _read_cells(self) -> Cells:

@@ -20,9 +20,10 @@ from ..errors import DataError, DekrrError
 from ..model import SiteModel, load
 from . import policy as policies
 from .audit_trail import TRAIL, AuditTrail
-from .carrier import Carrier
+from .carrier import Carrier, ways_of
 from .clock import Clock
-from .config import SiteFile
+from .config import SiteFile, StandingFile
+from .identity import SiteIdentity
 from .keys import changed_at, warn_of_end
 from .ledger import Folder, Ledger
 from .metrics import tell_systemd
@@ -31,7 +32,6 @@ from .node import MODEL, Node
 from .procedure import Warm
 from .session import Phase
 from .site_rows import LEDGER
-from .standing_file import StandingFile
 from .status import STATE, write_state
 from .store import Store
 from .studies.book import LAST, Book, StudyState
@@ -63,7 +63,7 @@ class StandingSite:
         self.config = config
         self.folder = folder
         self.clock = clock or Clock()
-        self._identity = config.identity(folder)
+        self._identity = SiteIdentity.of(config, folder)
         self.trail = AuditTrail(folder / TRAIL, self._identity, self.clock)
         self._store = Store(folder)
         self.book = Book(folder, self._identity, self._store, self.clock)
@@ -71,7 +71,7 @@ class StandingSite:
         self.policy = policies.read_policy(folder / policies.POLICY)
         self._policy_seen = changed_at(folder / policies.POLICY)
         self._gossip = Gossip(self.book, self._witness.refuse)
-        self._carrier = Carrier(config.ways(folder), self._identity, self._witness.leaves, self._witness.refuse)
+        self._carrier = Carrier(ways_of(config, folder), self._identity, self._witness.leaves, self._witness.refuse)
         self._runs: dict[tuple[str, int], StudyRun] = {}
         self._up: dict[str, bool] = dict.fromkeys(config.neighbors, False)
         self._rows_lock = threading.Lock()
@@ -165,7 +165,7 @@ class StandingSite:
             self._renew()
         if self._is_due("warn", _DAILY):
             self.book.compact()
-            days = warn_of_end(self.config.site, self.config.key_files(self.folder).certificate)
+            days = warn_of_end(self.config.site, self.folder / self.config.keys.certificate)
             if days is not None:
                 self.trail.decide("certificate ends", days=round(days, 1))
         if self._is_due("tell", _TELL_EVERY):
@@ -193,7 +193,7 @@ class StandingSite:
 
     def _renew(self) -> None:
         """Use a new certificate; where that fails it is tried again, since the links may be cut until it succeeds."""
-        identity = self._carrier.renew_if_changed(lambda: self.config.identity(self.folder))
+        identity = self._carrier.renew_if_changed(lambda: SiteIdentity.of(self.config, self.folder))
         if identity is not None:
             self.book.identity = self.trail.identity = identity
             self.trail.decide("certificate renewed", days=round(identity.days_left, 1))

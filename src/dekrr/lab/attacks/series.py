@@ -17,9 +17,10 @@ import numpy as np
 import pandas as pd
 
 from ...errors import DataError
+from ...mesh.config import StudyFile
+from ...mesh.files import parse_study
 from ...mesh.policy import Policy, PolicyError, refusals, refusals_of_run
 from ...mesh.site_rows import SiteRows
-from ...mesh.studies.study import StudyFile, parse_study
 from .scenes import Scene
 
 _ALONE: dict[str, Any] = {"shared": "none", "local": "none", "column_scales": "none"}

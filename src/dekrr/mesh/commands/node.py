@@ -48,8 +48,8 @@ def node(
     4 declared gone by the others, 5 cut off, 6 no agreement, 7 a loss amid masked sums, 130 and 143 stopped with a
     checkpoint.
     """
+    from ..files import is_standing
     from ..standard_error import steady
-    from ..standing_file import is_standing
 
     with steady():
         ports = metrics, page
@@ -65,9 +65,9 @@ def node(
 
 def _stand(site: Path, *, ports: tuple[int | None, int | None], log_json: bool) -> None:
     """Be a standing site until a signal comes."""
+    from ..files import read_standing
     from ..record import log_to
     from ..standing import StandingSite
-    from ..standing_file import read_standing
 
     config = read_standing(site)
     standing = StandingSite(config, site.parent)
@@ -200,8 +200,8 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per site.")] = False,
 ) -> None:
     """Print what running sites on this machine wrote about themselves a second ago."""
+    from ..files import is_standing
     from ..node import MODEL
-    from ..standing_file import is_standing
     from ..status import STATE, read_state
 
     if is_standing(file):

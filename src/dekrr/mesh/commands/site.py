@@ -64,9 +64,8 @@ def init(
 ) -> None:
     """Write site.toml, a policy.toml that explains itself, a private key, and the request for a certificate."""
     from .. import keys
-    from ..files import to_toml
+    from ..files import read_standing, to_toml
     from ..policy import POLICY
-    from ..standing_file import read_standing
 
     host = host or listen.rpartition(":")[0].strip("[]")
     if not host:

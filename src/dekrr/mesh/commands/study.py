@@ -24,11 +24,12 @@ Named = Annotated[str, typer.Argument(help="The study's name, or the beginning o
 def _opened(site: Path) -> tuple[Any, Any, Any]:
     """Return the site's file, the book of its studies, and its policy."""
     from .. import policy
-    from ..standing_file import read_standing
+    from ..files import read_standing
+    from ..identity import SiteIdentity
     from ..studies.book import Book
 
     config = read_standing(site)
-    book = Book(site.parent, config.identity(site.parent))
+    book = Book(site.parent, SiteIdentity.of(config, site.parent))
     return config, book, policy.read_policy(site.parent / policy.POLICY)
 
 
@@ -44,9 +45,9 @@ def propose(
     site: SiteOption = SITE,
 ) -> None:
     """Sign a study in this site's name, and let it pass to all sites; this site must approve it, too."""
+    from ..files import digest_of, parse_study
     from ..studies.items import Proposal
     from ..studies.preview import preview as previewed
-    from ..studies.study import digest_of, parse_study
 
     text = file.read_text(encoding="utf-8")
     study = parse_study(text, str(file))
@@ -86,7 +87,7 @@ def show(name: Named, site: SiteOption = SITE) -> None:
         said = f"{decision.says}, {decision.by}: {one_line(decision.reason, WHOLE)}" if decision else "not decided"
         say(f"  {who}: {said}")
     ledger = Ledger(Folder(site.parent / KEPT / state.study.source / LEDGER))
-    for line in in_words(state.study, policy, config.site, ledger.entries, time.time()):
+    for line in in_words(state.study, policy, ledger.entries, time.time()):
         say(f"  {line}")
     for broken in refusals(policy, state.study, state.proposer, config.sources):
         say(f"  this site's policy refuses it: {broken}")
@@ -254,7 +255,7 @@ def describe(
 
 def _found(study: str, book: Any) -> Any:
     """Return the study of a file, or of a name."""
-    from ..studies.study import parse_study
+    from ..files import parse_study
 
     path = Path(study)
     return parse_study(path.read_text(encoding="utf-8"), study) if path.is_file() else book.find(study).study
@@ -318,14 +319,12 @@ def relay(
     file: Annotated[Path, typer.Argument(help="The relay's file.", exists=True, dir_okay=False)],
 ) -> None:
     """Relay frames between sites that accept no connections. The relay sees names and sizes; frames are sealed."""
-    from .. import keys as certificates
     from ..carrier import relay as relaying
-    from ..network import Keys
-    from ..standing_file import read_relay
+    from ..files import read_relay
+    from ..keys import Keys
 
-    config, folder = read_relay(file), file.parent
-    keys = Keys(folder / config.keys.authority, folder / config.keys.certificate, folder / config.keys.key)
-    certificates.check(keys.authority, keys.certificate, keys.key, config.name)
+    config = read_relay(file)
+    keys = Keys.of(config, file.parent)
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     signal.signal(signal.SIGINT, lambda *_: over.set())

@@ -22,10 +22,11 @@ import msgspec
 
 from ...errors import DekrrError, KeysError, SettingsError
 from ..clock import Clock
-from ..identity import Identity
+from ..config import StudyFile
+from ..files import digest_of, parse_study
+from ..identity import SiteIdentity
 from ..store import Store
 from .items import MAX_BYTES, Body, Call, Decision, EarlyError, Item, Proposal, Report, Revocations, sign
-from .study import StudyFile, digest_of, parse_study
 
 LAST = 20  # runs of a study that a site's calls and reports are kept of
 _MOST_STUDIES = 1000  # proposed by one site, and not forgotten
@@ -121,7 +122,7 @@ class Book:
     """
 
     def __init__(
-        self, folder: Path, identity: Identity, store: Store | None = None, clock: Clock | None = None
+        self, folder: Path, identity: SiteIdentity, store: Store | None = None, clock: Clock | None = None
     ) -> None:
         self.identity = identity
         self._clock = clock or Clock()

@@ -12,10 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...tables.columns import arrays_of
+from ..config import StandingFile, StudyFile
 from ..policy import Policy
 from ..site_rows import source_of
-from ..standing_file import StandingFile
-from .study import StudyFile
 
 
 class Described(NamedTuple):

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Sequence
 
+from ..config import StudyFile
 from ..ledger import PastRun
 from ..policy import Policy, source_rules
-from .study import StudyFile
 
 _GUARDS = {
     "min_rows": "sums are over at least {} rows",
@@ -18,10 +18,10 @@ _MASKED = "sums are masked"
 _TOLD = ("columns", "target", "weight", "sites", "raw columns", "classes", "bounds", "seed", "n_features", "privacy")
 
 
-def in_words(study: StudyFile, policy: Policy, site: str, entries: Sequence[PastRun], now: float) -> list[str]:
+def in_words(study: StudyFile, policy: Policy, entries: Sequence[PastRun], now: float) -> list[str]:
     """Return what a person should know before approving a study, a line for each.
 
-    `site`: this site. `entries`: the earlier runs over the same source. `now`: seconds since 1970.
+    `entries`: the earlier runs over the same source. `now`: seconds since 1970.
 
     Examples
     --------
@@ -29,11 +29,10 @@ def in_words(study: StudyFile, policy: Policy, site: str, entries: Sequence[Past
     >>> from dekrr.mesh.config import DataTable
     >>> study = StudyFile(name="air", sites=("a", "b"), source="air", expires=datetime.date(2030, 1, 1),
     ...                   data=DataTable(target="pm25", columns=("temperature",)))
-    >>> in_words(study, Policy(), "a", [], 0.0)[0]
+    >>> in_words(study, Policy(), [], 0.0)[0]
     'It reads of air: temperature; it predicts pm25.'
     """
-    config = study.site_file(study.name, site, {}, "rows")
-    settings, data = config.method_settings(), study.data
+    settings, data, terms = study.method_settings(), study.data, study.terms("", study.sites)
     weight = f"; rows weigh what {data.weight} says" if data.weight else ""
     raw = " Words that enough rows have, and dates, are told." if data.raw else ""
     lines = [
@@ -42,7 +41,7 @@ def in_words(study: StudyFile, policy: Policy, site: str, entries: Sequence[Past
     given = [words.format(getattr(settings, name)) for name, words in _GUARDS.items() if hasattr(settings, name)]
     masked = _MASKED if getattr(settings, "masks", False) else "sums are not masked"
     lines.append(f"Guards: {'; '.join(given)}; {masked}.")
-    lines += _differences(config.terms(""), entries)
+    lines += _differences(terms, entries)
     rules = source_rules(policy, study)
     recent = len({entry.run for entry in entries if now - entry.time < 30 * 86400})
     often = f" It runs every {study.every_hours:g} hours." if study.every_hours else ""
@@ -56,7 +55,7 @@ def in_words(study: StudyFile, policy: Policy, site: str, entries: Sequence[Past
         return lines
     others = len(study.sites) - 1
     alone = " With one other site, masks hide nothing: it gets this site's sums." if others < 2 else ""
-    if masked == _MASKED and any(entry.about.get("seed") == config.terms("")["seed"] for entry in entries):
+    if masked == _MASKED and any(entry.about.get("seed") == terms["seed"] for entry in entries):
         alone += " With an earlier run of this seed over the same rows, a neighbour may work out this site's own sums."
     lines.append(
         "At worst, without differential privacy: whoever holds candidates can tell which of them are among the rows; "

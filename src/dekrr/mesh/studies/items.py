@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from ...errors import KeysError
-from ..identity import Identity, Trust, is_signed
+from ..identity import SiteIdentity, Trust, is_signed
 
 MAX_BYTES = 1 << 18  # of an item
 _AHEAD = 3600.0  # seconds by which another site's clock may be ahead
@@ -97,7 +97,7 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return body
 
 
-def sign(body: Body, identity: Identity) -> Item:
+def sign(body: Body, identity: SiteIdentity) -> Item:
     """Return a statement, signed."""
     said = msgspec.json.encode(body).decode()
     return Item(identity.site, said, identity.pem, identity.sign(_signed_part(identity.site, said)))

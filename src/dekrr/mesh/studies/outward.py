@@ -5,8 +5,8 @@ No part of such a text is ever in a report: it stays in the log of the site.
 """
 
 from ...errors import DekrrError, MessageError
+from ..config import StudyFile
 from ..policy import PolicyError
-from .study import StudyFile
 
 WORDS = {
     "absence": "a site did not appear before the deadline",

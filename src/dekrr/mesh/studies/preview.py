@@ -19,11 +19,10 @@ from ...protocols.site import Procedure, Site
 from ...tables.columns import Columns
 from ...tables.rows import ArrayRows, Rows
 from ...types import Array
+from ..config import StandingFile, StudyFile
 from ..procedure import procedure_of
 from ..reveals import REVEALS
 from ..site_rows import Counted, facts_of, read_rows, source_of
-from ..standing_file import StandingFile
-from .study import StudyFile
 
 
 class Leaving(NamedTuple):
