@@ -5,28 +5,6 @@ import warnings
 from pathlib import Path
 from typing import Self
 
-__all__ = [
-    "AbsenceError",
-    "AgreementError",
-    "DataError",
-    "DekrrError",
-    "DekrrWarning",
-    "DisconnectedError",
-    "GoneError",
-    "KeysError",
-    "LossError",
-    "MessageError",
-    "ModelFileError",
-    "NetworkError",
-    "NoiseWarning",
-    "NotNumbersError",
-    "PoorFitWarning",
-    "SettingsError",
-    "TopologyError",
-    "UnusableError",
-    "WrongRowsWarning",
-]
-
 _PACKAGE = str(Path(__file__).parent)
 _LONGEST = 300  # characters of a text from elsewhere
 
@@ -182,12 +160,11 @@ class WarnOnce:
 
 
 def one_line(text: str, longest: int = _LONGEST) -> str:
-    r"""Return a text from elsewhere as one line that is safe to print: cut, without line ends and control characters.
-
-    Examples
-    --------
-    >>> one_line("no\n12:00 site ended\x1b[2J")
-    'no 12:00 site ended [2J'
-    """
+    r"""Return a text from elsewhere as one line that is safe to print, cut and without control characters."""
     cleaned = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return cleaned if len(cleaned) <= longest else f"{cleaned[:longest]}..."
+
+
+__all__ = sorted(
+    name for name, one in globals().items() if isinstance(one, type) and issubclass(one, DekrrError | DekrrWarning)
+)

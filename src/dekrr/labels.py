@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .errors import DataError
+from .rules import is_missing
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of a site, in files and on the mesh
 _FEWEST_TO_TELL = 10  # rows, to tell labels of rows from those of sites
@@ -33,20 +34,9 @@ def factorise(sites: Any, n_rows: int) -> tuple[list[Hashable], np.ndarray]:
         if not np.array_equal(original, values, equal_nan=True):
             raise DataError("site labels are times finer than a microsecond; give words or numbers")
     if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
-        return _factorise_integers(values)
+        labels, index = np.unique(values, return_inverse=True)
+        return labels.tolist(), index
     return _factorise_objects(values)
-
-
-def _factorise_integers(values: np.ndarray) -> tuple[list[Hashable], np.ndarray]:
-    """Factorise by counting where the range of the numbers is small, otherwise by sorting, which is slower."""
-    low, high = (values.min(), values.max()) if values.size else (0, 0)
-    if int(high) - int(low) >= len(values):
-        unique = np.unique(values)
-        return unique.tolist(), np.searchsorted(unique, values)
-    offsets = values.astype(np.int64) - np.int64(low)
-    present = np.bincount(offsets) > 0
-    labels = (np.flatnonzero(present) + np.int64(low)).astype(values.dtype)
-    return labels.tolist(), (np.cumsum(present) - 1)[offsets]
 
 
 def _factorise_objects(values: Sequence[Any]) -> tuple[list[Hashable], np.ndarray]:
@@ -54,7 +44,7 @@ def _factorise_objects(values: Sequence[Any]) -> tuple[list[Hashable], np.ndarra
     position: dict[Hashable, int] = {}
     for row, value in enumerate(values):
         label = value.item() if isinstance(value, np.generic) else value
-        if _is_missing(label):
+        if is_missing(label):
             raise DataError(f"row {row} has no site label ({label!r}); drop such rows, or fill it in")
         try:
             index[row] = position.setdefault(label, len(position))
@@ -74,13 +64,6 @@ def places_of(index: np.ndarray, n_labels: int) -> list[np.ndarray]:
     """Return for each label the indices of its rows, ascending; `index` has for each row the index of its label."""
     in_order = np.argsort(index.astype(np.min_scalar_type(n_labels)), kind="stable")
     return np.split(in_order, np.cumsum(np.bincount(index, minlength=n_labels)))[:-1]
-
-
-def _is_missing(label: Any) -> bool:
-    try:
-        return label is None or bool(label != label)
-    except (TypeError, ValueError):  # a comparison with pandas.NA has no truth value
-        return True
 
 
 def refuse_rows_as_sites(labels: Sequence[Hashable], n_rows: int) -> None:
@@ -106,25 +89,13 @@ def remedy(small: Sequence[Hashable], n_rows: Mapping[Hashable, int]) -> str:
 
 
 def names_of(labels: Sequence[Hashable]) -> list[str]:
-    """Return a unique name for each label; a label that is a string is its own name where names stay unique.
-
-    Examples
-    --------
-    >>> names_of(["a", 1]), names_of(["1", 1])
-    (['a', '1'], ["'1'", '1'])
-    """
+    """Return a unique name for each label; a label that is a string is its own name where names stay unique."""
     names = [_name(label) for label in labels]
     return names if len(set(names)) == len(names) else [repr(label) for label in labels]
 
 
 def names_with(known: Mapping[Hashable, str], labels: Sequence[Hashable]) -> dict[Hashable, str]:
-    """Return a unique name for each label; a label in `known` keeps its name.
-
-    Examples
-    --------
-    >>> names_with({"1": "1", "2": "2"}, ["2", 2])
-    {'2': '2', 2: "'2'"}
-    """
+    """Return a unique name for each label; a label in `known` keeps its name."""
     names = {label: known[label] for label in labels if label in known}
     for label in labels:
         if label not in names:

@@ -62,13 +62,7 @@ def relative(squared_errors: Any, y: Array, weight: Array | None = None) -> floa
 
 
 def excess(losses: Array, others: Array, weight: Array | None = None) -> tuple[float, float]:
-    """Return how much larger the losses of rows are than others of the same rows, in the mean, and its standard error.
-
-    Examples
-    --------
-    >>> excess(np.array([1.0, 3.0]), np.array([1.0, 2.0]))
-    (0.5, 0.5)
-    """
+    """Return how much larger losses of rows are than others of the same rows, in the mean, and its standard error."""
     more, weights = losses - others, np.ones(len(losses)) if weight is None else weight
     mean = np.average(more, weights=weights)
     n_rows = weights.sum() ** 2 / (weights @ weights)  # as many as rows of equal weight would be
@@ -77,11 +71,5 @@ def excess(losses: Array, others: Array, weight: Array | None = None) -> tuple[f
 
 
 def accuracy(y: Any, predicted: Any, sample_weight: Any = None) -> float:
-    """Return the share of rows whose class is predicted, by their weights where they have some.
-
-    Examples
-    --------
-    >>> accuracy(["a", "b", "b"], ["a", "b", "a"], [1.0, 1.0, 2.0])
-    0.5
-    """
+    """Return the share of rows whose class is predicted, by their weights where they have some."""
     return float(np.average(np.asarray(y) == np.asarray(predicted), weights=sample_weight))

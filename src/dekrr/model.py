@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import load as tensors_of
 from safetensors.numpy import save as bytes_of
 from safetensors.numpy import save_file
@@ -25,8 +25,9 @@ from .metrics import accuracy, rse
 from .parts.local import Home, WavesPart
 from .privacy.mechanism import Spent
 from .protocols.run import Outcome, neighborhood_weights
+from .rules import is_missing
 from .scaling import AS_IT_IS, NAMES, UNSCALED, AnyScaling, Response, Scaling
-from .tables.columns import Column, Columns, is_frame, is_missing
+from .tables.columns import Column, Columns, is_frame
 from .tables.sources import AnyColumns, inputs_of, is_source, is_spread, open_source, open_spread
 from .types import Array
 
@@ -41,58 +42,42 @@ class Outside:
 
     The bounds are those to which the model clips a column, where it does, and otherwise those of training. Columns
     without names go by their numbers.
-
-    Examples
-    --------
-    >>> from dekrr.scaling import Scaling
-    >>> outside = Outside(1, ["speed"], None, Scaling(np.zeros(2), np.array([30.0, 1.0])))
-    >>> rows = np.array([[12.0], [5000.0]])
-    >>> outside(rows, rows)
-    [[], ['speed']]
     """
 
-    def __init__(
-        self, n_columns: int, names: Sequence[str] | None, encoding: Columns | None, scaling: AnyScaling
-    ) -> None:
-        self._lowest, self._highest = np.full(n_columns, -np.inf), np.full(n_columns, np.inf)
-        self._spans = np.full(n_columns, np.inf)
-        self._owners = list(names or [str(j) for j in range(n_columns)])
+    def __init__(self, model: "SiteModel") -> None:
+        n_columns, encoding, bounds = model.header.n_columns, model.header.encoding, model.scaling.tensors
+        self.bounds = np.full(n_columns, -np.inf), np.full(n_columns, np.inf), np.full(n_columns, np.inf)
+        self.owners = list(model.header.columns or map(str, range(n_columns)))  # the user's column of each encoded one
         self._words: list[tuple[int, Column]] = []
-        bounds = scaling.tensors
         if bounds:
             lowest, highest = bounds.get("lowest", bounds["lower"]), bounds.get("highest", bounds["upper"])
-            room = _SLACK * np.maximum(highest - lowest, np.abs(lowest) + np.abs(highest))[:n_columns]
-            self._lowest, self._highest = lowest[:n_columns] - room, highest[:n_columns] + room
-            self._spans = (highest - lowest)[:n_columns]
+            spans = highest - lowest
+            room = _SLACK * np.maximum(spans, np.abs(lowest) + np.abs(highest))
+            self.bounds = (lowest - room)[:n_columns], (highest + room)[:n_columns], spans[:n_columns]
         if encoding is not None:
-            self._owners = [column.name for column in encoding.columns for _ in column.names_out]
-            made = encoding.names_out
-            ordered = [made.index(name) for name in made if name not in _bounded(encoding.columns)]
-            self._lowest[ordered], self._highest[ordered], self._spans[ordered] = -np.inf, np.inf, np.inf
+            self.owners = [column.name for column in encoding.columns for _ in column.names_out]
+            bounded = {column.name for column in encoding.columns if column.kind == "number"}
+            bounded |= {f"{column.name} year" for column in encoding.columns if column.kind == "datetime"}
+            unbounded = [name not in bounded for name in encoding.names_out]
+            for bound, none in zip(self.bounds, (-np.inf, np.inf, np.inf), strict=True):
+                bound[unbounded] = none
             places = np.cumsum([0, *(len(column.names_out) for column in encoding.columns)])
             known = zip(places, encoding.columns, strict=False)
             self._words = [(int(place), column) for place, column in known if column.kind == "category"]
 
-    @property
-    def bounds(self) -> tuple[Array, Array, Array]:
-        """The lower bounds of encoded columns, the upper ones, and their spans."""
-        return self._lowest, self._highest, self._spans
-
-    @property
-    def owners(self) -> list[str]:
-        """The user's column of each encoded one."""
-        return self._owners
-
     def __call__(self, rows: Any, encoded: Array) -> list[list[str]] | None:
         """Return for each row, as it came and encoded, the columns whose values lie outside; None if there are none."""
-        beyond = (encoded < self._lowest) | (encoded > self._highest)
+        lowest, highest, _ = self.bounds
+        beyond = (encoded < lowest) | (encoded > highest)
         found: list[list[str]] | None = None
         if beyond.any():
             found = [[] for _ in encoded]
             for i, j in np.argwhere(beyond).tolist():
-                found[i].append(self._owners[j])
+                found[i].append(self.owners[j])
         for place, column in self._words:
-            for i in np.flatnonzero(_unknown(encoded, place, column)).tolist():
+            words = encoded[:, place : place + len(column.categories)]  # of two, one has .5 where it is neither
+            unknown = words[:, 0] == 0.5 if len(column.categories) == 2 else ~words.any(axis=1)
+            for i in np.flatnonzero(unknown).tolist():
                 if not is_missing(rows[column.name][i]):
                     found = found or [[] for _ in encoded]
                     found[i].append(column.name)
@@ -106,17 +91,6 @@ class FarRows:
     one, each is as likely to be the largest. So a row is far outside where a value is a tenth of the column's span
     beyond the bounds. That is told where one row in a hundred is, or any by a whole span. It takes two comparisons a
     value. Where nothing is known of `outside`, nothing is counted.
-
-    Examples
-    --------
-    >>> from dekrr.scaling import Scaling
-    >>> outside = Outside(1, ["speed"], None, Scaling(np.zeros(2), np.array([30.0, 1.0])))
-    >>> rows = FarRows(outside, np.array([[31.0], [2.0]]))
-    >>> rows.in_words()
-    ''
-    >>> rows.add(np.array([[40.0]]))
-    >>> rows.in_words()
-    "1 of 3 rows lie far outside what the models were trained on, in 'speed' (1)"
     """
 
     def __init__(self, outside: Outside | None, rows: Array | None = None) -> None:
@@ -159,11 +133,6 @@ def out_of_range(predictions: Array, low: float, high: float) -> str:
 
     A response that was never negative may be one that cannot be, and one from 0 to 1 may be a share. Beyond that, a
     prediction is told as a row is that lies far outside.
-
-    Examples
-    --------
-    >>> out_of_range(np.array([0.1, 0.2, 6.0]), 0.0, 5.0)
-    '1 of 3 predictions lie far outside the responses of training, from 0 to 5'
     """
     n_rows = len(predictions)
     few = _FEW * n_rows
@@ -184,20 +153,6 @@ def out_of_range(predictions: Array, low: float, high: float) -> str:
     return f"{count} of {n_rows} predictions lie far outside the responses of training, from {low:.6g} to {high:.6g}"
 
 
-def _bounded(columns: tuple[Column, ...]) -> set[str]:
-    """Return the encoded columns that have a meaning beyond their bounds: numbers, and the years of dates."""
-    return {column.name for column in columns if column.kind == "number"} | {
-        f"{column.name} year" for column in columns if column.kind == "datetime"
-    }
-
-
-def _unknown(encoded: Array, place: int, column: Column) -> np.ndarray:
-    """Return which rows have none of the words that the model knows."""
-    if len(column.categories) == 2:
-        return np.asarray(encoded[:, place] == 0.5)
-    return np.asarray(~encoded[:, place : place + len(column.categories)].any(axis=1))
-
-
 __all__ = ["Member", "SiteModel", "load"]
 
 FORMAT = "dekrr-model"
@@ -206,7 +161,8 @@ FORMAT_VERSION = (
     # part of random features among the members; 5 what the site adds for its own rows; 6 a change of the response
 )
 _STAYS_HOME = f"{FORMAT}-stays-home"  # in the metadata of files of private runs that have parts of the site's own
-_ROWS_PER_BLOCK = 4096
+# what a damaged file can raise
+_NOT_READ = (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,14 +235,7 @@ class Member:
 
 
 def joined(members: Sequence[Member]) -> Member:
-    """Return members as one, whose prediction is the weighted sum of theirs: one product instead of one for each.
-
-    Examples
-    --------
-    >>> one = Member(FeatureMap.unweighted(np.ones((1, 2)), np.zeros(2)), np.array([1.0, 2.0]), 0.25)
-    >>> joined([one, one]).predict(np.zeros((1, 1)))
-    array([1.5])
-    """
+    """Return members as one, whose prediction is the weighted sum of theirs: one product instead of one for each."""
     maps = [member.feature_map for member in members]
     feature_map = FeatureMap(
         np.hstack([part.frequencies for part in maps]),
@@ -453,7 +402,7 @@ class SiteModel:
         rows, encoded = X, as_rows(X, self.header)
         if self.header.encoding is not None:
             rows = {name: raw.values for name, raw in self.header.encoding.read(X, "the rows").items()}
-        return outside_of(self)(rows, encoded) or [[] for _ in encoded]
+        return Outside(self)(rows, encoded) or [[] for _ in encoded]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the coefficient of determination R^2 of `predict(X)`, the mean over outputs."""
@@ -553,16 +502,11 @@ class SiteModel:
             tensors[f"amplitudes_{i}"] = member.feature_map.amplitudes
             tensors[f"coefficients_{i}"] = member.coefficients
         tensors |= self.scaling.tensors
-        if self.calibration is not None:
-            tensors |= self.calibration.tensors
-        header = self.header
-        if self.calibration is not None:
-            header = msgspec.structs.replace(header, version=max(header.version, 5))
-        if isinstance(self.scaling, Scaling) and self.scaling.limits is not None:
-            header = msgspec.structs.replace(header, version=max(header.version, 2))
-        if self.home is not None:
-            tensors |= self.home.tensors()
-            header = msgspec.structs.replace(header, version=max(header.version, 5))
+        tensors |= {} if self.calibration is None else self.calibration.tensors
+        tensors |= {} if self.home is None else self.home.tensors()
+        version = 2 if "lowest" in tensors else 1
+        version = version if self.calibration is None and self.home is None else 5
+        header = msgspec.structs.replace(self.header, version=max(self.header.version, version))
         if self.response.name is not None:
             header = msgspec.structs.replace(header, transform=self.response.name, version=FORMAT_VERSION)
         tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
@@ -598,21 +542,19 @@ def response_range_of(model: SiteModel) -> tuple[float, float] | None:
     return (float(bounds["lower"][-1]), float(bounds["upper"][-1])) if known else None
 
 
-def outside_of(model: SiteModel) -> Outside:
-    """Return what names the columns of rows whose values lie outside those that a model was trained on."""
-    header = model.header
-    return Outside(header.n_columns, header.columns, header.encoding, model.scaling)
-
-
-def from_bytes(data: bytes) -> SiteModel:
-    """Return the model that `SiteModel.to_bytes` wrote; see `load`."""
+def from_bytes(data: bytes, path: Any = "the model") -> SiteModel:
+    """Return the model that `SiteModel.to_bytes` wrote; see `load`. The `path` is for messages."""
     size = int.from_bytes(data[:8], "little")
     try:
-        metadata = msgspec.json.decode(data[8 : 8 + size]).get("__metadata__")
-        tensors = tensors_of(data)
-    except (SafetensorError, msgspec.MsgspecError, AttributeError) as error:
-        raise ModelFileError(f"these bytes are damaged, or not a model file: {error}") from None
-    return _from_tensors("the model", _read_header("the model", metadata), tensors)
+        tensors, metadata = tensors_of(data), msgspec.json.decode(data[8 : 8 + size]).get("__metadata__")
+    except (*_NOT_READ, msgspec.MsgspecError) as error:
+        noise = isinstance(error, SafetensorError) and "header" in str(error)
+        why = "it does not begin as one" if noise else error
+        raise ModelFileError(
+            f"{path} is damaged, or not a model file: {why}. Model files are written by models_[site].save(path), "
+            "and by dekrr fit and dekrr node"
+        ) from None
+    return _from_tensors(path, _read_header(path, metadata), tensors)
 
 
 def load(path: str | os.PathLike[str]) -> SiteModel:
@@ -630,22 +572,7 @@ def load(path: str | os.PathLike[str]) -> SiteModel:
     """
     if os.path.isdir(path):
         raise ModelFileError(f"{path} is a folder: give one of its model files, which end in .safetensors")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = _read_header(path, file.metadata())
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (FileNotFoundError, ModelFileError):
-        raise
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        noise = isinstance(error, SafetensorError) and "header" in str(error)
-        why = "it does not begin as one" if noise else error
-        raise ModelFileError(
-            f"{path} is damaged, or not a model file: {why}. Model files are written by models_[site].save(path), "
-            "and by dekrr fit and dekrr node"
-        ) from None
-    except MemoryError:
-        raise ModelFileError(f"{path} claims tensors larger than the memory") from None
-    return _from_tensors(path, header, tensors)
+    return from_bytes(Path(path).read_bytes(), path)
 
 
 def _read_header(path: Any, metadata: dict[str, str] | None) -> Header:
@@ -696,12 +623,8 @@ def _from_tensors(path: Any, header: Header, tensors: dict[str, Array]) -> SiteM
             raise ModelFileError(f"{path}: {sizes} bounds for {header.n_columns} columns and a response")
     except (KeyError, IndexError) as error:
         raise ModelFileError(f"{path} lacks the tensor {error}") from None
-    finite = [
-        name for name in tensors if name not in ("lowest", "highest")
-    ]  # limits of what is not clipped are infinite
-    if any(np.isnan(tensor).any() for tensor in tensors.values()) or any(
-        np.isinf(tensors[name]).any() for name in finite
-    ):
+    clips = ("lowest", "highest")  # limits of what is not clipped are infinite
+    if any(np.isnan(t).any() or (np.isinf(t).any() and name not in clips) for name, t in tensors.items()):
         raise ModelFileError(f"{path} has NaN or infinite values")
     calibration = None
     if "interval_own" in tensors:
@@ -723,7 +646,7 @@ def _from_tensors(path: Any, header: Header, tensors: dict[str, Array]) -> SiteM
 
 
 def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
-    """Return the models that a site's prediction adds up; `parts_of` says what each is.
+    """Return the models that a site's prediction adds up.
 
     First its own agreed model, and for "neighborhood" those of its neighbours, too; then the shared part, where there
     is one.
@@ -733,19 +656,14 @@ def members_of(outcome: Outcome, prediction: str) -> tuple[Member, ...]:
     return (*agreed, *others)
 
 
-def parts_of(outcome: Outcome, prediction: str) -> list[str]:
-    """Return what the members are: "own", "neighbor" or "shared"."""
-    neighbors = len(outcome.neighbor_maps) if prediction == "neighborhood" else 0
-    return ["own", *["neighbor"] * neighbors, *["shared"] * bool(outcome.shared)]
-
-
 def model_of(outcome: Outcome, header: Header, prediction: str, response: Response = AS_IT_IS) -> SiteModel:
     """Return a site's model; what its header says beforehand is filled in."""
     members, scales = members_of(outcome, prediction), outcome.column_scales
+    shared = ["shared"] if outcome.shared else []
     header = msgspec.structs.replace(
         header,
         n_members=len(members),
-        parts=parts_of(outcome, prediction),
+        parts=["own", *["neighbor"] * (len(members) - 1 - len(shared)), *shared],
         column_scales=None if scales is None else scales.tolist(),
         scaled=isinstance(outcome.scaling, Scaling),
         privacy=outcome.privacy,
@@ -849,13 +767,14 @@ class SiteClassifier(SiteModel):
         raise SettingsError("a site's model cannot be fitted by itself: fit DeKRRClassifier")
 
     def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+        from sklearn.utils import ClassifierTags, TargetTags
 
-        return Tags(
+        return replace(
+            super().__sklearn_tags__(),
             estimator_type="classifier",
             target_tags=TargetTags(required=True),
             classifier_tags=ClassifierTags(),
-            input_tags=InputTags(allow_nan=self.header.encoding is not None),
+            regressor_tags=None,
         )
 
     def _contents(self) -> tuple[dict[str, Array], dict[str, str]]:

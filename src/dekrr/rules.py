@@ -61,11 +61,6 @@ def with_methods(*names: str) -> Rule:
     return Rule(words, lambda value: not isinstance(value, type) and all(callable(getattr(value, n, 0)) for n in names))
 
 
-def instance_of(kind: type) -> Rule:
-    """Return the rule for an object of a class."""
-    return Rule(f"a {kind.__name__}", lambda value: isinstance(value, kind))
-
-
 def _is_finite(value: Any) -> bool:
     return not FLAG.allows(value) and isinstance(value, Real) and math.isfinite(float(value))
 
@@ -115,15 +110,7 @@ RANDOM_STATE = Rule(
 
 
 def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
-    """Raise one `SettingsError` that names all values of the owner that break their rule.
-
-    Examples
-    --------
-    >>> check("Greedy", {"ridge": -1.0}, {"ridge": POSITIVE})
-    Traceback (most recent call last):
-        ...
-    dekrr.errors.SettingsError: the 'ridge' parameter of Greedy is wrong: ridge must be a positive number, got -1.0
-    """
+    """Raise one `SettingsError` that names all values of the owner that break their rule."""
     wrong = [name for name, rule in rules.items() if not rule.allows(values[name])]
     if wrong:
         names = " and the ".join(f"{name!r} parameter" for name in wrong)
@@ -133,15 +120,21 @@ def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> N
 
 
 def is_number(text: Any) -> bool:
-    """Return whether a text is that of a number, or another value is one.
-
-    Examples
-    --------
-    >>> is_number("1e-3"), is_number("ENE")
-    (True, False)
-    """
+    """Return whether a text is that of a number, or another value is one."""
     try:
         float(text)
     except (TypeError, ValueError):
         return False
     return True
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value stands for one that is not there: None, NaN, NaT, pandas.NA."""
+    if value is None:
+        return True
+    if isinstance(value, str):
+        return False
+    try:
+        return bool(value != value)
+    except (TypeError, ValueError):  # a comparison with pandas.NA has no truth value, nor has one of arrays
+        return type(value).__name__ == "NAType"

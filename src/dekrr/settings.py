@@ -22,41 +22,21 @@ _ANYTHING = Rule("anything", lambda value: True)
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a setting beside its type and default.
+    """What is known of a setting beside its type and default."""
 
-    Parameters
-    ----------
-    text : str
-        A line of documentation.
-    rule : Rule
-        What it may be.
-    in_process : object, optional
-        The estimators' default, where it differs from a deployment's.
-    objects : Rule, optional
-        What an estimator takes in the place of a name or number.
-    agreed : bool, default=True
-        Whether all sites of a run must have the same value.
-    """
-
-    text: str
+    text: str  # a line of documentation
     rule: Rule = _ANYTHING
-    in_process: Any = msgspec.UNSET
-    objects: Rule | None = None
-    agreed: bool = True
+    in_process: Any = msgspec.UNSET  # the estimators' default, where it differs from a deployment's
+    objects: Rule | None = None  # what an estimator takes in the place of a name or number
+    agreed: bool = True  # whether all sites of a run must have the same value
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the table of settings.
-
-    Parameters
-    ----------
-    default : object
-        A deployment's; `msgspec.NODEFAULT` where it must be given.
-    """
+    """A row of the table of settings."""
 
     name: str
-    default: Any
+    default: Any  # a deployment's; `msgspec.NODEFAULT` where it must be given
     setting: Setting
 
     @property
@@ -107,17 +87,8 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
 
     With `colluders`, the promise is against any so many sites together.
 
-    Neighbouring data sets differ in one row of one site, replaced by any other; row counts are public.
-
-    Parameters
-    ----------
-    delta : float, optional
-        None is N_j^-2 at a site with N_j rows.
-    max_epsilon : float, default=10
-        A larger epsilon promises next to nothing. It is refused unless this is raised.
-    colluders : int, optional
-        The most sites that pool what they see. Sites then share the noise, which masks allow, and have one model. None
-        has no such limit: every site adds the full noise.
+    Neighbouring data sets differ in one row of one site, replaced by any other; row counts are public. Site j has N_j
+    rows. An epsilon above `max_epsilon` promises next to nothing.
 
     Examples
     --------
@@ -132,8 +103,8 @@ class DifferentialPrivacy(msgspec.Struct, frozen=True):
     colluders: Annotated[
         int | None,
         Setting(
-            "The most sites that may pool what they see; sites then share the noise. None allows any number, and "
-            "every site adds the full noise.",
+            "The most sites that may pool what they see. Sites then share the noise, which masks allow, and have one "
+            "model. None allows any number, and every site adds the full noise.",
             whole_number(1).or_none(),
         ),
     ] = None
@@ -362,6 +333,9 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.999
 
 
+_PROMISE = Rule("a DifferentialPrivacy", lambda value: isinstance(value, DifferentialPrivacy))
+
+
 class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
     """What all sites of a DeKRR run must agree on, beside the features."""
 
@@ -496,7 +470,7 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
         Setting(
             "Differential privacy: a guarantee for every row. It needs public bounds or no scaling, and plain features "
             "at all sites. A number is short for DifferentialPrivacy with this epsilon.",
-            rules.instance_of(DifferentialPrivacy).or_none(),
+            _PROMISE.or_none(),
             objects=POSITIVE,
         ),
     ] = None

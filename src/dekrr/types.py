@@ -17,13 +17,6 @@ class Block(NamedTuple):
     vector of shape (n_features,), in memory, in messages and in files. With several outputs they are a matrix of shape
     (n_features, n_outputs). Batches of systems (`dekrr.protocols.run`) have the axes of the batch in front, and
     always an axis of outputs at the end.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> block = Block(np.zeros((3, 2)), np.arange(3.0), weight=np.array([1.0, 1.0, 2.0]))
-    >>> block.n_rows, block.take(slice(1, 3)).y.tolist()
-    (3, [1.0, 2.0])
     """
 
     X: Array  # shape (n_rows, n_columns)

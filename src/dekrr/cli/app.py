@@ -94,15 +94,10 @@ def run() -> None:
     try:
         app()
     except Exception as error:
-        if not _is_for_users(error):
+        if not isinstance(error, DekrrError | OSError | ImportError):  # about nothing that the user gave, or has
             raise
         _tell("[bold red]error:[/]", _with_extra(error))
         sys.exit(getattr(error, "exit_code", 1))
-
-
-def _is_for_users(error: Exception) -> bool:
-    """Return whether an error is about what the user gave, or has."""
-    return isinstance(error, DekrrError | OSError | ImportError)
 
 
 def _with_extra(error: BaseException) -> str:

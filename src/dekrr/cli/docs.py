@@ -36,7 +36,8 @@ def docs(
     if page not in pages:
         raise DataError(f"there is no page {page!r}; the pages are {', '.join(pages)}")
     with console.pager(styles=True) if console.is_terminal else nullcontext():
-        console.print(Markdown(_without_front_matter(pages[page].read_text(encoding="utf-8"))))
+        text = pages[page].read_text(encoding="utf-8")
+        console.print(Markdown(text.split("---\n", 2)[2] if text.startswith("---\n") else text))  # no front matter
 
 
 def pages_in(folder: Path) -> dict[str, Path]:
@@ -67,7 +68,3 @@ def _folder() -> Path:
     if not folder.is_dir():
         raise DataError("this installation has no pages; install the wheel, or read docs/ in the repository")
     return folder
-
-
-def _without_front_matter(text: str) -> str:
-    return text.split("---\n", 2)[2] if text.startswith("---\n") else text

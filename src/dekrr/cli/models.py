@@ -225,13 +225,7 @@ def _list(name: str, given: str) -> list[float] | str:
 
 
 def file_name(site: str) -> str:
-    """Return a file name for a site: the site's name where a file may be called so.
-
-    Examples
-    --------
-    >>> file_name("Gucheng"), file_name("a/b")
-    ('Gucheng.safetensors', 'a%2Fb.safetensors')
-    """
+    """Return a file name for a site: the site's name where a file may be called so."""
     return re.sub(r"[^\w. -]", lambda match: f"%{ord(match[0]):02X}", site) + SUFFIX
 
 

@@ -6,7 +6,7 @@ those that a deployment runs.
 
 import textwrap
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial, wraps
@@ -24,29 +24,16 @@ from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 from ..errors import NotNumbersError, SettingsError, warn
 from ..labels import factorise, listed, places_of, refuse_rows_as_sites
 from ..metrics import relative, rse
-from ..model import FarRows, Header, Outside, SiteModel, model_of, out_of_range, outside_of, response_range_of
+from ..model import FarRows, Header, Outside, SiteModel, model_of, out_of_range, response_range_of
 from ..networks.base import Connect, Traffic
 from ..scaling import Response
 from ..settings import Entry, EstimatorSettings, FeatureSettings, GuardSettings, entries
-from ..tables.columns import Columns, is_frame
+from ..tables.columns import Columns, column_names, is_frame, is_plain, names_in, require_columns
 from ..tables.rows import ArrayRows, Rows
-from ..tables.sources import AnyColumns, count_of, counted, is_mapping, is_spread, open_spread
+from ..tables.sources import AnyColumns, count_of, counted, is_mapping, is_source, is_spread, open_spread
 from ..topology import build
 from ..types import Array, Block
-from . import tables
-from .model_set import (
-    FitSummary,
-    advise,
-    different,
-    intervals_of,
-    matrix_of_errors,
-    mean_of,
-    refuse_unknown,
-    share_of_few,
-    summary_of,
-    tell_of_many_columns,
-    tell_of_too_few,
-)
+from . import model_set, tables
 from .network import (
     Choosing,
     Here,
@@ -60,7 +47,6 @@ from .network import (
     sites_of,
     watching,
 )
-from .tables import tell_of_leaks
 
 _OF_TABLE: Any = object()
 _WIDTH = 112
@@ -308,7 +294,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit_rows(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
         self.sites_: list[Hashable] = list(rows)
-        tell_of_many_columns(count_of(self._reading))
+        model_set.tell_of_many_columns(count_of(self._reading))
         tables.refuse_small_sites(
             {label: own.n_rows for label, own in rows.items() if isinstance(own, ArrayRows)}, self.min_rows
         )
@@ -319,13 +305,13 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self.traffic_: Traffic = self._traffic_of_columns.plus(self.traffic_)
         first, *others = list(self._together.values()) or [None]
         agreed = first is not None and all(_bounds_of(model) == _bounds_of(first) for model in others)
-        self._bounds: Outside | None = outside_of(first) if agreed else None  # a site alone has bounds of its own
+        self._bounds: Outside | None = Outside(first) if agreed else None  # a site alone has bounds of its own
         self._range: tuple[float, float] | None = None  # of the response, where it is known and not changed
         if agreed and not self._has_codes and self._response.transform is None:
             self._range = response_range_of(first)
         if getattr(self, "privacy", None) is None:  # a private fit keeps nothing of rows
-            self._few = share_of_few(rows)
-            advise(self)
+            self._few = model_set.share_of_few(rows)
+            model_set.advise(self)
 
     @abstractmethod
     def _fit(self, rows: Mapping[Hashable, Rows], seed: int) -> None:
@@ -355,21 +341,22 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             if X is not given:  # columns have been picked by their names, which may be numbers
                 X = tables.with_words_as_names(X)
             if first:
-                tell_of_leaks(X, y, sites)
-            if hasattr(self, "columns_") or (first and tables.needs_encoding(X)):
+                tables.tell_of_leaks(X, y, sites)
+                require_columns(X, column_names(X))
+            if hasattr(self, "columns_") or (first and not is_plain(X, column_names(X))):
                 sites = deal(len(X)) if sites is None else sites
                 return only_here(self._read_frame(X, y, sites, seed, sample_weight, first=first), here)
         elif tables.trains_from_sources(X, y):
-            sources = tables.open_sources(X, y, sites)
+            sources = tables.open_sources(X, y, sites, sample_weight)
             if first:
-                tables.refuse_weights(sample_weight)
                 others = (*(y if tables.is_names(y) else [y]), sites, sample_weight)
                 _set_columns(self, tables.columns_of(sources, columns, others))
                 encode = tables.some_lack(sources, self._columns) or encode
             if encode:
                 self._agree_on_columns(tables.facts_of_sources(sources, list(self.feature_names_in_), sites))
             rows = tables.rows_of(sources, self._reading, y, sites, seed, sample_weight, here)
-            return only_here(tables.changed(rows, self._response), here)
+            changed = {label: own.transformed(self._response, f"site {label!r}") for label, own in rows.items()}
+            return only_here(changed, here)
         elif columns is not None:
             raise SettingsError(
                 "columns are names, which a frame or a source of rows has; for an array, select the columns before "
@@ -453,7 +440,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """How columns are read: by what they become, their names, or their number."""
         return self.columns_ if hasattr(self, "columns_") else self._columns
 
-    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+    def get_feature_names_out(self, input_features: object = None) -> np.ndarray:
         """Return the names of the columns that models are made of: the user's, or what these become.
 
         Returns
@@ -505,22 +492,19 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 partial(self.predict, sites=sites), next(iter(self.models_.values())).n_outputs
             )
             return lazily
-        if tables.predicts_from_sources(X, sites):
-            check_is_fitted(self)
-            far, found = FarRows(self._bounds), []
-            for part in tables.parts_of(X, self._reading, None, sites):
-                far.add(part.X)
-                found.append(self._predict(part.X, part.labels))
-            _tell_of_outside(far)
-            return self._told_of_range(np.concatenate(found))
         check_is_fitted(self)
-        X, sites = tables.picked(X, sites, self._reading)
-        X = self._checked(X)
-        _tell_of_outside(FarRows(self._bounds, X))
-        return self._told_of_range(self._predict(X, sites))
-
-    def _told_of_range(self, predictions: Array) -> Array:
-        """Return predictions; warn where they leave the range that responses had."""
+        has_column = isinstance(sites, str) and names_in(X) is not None
+        if is_mapping(X) or is_source(X) or has_column:
+            parts: Iterable[tables.LabelledRows] = tables.parts_of(X, self._reading, None, sites)
+        else:
+            X, sites = tables.picked(X, sites, self._reading)
+            parts = [tables.LabelledRows(self._checked(X), None, sites)]
+        far, found = FarRows(self._bounds), []
+        for part in parts:
+            far.add(part.X)
+            found.append(self._predict(part.X, part.labels))
+        _tell_of_outside(far)
+        predictions = np.concatenate(found)
         if self._range is not None and (told := out_of_range(predictions, *self._range)):
             warn(told)
         return predictions
@@ -536,15 +520,15 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _predict(self, X: Array, sites: Any) -> Array:
         if sites is None:
-            if len(different(self._together)) > 1:
+            if len(model_set.different(self._together)) > 1:
                 warn(
                     f"sites was left out, so each row is predicted by the mean of {len(self._together)} sites' models; "
                     "give the site of every row, or use models_[site].predict(X)"
                 )
-            return mean_of(different(self._together), X)
+            return model_set.mean_of(model_set.different(self._together), X)
         labels, index = factorise(sites, len(X))
-        refuse_unknown(self, labels)
-        everyone, prediction = partial(mean_of, different(self._together)), None
+        model_set.refuse_unknown(self, labels)
+        everyone, prediction = partial(model_set.mean_of, model_set.different(self._together)), None
         for label, own in zip(labels, places_of(index, len(labels)), strict=True):
             known = label in self.models_
             part = self.models_[label].predict_encoded(X[own]) if known else everyone(X[own])
@@ -569,16 +553,16 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X, sites = tables.picked(X, sites, self._reading)
         X = self._checked(X)
         if sites is not None:
-            refuse_unknown(self, factorise(sites, len(X))[0])
+            model_set.refuse_unknown(self, factorise(sites, len(X))[0])
         _tell_of_outside(FarRows(self._bounds, X))
-        ends = intervals_of(self.models_, X, sites, coverage)
-        tell_of_too_few(self.models_, sites, coverage)
+        ends = model_set.intervals_of(self.models_, X, sites, coverage)
+        model_set.tell_of_too_few(self.models_, sites, coverage)
         return ends
 
-    def fit_summary(self) -> FitSummary:
+    def fit_summary(self) -> model_set.FitSummary:
         """Return what came of the fit, as a table: print it, or have a notebook show it."""
         check_is_fitted(self)
-        return summary_of(self)
+        return model_set.summary_of(self)
 
     def score(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> float:
         """Return the coefficient of determination R^2 of `predict(X, sites)`, the mean over outputs."""
@@ -608,11 +592,8 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return rse(y, self.predict(X, sites), sample_weight)
         check_is_fitted(self)
         X = self._checked(tables.picked(X, sites, self._reading)[0])
-        errors = {
-            id(model): rse(y, model.predict_encoded(X, elsewhere=True), sample_weight)
-            for model in different(self._together)
-        }
-        return float(np.mean([errors[id(model)] for model in self._together.values()]))
+        models = model_set.different(self._together)
+        return float(np.mean([rse(y, model.predict_encoded(X, elsewhere=True), sample_weight) for model in models]))
 
     def cross_site_errors(self, X: Any, y: Any, sites: Any) -> Any:
         """Return the relative squared error of each site's model on each site's rows: others than those of `fit`.
@@ -643,7 +624,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         def error_of(rows: np.ndarray, model: Any, X: Array, *, elsewhere: bool) -> float:
             return rse(y[rows], model.predict_encoded(X[rows], elsewhere=elsewhere))
 
-        return matrix_of_errors(self.models_, self._checked(X), sites, error_of)
+        return model_set.matrix_of_errors(self.models_, self._checked(X), sites, error_of)
 
     def _scored(self, X: Any, y: Any, sites: Any) -> tuple[Any, Any, Any]:
         """Return rows, responses and sites of rows as arrays, where they are names of a frame's columns."""
@@ -654,18 +635,14 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _streamed_rse(self, X: Any, y: Any, sites: Any, metric: str) -> float:
         check_is_fitted(self)
-        models = list(self._together.values()) if metric == "union" else []
+        models = model_set.different(self._together) if metric == "union" else []
         responses: list[Array] = []
         errors: Any = 0.0
         for rows, truth, labels in tables.parts_of(X, self._reading, y, sites):
             assert truth is not None
             responses.append(truth)
-            if models:
-                known = {id(model): model.predict_encoded(rows, elsewhere=True) for model in different(self._together)}
-                predictions = [known[id(model)] for model in models]
-            else:
-                predictions = [self._predict(rows, labels)]
-            errors = errors + np.array([np.sum((prediction - truth) ** 2, axis=0) for prediction in predictions])
+            found = [model.predict_encoded(rows, elsewhere=True) for model in models] or [self._predict(rows, labels)]
+            errors = errors + np.array([np.sum((each - truth) ** 2, axis=0) for each in found])
         return relative(np.mean(errors, axis=0), np.concatenate(responses))
 
     def __sklearn_tags__(self) -> Any:

@@ -16,8 +16,9 @@ from ..intervals import too_few_text
 from ..labels import factorise
 from ..model import SiteClassifier, margins, uncalibrated
 from ..protocols.calibration import keep_classes
+from ..rules import is_missing
 from ..settings import EstimatorSettings
-from ..tables.columns import is_frame, is_missing
+from ..tables.columns import is_frame
 from ..types import Array
 from . import base, tables
 from .base import estimator, setting, unchanged_by_failure
@@ -206,6 +207,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
+        edges : sequence of (site, site)
         classes : array-like of shape (n_classes,), optional
             All classes: for the first call, whose rows must have all of them.
         """

@@ -1,6 +1,7 @@
 """The regressor of the paper's method, DeKRR-DDRF."""
 
 import copy
+import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,7 +50,7 @@ from ..settings import (
     private_sigma,
 )
 from ..tables.columns import Columns
-from ..tables.rows import ArrayRows, ChainedRows, ForgottenRows, Rows, Weighed
+from ..tables.rows import ArrayRows, ChainedRows, ForgottenRows, Rows, RowsElsewhere, Weighed
 from ..tables.sources import count_of
 from ..topology import add_edges, build
 from ..types import Array
@@ -60,7 +61,6 @@ from .network import (
     Choosing,
     Here,
     NetworkRun,
-    RowsElsewhere,
     Training,
     are_weighted,
     refuse_other_sites,
@@ -164,12 +164,6 @@ def ruled(fitted: Any, sites: Mapping[Hashable, Site], settings: DeKRRSettings) 
     return made
 
 
-def with_rules(training: Training, sites: Mapping[Hashable, Site]) -> Training:
-    """Return a training in which each site has the rule of its namesake among `sites`."""
-    rules = {site.name: site.admission for site in sites.values()}
-    return lambda site, chooser: training(replace(site, admission=rules[site.name]), chooser)
-
-
 def _standing_alone(
     sites: Mapping[Hashable, Site], choosers: Mapping[Hashable, Chooser], settings: DeKRRSettings
 ) -> dict[Hashable, str]:
@@ -204,11 +198,6 @@ def _standing_alone(
                 )
                 break
     return reasons
-
-
-def refusal(error: DataError) -> DataError:
-    """Return what a prototype says where a guard refuses in its run."""
-    return DataError(f"a deployment would refuse this run: {error}")
 
 
 def _verdict(
@@ -252,12 +241,6 @@ class Standing:
         add_edges(graph, edges)
         return build(graph, [*self.n_rows, *(label for label in new if label not in self.n_rows)])
 
-    def graph_without(self, label: Hashable) -> Any:
-        """Return the graph without a site."""
-        graph: Any = nx.Graph(self.graph)
-        graph.remove_node(label)
-        return build(graph, [other for other in self.n_rows if other != label])
-
     def all_rows(self, graph: Any, new: Mapping[Hashable, Rows]) -> dict[Hashable, Rows]:
         """Return all rows of each site of a graph, as far as they were kept."""
         self._refuse_new_edges(graph)
@@ -280,13 +263,10 @@ class Standing:
             rows[label] = ChainedRows(parts) if len(parts) > 1 else parts[0]
         return rows
 
-    def refuse_new_edges_with_parts(self) -> None:
-        """Refuse sites that join, and new edges, where models have more parts than the agreed one."""
-        if any(outcome.sigma is not None for outcome in self.outcomes.values()):
-            raise SettingsError(
-                "a site cannot join, and an edge cannot be added, where models have a shared or a local part or "
-                "learnt column scales: fit again, or fit with shared=None, local=None and column_scales=None"
-            )
+    @property
+    def has_parts(self) -> bool:
+        """Whether models have more parts than the agreed one."""
+        return any(outcome.sigma is not None for outcome in self.outcomes.values())
 
     def _refuse_new_edges(self, graph: Any) -> None:
         added = [edge for edge in graph.edges if not self.graph.has_edge(*edge)]
@@ -558,15 +538,18 @@ class DeKRRRegressor(NetworkRegressor):
             prediction=self.prediction,
             keep_sums=self.store_sums,
         )
-        training = sifted.limiting(training)
-        if self.deployment:
-            training = with_rules(training, sites)
+        limits: Any = {} if sifted.limits is None else {"limits": sifted.limits}
+        rules: Any = {site.name: {"admission": site.admission} for site in sites.values()} if self.deployment else {}
+
+        def trained(site: Site, chooser: Chooser) -> Any:
+            return training(replace(site, **limits, **rules.get(site.name, {})), chooser)
+
         try:
-            run = self._train(rows, graph, seed, training, choosing, self.network, trainings)
+            run = self._train(rows, graph, seed, trained, choosing, self.network, trainings)
         except DataError as error:
             if not self.deployment:
                 raise
-            raise refusal(error) from error
+            raise DataError(f"a deployment would refuse this run: {error}") from error
         self.validation_: dict[str, HeldOutErrors] | None = validate(
             run.outcomes, len(run.sites), self._response.back, run.everywhere
         )
@@ -658,21 +641,23 @@ class DeKRRRegressor(NetworkRegressor):
             raise SettingsError(
                 f'partial_fit adds up sums, but exchange is {self.exchange!r}: set it to "sums", or fit again'
             )
-        new = self._read(X, y, sites, standing.seed, self._dealt_to_all, None, sample_weight, first=False)
-        self._refuse_other_outputs(new)
-        joining = [label for label in new if label not in self.models_]
-        if joining and not len(edges):
-            raise DataError(f"sites {joining} are new: give their edges, as in edges=[(new, old), ...]")
-        if joining or len(edges):
-            standing.refuse_new_edges_with_parts()
-        self._go_on(standing, standing.graph_with(edges, new), new)
-        return self
-
-    def _refuse_other_outputs(self, new: Mapping[Hashable, Rows]) -> None:
+        dealt = itertools.cycle(self.sites_)  # among the sites that there are
+        given = (X, y, sites, standing.seed, lambda n_rows: [*itertools.islice(dealt, n_rows)], None, sample_weight)
+        new = self._read(*given, first=False)
         known = next(iter(self.models_.values())).n_outputs
         for label, rows in new.items():
             if not isinstance(rows, RowsElsewhere) and rows.n_outputs != known:
                 raise DataError(f"the new rows of site {label!r} have {rows.n_outputs} outputs; the fit had {known}")
+        joining = [label for label in new if label not in self.models_]
+        if joining and not len(edges):
+            raise DataError(f"sites {joining} are new: give their edges, as in edges=[(new, old), ...]")
+        if (joining or len(edges)) and standing.has_parts:
+            raise SettingsError(
+                "a site cannot join, and an edge cannot be added, where models have a shared or a local part or "
+                "learnt column scales: fit again, or fit with shared=None, local=None and column_scales=None"
+            )
+        self._go_on(standing, standing.graph_with(edges, new), new)
+        return self
 
     def remove_site(self, site: Hashable) -> Self:
         """Let a site leave a fitted network: the result of training without it, with the same features.
@@ -698,7 +683,7 @@ class DeKRRRegressor(NetworkRegressor):
         if len(self.sites_) - len(self._apart) == 1:
             raise DataError(f"{site!r} is the only site, and cannot leave")
         standing = self._require_standing()
-        has_parts = any(outcome.sigma is not None for outcome in standing.outcomes.values())
+        has_parts = standing.has_parts
         if has_parts and standing.rows is None:
             raise SettingsError(
                 f"without {site!r} the others sum their rows again, which were not kept: fit with store_rows=True to "
@@ -709,7 +694,9 @@ class DeKRRRegressor(NetworkRegressor):
                 f"masks hide the sums of every site, and new sums without {site!r} would tell its own: fit the others "
                 "anew, with features of their own"
             )
-        self._go_on(standing, standing.graph_without(site), {}, self.prediction if has_parts else None)
+        others = [label for label in standing.n_rows if label != site]
+        graph = build(nx.Graph(standing.graph.subgraph(others)), others)
+        self._go_on(standing, graph, {}, self.prediction if has_parts else None)
         self.contributions_.pop(site, None)
         return self
 
@@ -725,9 +712,6 @@ class DeKRRRegressor(NetworkRegressor):
         if self.privacy is not None:
             raise SettingsError("the first fit sent sums without noise, which privacy cannot take back: fit again")
         return self._standing
-
-    def _dealt_to_all(self, n_rows: int) -> list[Hashable]:
-        return [self.sites_[row % len(self.sites_)] for row in range(n_rows)]
 
     def _go_on(
         self, standing: Standing, graph: Any, new: Mapping[Hashable, Rows], prediction: str | None = None
@@ -790,12 +774,6 @@ class Sifted:
     contributions: dict[Hashable, Contribution] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     limits: Limits | None = None  # see `dekrr.protocols.looking.Looked`
-
-    def limiting(self, training: Training) -> Training:
-        """Return a training in which each site moves values to the limits."""
-        if self.limits is None:
-            return training
-        return lambda site, chooser: training(replace(site, limits=self.limits), chooser)
 
 
 def sift(

@@ -26,18 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PlainFrame:
-    """What stands for a frame where pandas is not installed.
-
-    Examples
-    --------
-    >>> frame = PlainFrame({"own": [0.25, 1.0]}, ["a", "b"])
-    >>> frame.to_dict()
-    {'own': {'a': 0.25, 'b': 1.0}}
-    >>> print(frame)
-         own
-    a   0.25
-    b      1
-    """
+    """What stands for a frame where pandas is not installed."""
 
     columns: Mapping[Any, Sequence[Any]]
     index: Sequence[Hashable]  # the names of the rows
@@ -58,15 +47,19 @@ class PlainFrame:
             [value if isinstance(value, str) else f"{value:.4g}" for value in values]
             for values in self.columns.values()
         ]
-        table = [["", *map(str, self.columns)], *(list(map(str, row)) for row in zip(self.index, *cells, strict=True))]
-        widths = [max(len(row[j]) for row in table) for j in range(len(table[0]))]
-        first = [row[0].ljust(widths[0]) for row in table]
-        others = [
-            "".join(f"  {cell.rjust(width)}" for cell, width in zip(row[1:], widths[1:], strict=True)) for row in table
-        ]
-        return "\n".join(a + b for a, b in zip(first, others, strict=True))
+        rows = [[str(name), *row] for name, *row in zip(self.index, *cells, strict=True)]
+        return "\n".join(_aligned([["", *map(str, self.columns)], *rows], "  "))
 
     __repr__ = __str__
+
+
+def _aligned(table: Sequence[Sequence[str]], gap: str) -> list[str]:
+    """Return the lines of a table whose first column is flush left, and the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        gap.join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
+        for row in table
+    ]
 
 
 def as_frame(columns: Mapping[Any, Sequence[Any]], index: Sequence[Hashable], name: str, **attrs: Any) -> Any:
@@ -177,50 +170,30 @@ _MOST_SITES = 100  # whose rows these are
 
 
 class HeldOutErrors(NamedTuple):
-    """Errors on rows that were held out, by a training without them.
+    """Errors on rows that were held out, by a training without them."""
 
-    Parameters
-    ----------
-    n_rows : dict of site to int
-        How many rows of each site were held out.
-    own : dict of site to float
-        The error of each site's model on its own held-out rows; NaN where there are none. An RSE is relative to the
-        variance of the site's own rows.
-    mean_own : float
-        The error on the held-out rows of all sites, each row by its own site's model, as in ``metric="own"``. An RSE is
-        relative to the variance of all these rows, which is large where sites differ.
-    n_union : int
-        How many held-out rows, of all sites, the next ones rest on.
-    union : dict of site to float
-        The error of each site's model on held-out rows of all sites. It is empty where other processes keep theirs.
-    mean_union : float
-        The mean of the last over sites, as in ``metric="union"``.
-    alone : dict of site to float
-        The error of what each site would do without the others, on its own held-out rows: the best of its mean, ridge
-        regression and boosted trees, by all its folds; NaN where it is not known.
-    mean_alone : float
-        The error of that on the held-out rows of all sites.
-    kind_alone : dict of site to str
-        Which of them it is: "mean", "ridge" or "trees".
-    within_own, within_alone : float
-        As `mean_own` and `mean_alone`, relative to the variance within sites: the errors of all rows over the squared
-        deviations of each from its own site's mean. NaN where it is no RSE.
-    excess : dict of site to (float, float)
-        How much larger the error of a held-out row is with the others than alone, in the mean over the site's rows, and
-        the standard error of that. A squared error is relative to the variance of the site's rows.
-    """
-
-    n_rows: dict[Hashable, int]
+    n_rows: dict[Hashable, int]  # how many rows of each site were held out
+    # The error of each site's model on its own held-out rows; NaN where there are none. An RSE is relative to the
+    # variance of the site's own rows.
     own: dict[Hashable, float]
+    # The error on the held-out rows of all sites, each row by its own site's model, as in ``metric="own"``. An RSE is
+    # relative to the variance of all these rows, which is large where sites differ.
     mean_own: float
-    n_union: int
+    n_union: int  # how many held-out rows, of all sites, the next ones rest on
+    # The error of each site's model on held-out rows of all sites. It is empty where other processes keep theirs.
     union: dict[Hashable, float]
-    mean_union: float
+    mean_union: float  # the mean of the last over sites, as in ``metric="union"``
+    # The error of what each site would do without the others, on its own held-out rows: the best of its mean, ridge
+    # regression and boosted trees, by all its folds; NaN where it is not known.
     alone: dict[Hashable, float]
-    mean_alone: float
-    kind_alone: dict[Hashable, str]
+    mean_alone: float  # the error of that on the held-out rows of all sites
+    kind_alone: dict[Hashable, str]  # which of them it is: "mean", "ridge" or "trees"
+    # As `mean_own` and `mean_alone`, relative to the variance within sites: the errors of all rows over the squared
+    # deviations of each from its own site's mean. NaN where it is no RSE.
     within_own: float
     within_alone: float
+    # How much larger the error of a held-out row is with the others than alone, in the mean over the site's rows, and
+    # the standard error of that. A squared error is relative to the variance of the site's rows.
     excess: dict[Hashable, tuple[float, float]]
 
     @property
@@ -463,37 +436,14 @@ _NEVER = "none, because this method holds out no rows; see dekrr.model_selection
 
 @dataclass(frozen=True)
 class FitSummary:
-    """What came of a fit.
-
-    Parameters
-    ----------
-    facts : mapping of str to str
-        What is known of the fit as a whole.
-    sites : mapping of site to mapping of str to str
-        What is known of each site.
-
-    Examples
-    --------
-    >>> print(FitSummary({"method": "DeKRRRegressor"}, {"north": {"rows": "90", "kB sent": "12"}}))
-    method: DeKRRRegressor
-    site  rows kB sent
-    north   90      12
-    """
+    """What came of a fit: what is known of it as a whole, and of each site."""
 
     facts: Mapping[str, str]
     sites: Mapping[Any, Mapping[str, str]]
 
     def __str__(self) -> str:
         lines = [f"{name}: {value}" for name, value in self.facts.items()]
-        table = self._table()
-        widths = [max(len(row[j]) for row in table) for j in range(len(table[0]))] if table else []
-        for row in table:
-            first, *others = (
-                cell.ljust(width) if j == 0 else cell.rjust(width)
-                for j, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            lines.append(" ".join([first, *others]))
-        return "\n".join(lines)
+        return "\n".join(lines + _aligned(self._table(), " "))
 
     __repr__ = __str__
 
@@ -597,11 +547,6 @@ def _number(value: float) -> str:
     return "-" if np.isnan(value) else f"{value:.4g}"
 
 
-def share_in_words(errors: HeldOutErrors) -> str:
-    """Return on how many of the held-out rows the union errors rest."""
-    return "all of them" if errors.n_union == sum(errors.n_rows.values()) else f"{errors.n_union} of them"
-
-
 def _held_out(regressor: Any) -> dict[str, str]:
     """Return what is known of errors on rows that were held out, in words."""
     facts = {}
@@ -611,7 +556,8 @@ def _held_out(regressor: Any) -> dict[str, str]:
     for name, errors in (validation or {}).items():
         n_rows = sum(errors.n_rows.values())
         own = f"own {_number(errors.mean_own)}, alone {_number(errors.mean_alone)} on {n_rows} rows"
-        union = f"union {_number(errors.mean_union)} on {share_in_words(errors)}"
+        rest = "all" if errors.n_union == n_rows else errors.n_union
+        union = f"union {_number(errors.mean_union)} on {rest} of them"
         if not errors.union:
             union = "union unknown, because other sites are in other processes"
         facts[f"held-out {name}"] = f"{own}, {union}; by a second training without them"

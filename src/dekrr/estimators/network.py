@@ -18,24 +18,10 @@ import msgspec
 import numpy as np
 from sklearn.utils import check_random_state
 
+from .. import messages
 from ..errors import SettingsError, WarnOnce
 from ..kernels import name_of
 from ..labels import listed, names_of
-from ..messages import (
-    Bounds,
-    Coefficients,
-    Features,
-    MaskedRound,
-    Message,
-    Offer,
-    RawColumns,
-    Roll,
-    Shortlist,
-    Unchanged,
-    decoder_of,
-    residual_of,
-    to_wire,
-)
 from ..model import SiteModel, from_bytes
 from ..networks.base import Connect, Network, PartialNetwork, Traffic
 from ..networks.local import LocalNetwork
@@ -46,19 +32,19 @@ from ..protocols.site import Inbox, Outbox, Procedure, Result, Site
 from ..scaling import AnyScaling
 from ..selection import CHOOSERS, Chooser
 from ..settings import FeatureSettings, GuardSettings, grid_of, is_auto
-from ..tables.rows import Rows, Weighed
-from ..types import Array, Block
+from ..tables.rows import Rows, RowsElsewhere, Weighed
+from ..types import Array
 
 _LOG = logging.getLogger("dekrr")
-_STAGES: dict[type[Message], str] = {
-    Roll: "roll call",
-    RawColumns: "columns",
-    Bounds: "scales",
-    Shortlist: "choosing features",
-    Features: "choosing features",
-    Coefficients: "rounds",
-    MaskedRound: "rounds",
-    Unchanged: "rounds",
+_STAGES: dict[type[messages.Message], str] = {
+    messages.Roll: "roll call",
+    messages.RawColumns: "columns",
+    messages.Bounds: "scales",
+    messages.Shortlist: "choosing features",
+    messages.Features: "choosing features",
+    messages.Coefficients: "rounds",
+    messages.MaskedRound: "rounds",
+    messages.Unchanged: "rounds",
 }
 _SECONDS_BETWEEN_LINES = 0.1
 _SECONDS_BETWEEN_LOGS = 10.0
@@ -68,36 +54,23 @@ _SECONDS_BETWEEN_LOGS = 10.0
 class FitEvent:
     """Where a fit is.
 
-    Parameters
-    ----------
-    stage : str
-        "columns", "looking at rows", "roll call", "scales", "column scales", "shared part", "choosing features",
-        "sums over rows", "rounds", "local part", "held-out rows", or "done".
-    exchange : int
-        Exchanges of messages so far; agreeing on raw columns, and each look at rows, have counts of their own.
-    part, parts : int
-        Tuning trains once per bandwidth and fold, and then once for good: how many of these trainings have begun, and
-        how many there are.
-    round : int
-        Rounds of this training so far.
-    residual : float
-        The last relative residual that is known; NaN where there is none.
-    seconds : float
-        Since the fit began.
-
     Examples
     --------
     >>> str(FitEvent("rounds", exchange=40, part=3, parts=21, round=12, residual=1e-3, seconds=4.0))
     'training 3 of 21, rounds: 12, residual 1.0e-03, 4 s, about 30 s left'
     """
 
+    # "columns", "looking at rows", "roll call", "scales", "column scales", "shared part", "choosing features",
+    # "sums over rows", "rounds", "local part", "held-out rows", or "done"
     stage: str
-    exchange: int
+    exchange: int  # exchanges of messages so far; agreeing on raw columns, and each look at rows, count their own
+    # part, parts: tuning trains once per bandwidth and fold, and then once for good: how many of these trainings have
+    # begun, and how many there are
     part: int = 0
     parts: int = 1
-    round: int = 0
-    residual: float = float("nan")
-    seconds: float = 0.0
+    round: int = 0  # rounds of this training so far
+    residual: float = float("nan")  # the last relative residual that is known; NaN where there is none
+    seconds: float = 0.0  # since the fit began
 
     @property
     def seconds_left(self) -> float:
@@ -150,32 +123,21 @@ class Watch:
         if stage == "sums over rows":
             self._part, self._round = min(self._part + 1, self.parts), 0
 
-    def tell_end(self) -> None:
-        """Tell that the fit is done."""
-        self._stage = "done"
-        self._tell()
-
     def _see(self, outbox: Outbox) -> None:
         self._exchange += 1
         message = next(iter(outbox.values()), None)
-        stage = "choosing features" if isinstance(message, Offer) else _STAGES.get(type(message))  # type: ignore[arg-type]
-        if isinstance(message, Coefficients | MaskedRound | Unchanged):
+        stage = "choosing features" if isinstance(message, messages.Offer) else _STAGES.get(type(message))  # type: ignore[arg-type]
+        if isinstance(message, messages.Coefficients | messages.MaskedRound | messages.Unchanged):
             self._round += 1
-            residual = residual_of(message)
+            residual = messages.residual_of(message)
             self._residual = float("nan") if residual is None else residual
         self._stage = stage or self._stage
-        self._tell()
+        self.tell()
 
-    def _tell(self) -> None:
-        event = FitEvent(
-            self._stage,
-            self._exchange,
-            self._part,
-            self.parts,
-            self._round,
-            self._residual,
-            time.monotonic() - self._start,
-        )
+    def tell(self) -> None:
+        """Tell callbacks where the fit is."""
+        seconds = time.monotonic() - self._start
+        event = FitEvent(self._stage, self._exchange, self._part, self.parts, self._round, self._residual, seconds)
         for callback in self._callbacks:
             callback(event)
 
@@ -189,11 +151,10 @@ class TerminalLine:
 
     def __call__(self, event: FitEvent) -> None:
         """Show an event, unless the last one was shown just now."""
-        if event.stage != "done" and event.seconds < self._next:
-            return
-        self._next = event.seconds + _SECONDS_BETWEEN_LINES
-        self._stream.write(f"\r\x1b[Kfit: {event}" + "\n" * (event.stage == "done"))
-        self._stream.flush()
+        if event.stage == "done" or event.seconds >= self._next:
+            self._next = event.seconds + _SECONDS_BETWEEN_LINES
+            self._stream.write(f"\r\x1b[Kfit: {event}" + "\n" * (event.stage == "done"))
+            self._stream.flush()
 
 
 class FitLog:
@@ -226,41 +187,12 @@ def watching(verbose: int, callbacks: Any, parts: int = 1, *, before: str = "") 
     watch = Watch(told, parts, before or "roll call") if told else None
     yield watch
     if watch is not None and not before:
-        watch.tell_end()
+        watch.enter("done")
+        watch.tell()
 
 
 Here = Callable[[Sequence[Hashable]], Set[Hashable]]
 """A function that says which of all sites are driven in this process."""
-
-
-class RowsElsewhere(Rows):
-    """The rows of a site that another process drives; after a run their number is known."""
-
-    streamed = True
-
-    def __init__(self, n_columns: int, *, weighted: bool) -> None:
-        self.n_columns = n_columns
-        self.weighted = weighted
-        self.counted: tuple[int, Weighed] | None = None
-
-    @property
-    def n_rows(self) -> int:
-        """How many rows there are."""
-        return self._counted()[0]
-
-    @property
-    def weights(self) -> Weighed:
-        """The sums over the rows' weights."""
-        return self._counted()[1]
-
-    def _counted(self) -> tuple[int, Weighed]:
-        if self.counted is None:
-            raise SettingsError("rows of a site of another process are not counted before the end of a run")
-        return self.counted
-
-    def blocks(self, size: int) -> Iterator[Block]:
-        """Refuse."""
-        raise SettingsError("these are the rows of a site that another process drives; this one does not have them")
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True):
@@ -270,11 +202,10 @@ class _Told(msgspec.Struct, frozen=True, array_like=True):
     traffic: list[tuple[str, str, str, int, int]]
 
 
-class _Results(msgspec.Struct, frozen=True, array_like=True):
-    """The models of a process' sites, by name, and its share of the objective in each round."""
-
-    models: dict[str, bytes]
-    objective: list[float]
+def _of_all(network: PartialNetwork, own: Any, kind: Any) -> list[Any]:
+    """Return what each process tells: this one tells its `own`, which is of this kind."""
+    decoder = messages.decoder_of(kind)
+    return [decoder.decode(data) for data in network.share(msgspec.msgpack.encode(own, enc_hook=messages.to_wire))]
 
 
 def here_of(network: Any, graph_of: Callable[[Sequence[Hashable]], Any]) -> Here | None:
@@ -321,8 +252,7 @@ def tell(network: Network, sites: Mapping[Hashable, Site]) -> Traffic:
     for site in driven(network, sites).values():
         same = Weighed(float(site.n_rows), float(site.n_rows))
         counts[site.name] = site.n_rows, site.rows.weights if site.rows.weighted else same
-    own = _Told(counts, network.traffic.rows() if network.gathers else [])
-    told = [msgspec.msgpack.decode(data, type=_Told) for data in network.share(msgspec.msgpack.encode(own))]
+    told = _of_all(network, _Told(counts, network.traffic.rows() if network.gathers else []), _Told)
     counted = {name: count for each in told for name, count in each.counts.items()}
     for site in sites.values():
         if isinstance(site.rows, RowsElsewhere):
@@ -339,13 +269,11 @@ def gathered(
     """
     if not isinstance(network, PartialNetwork):
         return models, objective
-    encoded = {names[label]: model.to_bytes() for label, model in models.items()} if network.gathers else {}
-    shared = network.share(msgspec.msgpack.encode(_Results(encoded, objective.tolist())))
-    results = [msgspec.msgpack.decode(data, type=_Results) for data in shared]
-    total = np.sum([result.objective for result in results], axis=0)
+    total = np.sum(_of_all(network, objective.tolist(), list[float]), axis=0)
     if not network.gathers:
         return models, total
-    files = {name: data for result in results for name, data in result.models.items()}
+    encoded = {names[label]: model.to_bytes() for label, model in models.items()}
+    files = {name: data for told in _of_all(network, encoded, dict[str, bytes]) for name, data in told.items()}
     return {label: models.get(label) or from_bytes(files[name]) for label, name in names.items()}, total
 
 
@@ -392,20 +320,13 @@ class NetworkRun:
     def everywhere(self, of_sites: Mapping[Hashable, Any], kind: Any) -> dict[Hashable, Any]:
         """Return what is known of the sites of all processes, where results are gathered, in the order of all sites.
 
-        Parameters
-        ----------
-        of_sites : mapping of label to object
-            What is known of the sites of this process.
-        kind : type
-            Of these objects: numbers, texts, or named tuples of arrays.
+        `of_sites` is of this process; the `kind` of it can be numbers, texts, or named tuples of arrays.
         """
         if not isinstance(self.network, PartialNetwork) or not self.network.gathers:
             return dict(of_sites)
-        names, decoder = self.names, decoder_of(dict[str, kind])
-        own = {names[label]: one for label, one in of_sites.items()}
-        shared = self.network.share(msgspec.msgpack.encode(own, enc_hook=to_wire))
-        found = {name: one for data in shared for name, one in decoder.decode(data).items()}
-        return {label: found[name] for label, name in names.items() if name in found}
+        own = {self.names[label]: one for label, one in of_sites.items()}
+        found = {name: one for told in _of_all(self.network, own, dict[str, kind]) for name, one in told.items()}
+        return {label: found[name] for label, name in self.names.items() if name in found}
 
     @property
     def n_columns(self) -> int:
@@ -482,11 +403,6 @@ def n_features_for(n_rows: int, n_neighbors: int) -> int:
     """Return how many features a site takes where nobody says: by its rows, within a budget of bytes.
 
     A neighbour is sent sums of D (D + 1) / 2 + D D numbers.
-
-    Examples
-    --------
-    >>> n_features_for(100, 4), n_features_for(1000, 4), n_features_for(1000, 2), n_features_for(1000, 0)
-    (50, 120, 170, 500)
     """
     affordable = _MOST_BYTES / (12 * n_neighbors) if n_neighbors else np.inf
     return int(max(_FEWEST_FEATURES, min(n_rows // _ROWS_PER_FEATURE, np.sqrt(affordable))))

@@ -1,6 +1,7 @@
 """Rows in arrays: what cannot be used, told by row and column, and each site's part."""
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -11,8 +12,7 @@ from ..errors import DataError, SettingsError, warn
 from ..labels import factorise, listed, places_of, refuse_rows_as_sites, remedy
 from ..networks.base import Connect, Traffic
 from ..protocols.preparation import agree_on_columns
-from ..rules import LARGEST, is_number
-from ..scaling import Response
+from ..rules import LARGEST, is_missing, is_number
 from ..tables.columns import (
     Columns,
     Facts,
@@ -21,8 +21,6 @@ from ..tables.columns import (
     arrays_of,
     column_names,
     is_frame,
-    is_missing,
-    is_plain,
     names_in,
     read_raw,
     require_columns,
@@ -36,11 +34,10 @@ from ..tables.sources import (
     SpreadTable,
     StreamedRows,
     block_of,
+    column_of,
     counted,
     inputs_of,
     is_mapping,
-    is_source,
-    labels_of,
     names_of,
     open_source,
     require_weights,
@@ -109,8 +106,9 @@ def by_site(
     `labels`; the seed is of the sites' samples.
     """
     rows: dict[Hashable, Rows] = {}
-    for label, own in zip(labels, map(_in_one_piece, places_of(index, len(labels))), strict=True):
-        block = counted(Block(X, y, weight).take(own))
+    for label, own in zip(labels, places_of(index, len(labels)), strict=True):
+        in_one_piece = len(own) > 0 and own[-1] - own[0] + 1 == len(own)
+        block = counted(Block(X, y, weight).take(slice(own[0], own[-1] + 1) if in_one_piece else own))
         if not block.n_rows:
             raise DataError(f"all rows of site {label!r} have weight zero: leave the site out, or give it weights")
         rows[label] = ArrayRows(*block, seed=seed)
@@ -123,13 +121,6 @@ def refuse_small_sites(n_rows: Mapping[Hashable, int], min_rows: int) -> None:
     if small and len(n_rows) > 1:
         named = "; ".join(f"site {site!r} has {n_rows[site]} row{'s' * (n_rows[site] != 1)}" for site in small)
         raise DataError(f"{named}, fewer than min_rows={min_rows}. {remedy(small, n_rows)}, or lower min_rows")
-
-
-def _in_one_piece(places: np.ndarray) -> np.ndarray | slice:
-    """Return increasing indices as a slice where they leave out none."""
-    if len(places) and places[-1] - places[0] + 1 == len(places):
-        return slice(int(places[0]), int(places[-1]) + 1)
-    return places
 
 
 def refuse_bad_rows(
@@ -242,10 +233,7 @@ def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None, weight: Any
     if isinstance(sites, str) and sites in outputs:
         raise SettingsError(f"{sites!r} cannot be both the response and the site of a row")
     require_columns(X, others)
-    if isinstance(columns, str) or (columns is not None and set(columns) & set(others)):
-        raise SettingsError(
-            f"columns are the names of the columns to predict from, without the response and the site; got {columns!r}"
-        )
+    _refuse_columns(columns, others)
     if outputs:
         y = array_of(X, y, exact=True) if isinstance(y, str) else np.column_stack([array_of(X, name) for name in y])
     if isinstance(sites, str):
@@ -266,6 +254,13 @@ def named(X: Any, y: Any, sites: Any, columns: Sequence[str] | None, weight: Any
     return Named(X if unchanged else select(X, columns), y, sites, weight)
 
 
+def _refuse_columns(columns: Sequence[str] | None, others: Sequence[str | None]) -> None:
+    if isinstance(columns, str) or (columns is not None and set(columns) & set(others)):
+        raise SettingsError(
+            f"columns are the names of the columns to predict from, without the response and the site; got {columns!r}"
+        )
+
+
 def picked(X: Any, sites: Any, reading: AnyColumns) -> tuple[Any, Any]:
     """Return the columns of a frame that models know, and the sites of its rows; the frame may have further columns.
 
@@ -279,13 +274,13 @@ def picked(X: Any, sites: Any, reading: AnyColumns) -> tuple[Any, Any]:
     if not is_encoded and known is not None and (sites is not None or set(known) < set(there)):
         X, _, sites, _ = named(X, None, sites, known)
     elif isinstance(sites, str):
-        require_columns(X, [sites])
         sites = _labels(X, sites)
     return X, sites
 
 
 def _labels(X: Any, name: str) -> np.ndarray:
     """Return the column of sites; refuse rows without one."""
+    require_columns(X, [name])
     labels = array_of(X, name, exact=True)
     for row, label in enumerate(labels.tolist()):
         if is_missing(label):
@@ -309,45 +304,35 @@ def refuse_empty(X: Any, y: Any) -> None:
         )
 
 
-def needs_encoding(X: Any) -> bool:
-    """Return whether a frame has anything but numbers, or has missing values."""
-    names = column_names(X)
-    require_columns(X, names)
-    return not is_plain(X, names)
-
-
 def facts_of_frame(X: Any, labels: Sequence[Hashable], index: np.ndarray) -> dict[Hashable, Facts]:
     """Return what each site knows of its columns, from a frame with the rows of all; see `by_site`."""
-    table = read_raw(X, column_names(X))
-    return {
-        label: _facts(table, own, f"site {label!r}")
-        for label, own in zip(labels, places_of(index, len(labels)), strict=True)
-    }
+    table, found = read_raw(X, column_names(X)), {label: Facts(column_names(X)) for label in labels}
+    _add_by_site(found, table, labels, index, "site {!r}")
+    return found
 
 
-def _facts(table: RawTable, rows: np.ndarray, where: str) -> Facts:
-    facts = Facts(list(table))
-    facts.add({name: raw.take(rows) for name, raw in table.items()}, where)
-    return facts
+def _add_by_site(
+    found: dict[Hashable, Facts], table: RawTable, labels: Sequence[Hashable], index: np.ndarray, where: str
+) -> None:
+    for label, rows in zip(labels, places_of(index, len(labels)), strict=True):
+        found[label].add({name: raw.take(rows) for name, raw in table.items()}, where.format(label))
 
 
 def facts_of_sources(
     sources: Mapping[Hashable, Source], columns: Sequence[str], sites: str | None
 ) -> dict[Hashable, Facts]:
     """Return what each site knows of its columns, from one pass over its source, or over one source of all."""
-    found: dict[Hashable, Facts] = {}
+    found: dict[Hashable, Facts] = defaultdict(lambda: Facts(columns))
     for label, source in sources.items():
         for batch in source.batches(columns, sites):
             there = set(column_names(batch.table))
             wanted = [name for name in columns if name in there]
             table = read_raw(batch.table, wanted or columns, batch.where, batch.start)
             if sites is None:
-                found.setdefault(label, Facts(columns)).add(table, batch.where, batch.start)
-                continue
-            labels, index = factorise(labels_of(batch, sites), len(next(iter(table.values())).values))
-            for own, rows in zip(labels, places_of(index, len(labels)), strict=True):
-                part = {name: raw.take(rows) for name, raw in table.items()}
-                found.setdefault(own, Facts(columns)).add(part, batch.where)
+                found[label].add(table, batch.where, batch.start)
+            else:
+                labels, index = factorise(column_of(batch, sites), len(next(iter(table.values())).values))
+                _add_by_site(found, table, labels, index, batch.where.replace("{", "{{").replace("}", "}}"))
     labels, _ = factorise(list(found), len(found))
     return {label: found[label] for label in labels}
 
@@ -422,22 +407,13 @@ def is_names(y: Any) -> bool:
     return isinstance(y, list | tuple) and bool(y) and all(isinstance(name, str) for name in y)
 
 
-def predicts_from_sources(X: Any, sites: Any) -> bool:
-    """Return whether rows to predict come from sources; a frame does where one of its columns has the site."""
-    return is_mapping(X) or is_source(X) or (isinstance(sites, str) and names_in(X) is not None)
-
-
-def refuse_weights(weight: Any) -> None:
-    """Refuse weights of rows of sources that are not the name of a column."""
-    if weight is not None and not isinstance(weight, str):
-        raise DataError(f"for sources, sample_weight is the name of a column; got {type(weight).__name__}")
-
-
-def open_sources(X: Any, y: Any, sites: Any) -> dict[Hashable, Source]:
+def open_sources(X: Any, y: Any, sites: Any, weight: Any) -> dict[Hashable, Source]:
     """Return the source of each site, or the only one, with the site column's name as its key.
 
-    `y` and `sites` are names of columns, of several outputs too.
+    `y`, `sites` and `weight` are names of columns, of several outputs too.
     """
+    if weight is not None and not isinstance(weight, str):
+        raise DataError(f"for sources, sample_weight is the name of a column; got {type(weight).__name__}")
     if y is not None and not isinstance(y, str) and not is_names(y):
         raise DataError(
             f"for sources, y is the name of the response's column; got {type(y).__name__}. Where a site's rows are "
@@ -470,10 +446,7 @@ def columns_of(
     sources: Mapping[Hashable, Source], wanted: Sequence[str] | None, others: Sequence[str | None]
 ) -> ColumnNames:
     """Return the columns to predict from: those wanted, or all that a source has but for the `others`."""
-    if isinstance(wanted, str) or (wanted is not None and set(wanted) & {name for name in others if name}):
-        raise SettingsError(
-            f"columns are the names of the columns to predict from, without the response and the site; got {wanted!r}"
-        )
+    _refuse_columns(wanted, others)
     columns: ColumnNames
     source, there = next(iter(sources.values())), named_in(sources)
     if wanted is not None:
@@ -524,7 +497,6 @@ def rows_of(
     `sources` are as from `open_sources`; `y`, `sites` and `weight` are names of columns, and batches of pairs X, y need
     none. Of a table, the rows of sites that are not `here` are not kept.
     """
-    refuse_weights(weight)
     if sites is not None:
         if y is None or isinstance(columns, int):
             raise DataError("a source with a site column must have named columns, with y the response's name")
@@ -535,19 +507,13 @@ def rows_of(
             return found
         sources = source.by_site(sites)
     labels, _ = factorise(list(sources), len(sources))
-    rows: dict[Hashable, Rows] = {}
-    for label in labels:
-        source = sources[label]
+
+    def rows(source: Source) -> Rows:
         if isinstance(source, SpreadTable):
-            rows[label] = source.rows(columns, y, weight=weight, seed=seed)
-        else:
-            rows[label] = StreamedRows(source, columns, y, weight=weight, seed=seed)
-    return rows
+            return source.rows(columns, y, weight=weight, seed=seed)
+        return StreamedRows(source, columns, y, weight=weight, seed=seed)
 
-
-def changed(rows: Mapping[Hashable, Rows], response: Response) -> dict[Hashable, Rows]:
-    """Return the rows of sites with responses changed for training."""
-    return {label: own.transformed(response, f"site {label!r}") for label, own in rows.items()}
+    return {label: rows(sources[label]) for label in labels}
 
 
 def parts_of(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, sites: Any) -> Iterator[LabelledRows]:
@@ -575,7 +541,7 @@ def _parts_of_one(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, si
             rows, responses, *_ = block_of(batch, columns, y)
         labels = sites
         if isinstance(sites, str):
-            labels = labels_of(batch, sites)
+            labels = column_of(batch, sites)
         elif sites is not None:
             labels = sites[seen : seen + len(rows)]
         seen += len(rows)

@@ -33,7 +33,7 @@ from ..protocols.site import Procedure, Site
 from ..settings import DeKRRSettings
 from ..tables.columns import Columns, Facts, arrays_of, read_raw
 from ..tables.rows import ArrayRows, HashOf, RowHash, Rows
-from ..tables.sources import Batch, Source, StreamedRows, inputs_of, labels_of, open_source, require_weights
+from ..tables.sources import Batch, Source, StreamedRows, column_of, inputs_of, open_source, require_weights
 from ..types import Array, Block
 from .config import SiteFile
 from .ledger import Ask, Cells, Folder, Ledger
@@ -159,7 +159,7 @@ class RowsOfClasses(StreamedRows):
 
     def _read_classes(self, batch: Batch) -> tuple[list[Any], np.ndarray]:
         """Return the labels of a batch, and their places among the classes; -1 for a label that is none of them."""
-        labels = labels_of(batch, str(self._response)).tolist()
+        labels = column_of(batch, str(self._response)).tolist()
         places = [self._places.get(label, self._places.get(str(label), -1)) for label in labels]
         return labels, np.array(places, dtype=int)
 

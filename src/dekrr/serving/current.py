@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, DekrrError
-from ..model import Outside, SiteModel, load, outside_of
+from ..model import Outside, SiteModel, load
 from .bodies import RowReader
 from .one_row import OneRow
 
@@ -119,7 +119,7 @@ class CurrentModel:
             model = load(path)
             if _state_of(path) == before:
                 reader = RowReader(model, self._max_rows)
-                return Version(model, reader, OneRow(model), outside_of(model), name, path, time.time())
+                return Version(model, reader, OneRow(model), Outside(model), name, path, time.time())
         raise DataError(f"{path} was replaced {_ATTEMPTS} times while it was read")
 
 

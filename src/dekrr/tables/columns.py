@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from ..errors import DataError, UnusableError
-from ..rules import LARGEST, is_number
+from ..rules import LARGEST, is_missing, is_number
 from ..types import Array
 
 PARTS = ("year", "day of year", "hour", "weekday")
@@ -372,18 +372,6 @@ def _naive(value: Any) -> Any:
     return value.replace(tzinfo=None) if isinstance(value, datetime.datetime) else value
 
 
-def is_missing(value: Any) -> bool:
-    """Return whether a value stands for one that is not there: None, NaN, NaT, pandas.NA."""
-    if value is None:
-        return True
-    if isinstance(value, str):
-        return False
-    try:
-        return bool(value != value)
-    except (TypeError, ValueError):  # a comparison with pandas.NA has no truth value, nor has one of arrays
-        return type(value).__name__ == "NAType"
-
-
 def as_words(raw: Raw) -> np.ndarray:
     """Return the values as words or None: categories may be given as numbers, too."""
     if raw.kind == "category":
@@ -590,10 +578,11 @@ class FactsOfColumn:
     def add(self, raw: Raw, where: str, start: int = 0) -> None:
         """Take in some rows; `where` and `start`, the number of rows before these, are for messages."""
         if {self.kind, raw.kind} == {"number", "category"}:
-            row = start + int(np.flatnonzero(~raw.missing)[0])
+            row, known = start + int(np.flatnonzero(~raw.missing)[0]), raw.values[~raw.missing]
+            example = next((value for value in known if not is_number(value)), known[0])
             raise DataError(
                 f"{where}: column {self.name!r} has {WORDS[self.kind]} first, but row {row} is in a part with "
-                f"{WORDS[raw.kind]}, such as {_example(raw)!r}: leave cells empty where a number is not known"
+                f"{WORDS[raw.kind]}, such as {example!r}: leave cells empty where a number is not known"
             ).about(self.name, UnusableError.code)
         missing = raw.missing
         self.n_rows += len(missing)
@@ -627,7 +616,10 @@ class FactsOfColumn:
 
     def _add_dates(self, dates: np.ndarray, reading: str = "") -> None:
         self._samples[reading].add(place_in(dates, "year"))
-        self.parts = joined_parts(self.parts, _only_values(dates))
+        days = dates.astype("datetime64[D]").astype(dates.dtype)  # hours of one day are no years
+        values = {part: place_in(days if part == "year" else dates, part) for part in PARTS}
+        only = {part: float(own[0]) if np.ptp(own) == 0 else None for part, own in values.items()}
+        self.parts = joined_parts(self.parts, only)
 
     def middle(self, min_rows: int = 1, reading: str = "number") -> tuple[float, float]:
         """Return the middle and the spread of the numbers, or of years by what comes first in dates, both rounded.
@@ -714,19 +706,6 @@ def require_one_order(name: str, orders: Mapping[str, str]) -> None:
             f"column {name!r} has dates with the day first in {orders['day']} and with the month first in "
             f"{orders['month']}: write them in one order, or as 2023-10-31"
         )
-
-
-def _only_values(dates: np.ndarray) -> dict[str, float | None]:
-    """Return each part of dates, with the value that all have, or None where they differ."""
-    days = dates.astype("datetime64[D]").astype(dates.dtype)  # hours of one day are no years
-    values = {part: place_in(days if part == "year" else dates, part) for part in PARTS}
-    return {part: float(own[0]) if np.ptp(own) == 0 else None for part, own in values.items()}
-
-
-def _example(raw: Raw) -> object:
-    """Return a value that is no number, where there is one."""
-    known = raw.values[~raw.missing]
-    return next((value for value in known if not is_number(value)), known[0])
 
 
 def _rounded(value: float, spread: float) -> float:

@@ -90,7 +90,8 @@ class Survey:
     def add(self, block: Block) -> None:
         """Take in some rows."""
         if self._reservoir is None:
-            self._reservoir = _empty_like(block, self.size)
+            parts = (None if part is None else np.empty((self.size, *part.shape[1:]), part.dtype) for part in block)
+            self._reservoir = Block(*parts)  # type: ignore[arg-type]
         if not block.n_rows:
             return
         bounds = Scaling.of(block.X, block.y)
@@ -133,12 +134,6 @@ class Survey:
         """Return the reservoir, that is, a sample of the rows added so far, in the order of the rows."""
         assert self._reservoir is not None, "a survey of no block has no sample"
         return self._reservoir.take(np.argsort(self._numbers[: min(self.n_rows, self.size)]))
-
-
-def _empty_like(block: Block, n_rows: int) -> Block:
-    """Return a block of `n_rows` uninitialised rows with the shapes and types of `block`."""
-    parts = (None if part is None else np.empty((n_rows, *part.shape[1:]), part.dtype) for part in block)
-    return Block(*parts)  # type: ignore[arg-type]
 
 
 _BLOCK_ROWS = 1 << 14  # the block size of passes that compute very little per row
@@ -470,27 +465,45 @@ def joined(blocks: Sequence[Block]) -> Block:
 
 
 class ForgottenRows(Rows):
-    """Rows that were not kept: all that is known of them is how many there were, and the sums of their weights."""
+    """Rows that are not here: all that is known of them is how many there are, and the sums of their weights."""
+
+    _why = "this needs the rows of the first fit, which were not kept: fit with store_rows=True"
 
     def __init__(self, n_rows: int, n_columns: int, weights: Weighed | None = None) -> None:
-        self._n_rows = n_rows
         self.n_columns = n_columns
         self.weighted = weights is not None
-        self._weights = weights
+        same = Weighed(float(n_rows), float(n_rows))
+        self.counted: tuple[int, Weighed] | None = n_rows, same if weights is None else weights
 
     @property
     def n_rows(self) -> int:
-        """How many rows there were."""
-        return self._n_rows
+        """How many rows there are."""
+        return self._count()[0]
 
     @property
     def weights(self) -> Weighed:
         """The sums of the rows' weights."""
-        return Weighed(float(self._n_rows), float(self._n_rows)) if self._weights is None else self._weights
+        return self._count()[1]
+
+    def _count(self) -> tuple[int, Weighed]:
+        if self.counted is None:
+            raise SettingsError("rows of a site of another process are not counted before the end of a run")
+        return self.counted
 
     def blocks(self, size: int) -> Iterator[Block]:
         """Refuse."""
-        raise SettingsError("this needs the rows of the first fit, which were not kept: fit with store_rows=True")
+        raise SettingsError(self._why)
+
+
+class RowsElsewhere(ForgottenRows):
+    """The rows of a site that another process drives; after a run their number is known."""
+
+    streamed = True
+    _why = "these are the rows of a site that another process drives; this one does not have them"
+
+    def __init__(self, n_columns: int, *, weighted: bool) -> None:
+        super().__init__(0, n_columns)
+        self.weighted, self.counted = weighted, None
 
 
 CELLS = 20
@@ -543,11 +556,6 @@ def rows_per_feature_outside(rows_per_feature: float, n_outside: int, n_rows: in
 
     Two such sums differ by a sum over the rows of one fold, a (folds - 1)th of the others, and these are to be
     `rows_per_feature`. Where a fold is larger, fewer rows are left for each of its own, and they suffice.
-
-    Examples
-    --------
-    >>> rows_per_feature_outside(1.5, 80, 100, 5), rows_per_feature_outside(1.5, 72, 100, 5)
-    (6.0, 5.4)
     """
     equal = n_rows - -(-n_rows // n_folds)
     return rows_per_feature * (n_folds - 1) * min(1.0, n_outside / max(equal, 1))

@@ -90,13 +90,12 @@ def block_of(
     if response is None:
         raise DataError(f"{batch.where} has named columns: say which is the response, as in fit(..., y='power')")
     X = inputs_of(batch, columns)
-    if isinstance(response, str):
-        y = _numbers(batch, _column(batch, response), repr(response), _OF_RESPONSE)
-    else:
-        y = np.column_stack([_numbers(batch, _column(batch, name), repr(name), _OF_RESPONSE) for name in response])
+    several = [response] if isinstance(response, str) else response
+    outputs = [_numbers(batch, column_of(batch, name), repr(name), _OF_RESPONSE) for name in several]
+    y = outputs[0] if isinstance(response, str) else np.column_stack(outputs)
     if weight is None:
         return Block(X, y)
-    weights = _numbers(batch, _column(batch, weight), repr(weight))
+    weights = _numbers(batch, column_of(batch, weight), repr(weight))
     require_weights(weights, f"{batch.where}, column {weight!r}: ", batch.start)
     return Block(X, y, weights)
 
@@ -135,17 +134,12 @@ def inputs_of(batch: Batch, columns: AnyColumns) -> Array:
     values = np.empty((n_rows_of(batch.table), n_columns))
     there = names_in(batch.table)
     for j, name in enumerate(columns):
-        values[:, j] = _numbers(batch, _column(batch, name, there), repr(name), finite=False)
+        values[:, j] = _numbers(batch, column_of(batch, name, there), repr(name), finite=False)
     _require_finite(batch, values, columns)
     return values
 
 
-def labels_of(batch: Batch, column: str) -> np.ndarray:
-    """Return the site labels of a batch."""
-    return _column(batch, column)
-
-
-def _column(batch: Batch, name: str, there: list[str] | None = None) -> np.ndarray:
+def column_of(batch: Batch, name: str, there: list[str] | None = None) -> np.ndarray:
     """Return a column of a batch; `there` are the names of its columns, where they are known already."""
     names = there or names_in(batch.table) or []
     if name not in names:
@@ -336,35 +330,37 @@ def _parquet() -> Any:
     return parquet
 
 
-class _Dataset(Source):
-    def __init__(self, dataset: Any) -> None:
-        super().__init__("the dataset")
-        self._dataset = dataset
+class _Frames(Source):
+    """A dataset or a lazy frame, which gives its tables in batches."""
+
+    def __init__(
+        self, name: str, columns: Callable[[], list[str]], tables: Callable[[list[str]], Iterable[Any]]
+    ) -> None:
+        super().__init__(name)
+        self._columns, self._tables = columns, tables
 
     @property
     def columns(self) -> list[str]:
-        return without_index(self._dataset.schema)
+        return self._columns()
 
     def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
         names = [name for name in self.columns if wanted is None or name in wanted]
-        tables = self._dataset.to_batches(
-            columns=names, batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1, use_threads=False
-        )
-        yield from _numbered(self.name, tables)
+        yield from _numbered(self.name, self._tables(names))
 
 
-class _LazyFrame(Source):
-    def __init__(self, frame: Any) -> None:
-        super().__init__("the lazy frame")
-        self._frame = frame
+def _lazy_frame(frame: Any) -> Source:
+    return _Frames(
+        "the lazy frame",
+        lambda: list(frame.collect_schema().names()),
+        lambda names: frame.select(names).collect_batches(chunk_size=BATCH_ROWS),
+    )
 
-    @property
-    def columns(self) -> list[str]:
-        return list(self._frame.collect_schema().names())
 
-    def read(self, wanted: Sequence[str] | None) -> Iterator[Batch]:
-        names = [name for name in self.columns if wanted is None or name in wanted]
-        yield from _numbered(self.name, self._frame.select(names).collect_batches(chunk_size=BATCH_ROWS))
+def _dataset(given: Any) -> Source:
+    batches = partial(
+        given.to_batches, batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1, use_threads=False
+    )
+    return _Frames("the dataset", lambda: without_index(given.schema), lambda names: batches(columns=names))
 
 
 class _Batches(Source):
@@ -416,15 +412,20 @@ def open_source(given: Any, *, once: bool = False) -> Source:
     if _is_paths(given):
         return _Files([file for path in given for file in files_of(Path(path))])
     if hasattr(given, "collect_schema") and hasattr(given, "collect_batches"):
-        return _LazyFrame(given)
+        return _lazy_frame(given)
     if hasattr(given, "get_fragments"):
-        return _Dataset(given)
+        return _dataset(given)
     if is_spread(given):
         return open_spread(given)
     if names_in(given) is not None:
         return _Batches(TABLE, partial(iter, [given]))
     if isinstance(given, tuple) and len(given) == 2 and is_pair(given) and np.ndim(given[1]) == 1:
-        return _Batches("the pair of arrays", partial(iter, [_plain_pair(given)]))
+        if names_in(given[0]) is not None:  # its names would be lost
+            raise DataError(
+                "a site's rows are a pair of a table and a response: put the response into the table, and give its "
+                "name, as in fit({'north': table}, y='power')"
+            )
+        return _Batches("the pair of arrays", partial(iter, [given]))
     if callable(given):
         return _Batches("the function of batches", given)
     if isinstance(given, Iterable):
@@ -438,16 +439,6 @@ def open_source(given: Any, *, once: bool = False) -> Source:
         f"rows cannot be read from an object of type {type(given).__name__}: give a path, a pyarrow dataset, a Polars "
         "lazy frame, a function that returns an iterator of batches, or a table"
     )
-
-
-def _plain_pair(given: Any) -> Any:
-    """Return a pair of arrays; refuse one with a frame, whose names would be lost."""
-    if names_in(given[0]) is not None:
-        raise DataError(
-            "a site's rows are a pair of a table and a response: put the response into the table, and give its name, "
-            "as in fit({'north': table}, y='power')"
-        )
-    return given
 
 
 def is_mapping(given: Any) -> bool:
@@ -489,14 +480,6 @@ class Spool:
     """Blocks of rows by site, in memory if they are few and on disk otherwise.
 
     The file has no name, and is erased together with the object. Several threads may read at the same time.
-
-    Examples
-    --------
-    >>> spool = Spool()
-    >>> for start in (0, 2):
-    ...     spool.write("north", Block(np.zeros((2, 1)), np.arange(start, start + 2.0)))
-    >>> [block.y.tolist() for block in spool.read("north")], "south" in spool
-    ([[0.0, 1.0], [2.0, 3.0]], False)
     """
 
     def __init__(self) -> None:
@@ -637,19 +620,9 @@ class _SiteOfTable(StreamedRows):
     """The rows of one site of a table, which the first pass over the table has left in a spool."""
 
     def __init__(
-        self,
-        source: Source,
-        columns: AnyColumns,
-        response: str | Sequence[str],
-        *,
-        weight: str | None,
-        site_column: str,
-        site: Hashable,
-        survey: Survey,
-        spool: Spool,
-        seed: int,
+        self, *given: Any, site_column: str, site: Hashable, survey: Survey, spool: Spool, **more: Any
     ) -> None:
-        super().__init__(source, columns, response, weight=weight, seed=seed)
+        super().__init__(*given, **more)
         self._site_column = site_column
         self._site = site
         self._spool: Spool | None = spool
@@ -664,7 +637,7 @@ class _SiteOfTable(StreamedRows):
             yield from self._spool.read(self._site)
             return
         for batch in self._batches(self._site_column):
-            yield counted(self._block_of(batch).take(np.asarray(labels_of(batch, self._site_column) == self._site)))
+            yield counted(self._block_of(batch).take(np.asarray(column_of(batch, self._site_column) == self._site)))
 
 
 def split_by_site(
@@ -682,8 +655,11 @@ def split_by_site(
     later made from that file. Memory holds the samples and one batch. The table is not read again. Where not all sites
     are read `here`, a pass over the column of sites comes first, and rows of the others are not kept.
     """
-    labels = _labels_of_table(source, site_column) if here is not None else []
-    wanted = None if here is None else here(labels)
+    labels: Sequence[Hashable] = []
+    if here is not None:
+        found = dict.fromkeys(label for _, own, _ in _labelled(source, [], site_column=site_column) for label in own)
+        labels, _ = factorise(list(found), len(found))
+    wanted = here(labels) if here is not None and labels else None
     surveys: dict[Hashable, Survey] = defaultdict(lambda: Survey(seed))
     spool = Spool()
     responses = [response] if isinstance(response, str) else response
@@ -706,20 +682,11 @@ def split_by_site(
         if not survey.n_rows:
             raise DataError(f"all rows of site {label!r} have weight zero: leave the site out, or give it weights")
     elsewhere = StreamedRows(source, columns, response, seed=seed)
+    of_site = partial(
+        _SiteOfTable, source, columns, response, weight=weight, site_column=site_column, spool=spool, seed=seed
+    )
     return {
-        label: elsewhere
-        if label not in surveys
-        else _SiteOfTable(
-            source,
-            columns,
-            response,
-            weight=weight,
-            site_column=site_column,
-            site=label,
-            survey=surveys[label],
-            spool=spool,
-            seed=seed,
-        )
+        label: of_site(site=label, survey=surveys[label]) if label in surveys else elsewhere
         for label in labels or factorise(list(surveys), len(surveys))[0]
     }
 
@@ -730,7 +697,7 @@ def _labelled(
     """Yield the batches of a table, the sites of each, and the place of each row's site among them."""
     first_label: Hashable = None
     for batch in source.batches(columns, *more, site_column):
-        column = labels_of(batch, site_column)
+        column = column_of(batch, site_column)
         try:
             labels, index = factorise(column, len(column))
         except DataError as error:
@@ -744,14 +711,6 @@ def _labelled(
                     "use Parquet"
                 )
         yield batch, labels, index
-
-
-def _labels_of_table(source: Source, site_column: str) -> Sequence[Hashable]:
-    """Return the sites of a table, from a pass over the column that has them."""
-    labels = list(dict.fromkeys(label for _, own, _ in _labelled(source, [], site_column=site_column) for label in own))
-    if not labels:
-        raise DataError(f"{source.name} has no rows")
-    return factorise(labels, len(labels))[0]
 
 
 def _rechunked(batches: Iterable[Block], size: int) -> Iterator[Block]:
