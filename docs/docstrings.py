@@ -96,11 +96,12 @@ def section_on_parameters(name: str, text: str) -> str:
     parts, attribute = name.split("."), []
     while ".".join(parts) not in sys.modules:
         attribute.insert(0, parts.pop())
-    owner = module = sys.modules[".".join(parts)]
+    owner: Any = sys.modules[".".join(parts)]
     for part in attribute[:-1]:
         owner = getattr(owner, part)
     bases = [base for base in getattr(owner, "__mro__", ()) if is_ours(base)]
-    home = sys.modules[getattr(owner, "__module__", module.__name__)]
+    thing = getattr(owner, attribute[-1])
+    home = sys.modules[(owner if bases else thing).__module__]
     kinds = [one for one in vars(home).values() if inspect.isclass(one) and one.__module__ == home.__name__]
     same = [vars(base).get(each) for each in (attribute[-1], "fit", "predict") for base in bases]
     others = [one for place in (*bases, home, *kinds) for one in vars(place).values() if is_ours(one)]
@@ -108,7 +109,7 @@ def section_on_parameters(name: str, text: str) -> str:
     known: dict[str, str] = {}
     for one in texts:
         known = entries_of(one) | known
-    parameters = inspect.signature(getattr(owner, attribute[-1])).parameters.values()
+    parameters = inspect.signature(thing).parameters.values()
     found = [known[one] for each in parameters if (one := str(each).split(":")[0].split("=")[0]) in known]
     return "\n".join(["Parameters", "----------", *found]) if found else ""
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from .errors import ModelFileError as ModelFileError
     from .errors import SettingsError as SettingsError
     from .errors import TopologyError as TopologyError
-    from .estimators import AllReduceRegressor as AllReduceRegressor
-    from .estimators import CentralizedKRR as CentralizedKRR
-    from .estimators import CentralizedRFF as CentralizedRFF
-    from .estimators import COKERegressor as COKERegressor
     from .estimators import DeKRRClassifier as DeKRRClassifier
     from .estimators import DeKRRRegressor as DeKRRRegressor
-    from .estimators import DKLARegressor as DKLARegressor
-    from .estimators import LocalRegressor as LocalRegressor
     from .features import FeatureMap as FeatureMap
     from .kernels import Kernel as Kernel
+    from .lab.baselines import AllReduceRegressor as AllReduceRegressor
+    from .lab.baselines import CentralizedKRR as CentralizedKRR
+    from .lab.baselines import CentralizedRFF as CentralizedRFF
+    from .lab.baselines import COKERegressor as COKERegressor
+    from .lab.baselines import DKLARegressor as DKLARegressor
+    from .lab.baselines import LocalRegressor as LocalRegressor
     from .lab.comparing import compare as compare
     from .metrics import rse as rse
     from .model import SiteModel as SiteModel

@@ -42,7 +42,7 @@ COMMANDS = {
     ),
     "up": ("mesh.commands.up", "Run every site of a network as a process on this machine, and watch them in a table."),
     "status": ("mesh.commands.node", "Print what running sites on this machine wrote about themselves a second ago."),
-    "data": ("cli.data", "List and download the data sets of the paper."),
+    "data": ("lab.commands.downloads", "List and download the data sets of the paper."),
     "site": ("mesh.commands.site:app", "Make the files of a standing site."),
     "study": ("mesh.commands.study:study_app", "Propose, approve and follow studies of standing sites."),
     "audit": ("mesh.commands.study:audit_app", "Check and read this site's audit trail."),

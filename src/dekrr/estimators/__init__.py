@@ -4,25 +4,19 @@
 - `tables`: the front door's tables, rows in arrays and from sources, and mistakes in them.
 - `network`: sites of rows, what they run, which features they choose, and the network that drives them.
 - `model_set`: the models of all sites, their errors and intervals, and the summary of a fit.
-- `dekrr`, `classifier`, `baselines`: the estimators. Each is imported when it is first used.
+- `dekrr`, `classifier`: the estimators. Each is imported when it is first used, as are the baselines in `dekrr.lab`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .baselines import AllReduceRegressor as AllReduceRegressor
-    from .baselines import CentralizedKRR as CentralizedKRR
-    from .baselines import CentralizedRFF as CentralizedRFF
-    from .baselines import COKERegressor as COKERegressor
-    from .baselines import DKLARegressor as DKLARegressor
-    from .baselines import LocalRegressor as LocalRegressor
     from .classifier import DeKRRClassifier as DeKRRClassifier
     from .dekrr import DeKRRRegressor as DeKRRRegressor
 
-_BASELINES = ["AllReduceRegressor", "COKERegressor", "CentralizedKRR", "CentralizedRFF", "DKLARegressor"]
-_HOMES = dict.fromkeys([*_BASELINES, "LocalRegressor"], "baselines")
-_HOMES |= {"DeKRRClassifier": "classifier", "DeKRRRegressor": "dekrr"}
+_BASELINES = "AllReduceRegressor COKERegressor CentralizedKRR CentralizedRFF DKLARegressor LocalRegressor"
+_HOMES = dict.fromkeys(_BASELINES.split(), "dekrr.lab.baselines")
+_HOMES |= {"DeKRRClassifier": f"{__name__}.classifier", "DeKRRRegressor": f"{__name__}.dekrr"}
 
 __all__ = sorted(_HOMES)
 
@@ -30,4 +24,4 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from html import escape
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,16 +12,12 @@ from ..errors import DataError, PoorFitWarning, SettingsError, warn
 from ..intervals import borrowed_text, too_few_text
 from ..labels import factorise, listed, places_of
 from ..metrics import excess
-from ..model import SiteModel
 from ..protocols.calibration import Predicted, Unseen, losses_of, measures_of
 from ..protocols.run import HeldOut, Outcome
 from ..scaling import AS_IT_IS
 from ..tables.rows import Rows
 from ..topology import ends, shortcuts
 from ..types import Array
-
-if TYPE_CHECKING:
-    from ..kernel_model import KernelModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +69,7 @@ def as_frame(columns: Mapping[Any, Sequence[Any]], index: Sequence[Hashable], na
     return frame
 
 
-def mean_of(models: "Sequence[SiteModel | KernelModel]", X: Array) -> Array:
+def mean_of(models: Sequence[Any], X: Array) -> Array:
     """Return the mean of models' predictions of rows from anywhere, whose columns are numbers; one is at home alone."""
     anywhere = len(models) > 1
     return np.asarray(np.mean([model.predict_encoded(X, elsewhere=anywhere) for model in models], axis=0))
@@ -91,7 +87,7 @@ def refuse_unknown(regressor: Any, labels: Sequence[Hashable]) -> None:
         )
 
 
-def different(models: Mapping[Hashable, Any]) -> "list[SiteModel | KernelModel]":
+def different(models: Mapping[Hashable, Any]) -> list[Any]:
     """Return the models, each once: some methods end with one model for all sites."""
     return list({id(model): model for model in models.values()}.values())
 

@@ -1,1 +1,1 @@
-"""The data sets of the paper: a catalogue, readers of their files, the authors' splits, and a picture of sites."""
+"""Data sets: of the paper, with readers and the authors' splits; made-up sites; and partitions of rows over sites."""

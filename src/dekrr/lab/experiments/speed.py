@@ -13,7 +13,7 @@ import msgspec
 import networkx as nx
 import numpy as np
 
-from ...data.partitions import by_response
+from ...data import by_response
 from ...errors import DataError
 from ...estimators import DeKRRRegressor
 from ...networks.local import free_cores

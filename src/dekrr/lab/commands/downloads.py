@@ -7,10 +7,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..data import CATALOGUE, draw_sites, fetch, load, partition
-from ..data.partitions import PARTITIONS
-from ..errors import DataError
-from ..scaling import Scaling
+from ...errors import DataError
+from ...scaling import Scaling
+from ..data_sets.catalogue import CATALOGUE
+from ..data_sets.loading import fetch, load
+from ..data_sets.partitions import PARTITIONS, partition
+from ..data_sets.pictures import draw_sites
 
 data = typer.Typer(help="List and download the data sets of the paper.", no_args_is_help=True)
 DataDir = Annotated[

@@ -1,6 +1,8 @@
 """What DeKRR is compared with: shared features, no exchange, and all rows in one place."""
 
+import os
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -8,11 +10,14 @@ import networkx as nx
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from ..errors import SettingsError
-from ..kernel_model import KernelModel
-from ..kernels import make_kernel, name_of
+from ..errors import ModelFileError, SettingsError
+from ..estimators.base import FeatureRegressor, NetworkRegressor, SiteRegressor, estimator, setting, settings_of
+from ..estimators.network import Choosing, Training, are_weighted, scaling_of, tuning_of
+from ..kernels import Kernel, make_kernel, name_of
 from ..labels import listed, names_of
+from ..model import Header, as_rows
 from ..protocols.baselines import allreduce, alone, dkla
+from ..scaling import UNSCALED, AnyScaling
 from ..settings import (
     GRIDS_ALONE,
     AllReduceSettings,
@@ -26,8 +31,7 @@ from ..settings import (
     is_auto,
 )
 from ..tables.rows import ChainedRows, Rows
-from .base import FeatureRegressor, NetworkRegressor, SiteRegressor, estimator, setting, settings_of
-from .network import Choosing, Training, are_weighted, scaling_of, tuning_of
+from ..types import Array
 
 _FOLDS = 5  # of the rows of a site that chooses its settings alone
 
@@ -174,6 +178,43 @@ class CentralizedRFF(FeatureRegressor):
         run = self._train(pooled, _without_edges(pooled), seed, training, choosing)
         self._keep(run, choosing.kernel_name(), choosing.sigmas()[0])
         self.models_ = dict.fromkeys(rows, self.models_[first])
+
+
+_ROWS_PER_BLOCK = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class KernelModel:
+    """Exact kernel ridge regression on the pooled rows. The model contains these rows, so it cannot be saved."""
+
+    header: Header
+    kernel: Kernel
+    rows: Array
+    dual_coefficients: Array
+    scaling: AnyScaling = UNSCALED
+    calibration: None = None
+
+    def interval_encoded(self, rows: Array, coverage: float = 0.9) -> Array:
+        """Raise `SettingsError`: there are no intervals."""
+        raise SettingsError("an exact kernel model has no intervals: fit DeKRRRegressor")
+
+    def predict(self, X: Any, *, elsewhere: bool = False) -> Array:
+        """Predict the response of rows `X`, shape (n_rows,) or (n_rows, n_outputs)."""
+        return self.predict_encoded(as_rows(X, self.header))
+
+    def predict_encoded(self, rows: Array, *, elsewhere: bool = False) -> Array:
+        """Predict the response of rows whose columns are numbers already, shape (n_rows, header.n_columns)."""
+        rows = self.scaling.rows(rows)
+        blocks = [
+            self.kernel(rows[start : start + _ROWS_PER_BLOCK], self.rows) @ self.dual_coefficients
+            for start in range(0, len(rows), _ROWS_PER_BLOCK)
+        ]
+        prediction = np.concatenate([np.empty((0, *self.dual_coefficients.shape[1:])), *blocks])
+        return self.scaling.undo(prediction)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Raise `ModelFileError`: the file would contain the training rows."""
+        raise ModelFileError(f"{path} not written: an exact kernel model holds all sites' rows; save a feature model")
 
 
 @estimator

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, SettingsError
-from ..labels import factorise
-from ..types import Array
+from ...errors import DataError, SettingsError
+from ...labels import factorise
+from ...types import Array
 
 
 def by_response(y: Array, n_sites: int = 10, mix: float = 0.2, random_state: Any = None) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import check_random_state
 
-from ..types import Array
+from ...types import Array
 
 
 def make_sites(
