@@ -23,6 +23,7 @@ from dekrr.mesh.files import read_network, read_site, to_toml
 from dekrr.mesh.node import MODEL, SECRET, Node, kept_secret
 from dekrr.mesh.procedure import procedure_of
 from dekrr.mesh.record import RECORD, Log, Record, log_to
+from dekrr.mesh.session.links import ends
 from dekrr.mesh.site_rows import row_hash
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols.site import Site
@@ -143,7 +144,7 @@ class Mesh:
     def reference(self, without=(), maps=None, lost=()):
         """Run the same procedures on the local network."""
         graph = self.graph.subgraph([name for name in self.names if name not in without]).copy()
-        graph.remove_edges_from([item.split("|") for item in lost if "|" in item])
+        graph.remove_edges_from(map(ends, lost))
         network = LocalNetwork(graph)
         procedures = {}
         for name in sorted(graph):

@@ -5,6 +5,7 @@ python tests/soak.py --seed 17   # one seed again, with all that happened
 """
 
 import argparse
+import hashlib
 import sys
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ import numpy as np
 from dekrr.mesh.after_loss import guarded
 from dekrr.mesh.reading import MessageReader
 from dekrr.mesh.session import Plan, Session
+from dekrr.mesh.session.links import ends
 from dekrr.messages import encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.privacy.masks import Identity, derived_secret
@@ -103,6 +105,7 @@ class Problem:
             sites=frozenset(self.names),
             terms={"method": self.method},
             digest=name,
+            origin=hashlib.sha256(b"".join(part.tobytes() for part in self.rows[name])).hexdigest(),
             patience=PATIENCE,
             start_patience=20 * PATIENCE,
         )
@@ -151,7 +154,7 @@ def _check_answers(problem, network):
     @cache
     def reference(gone, lost):
         graph = problem.graph.subgraph([name for name in problem.names if name not in gone]).copy()
-        graph.remove_edges_from([tuple(item.split("|")) for item in lost if "|" in item])
+        graph.remove_edges_from(map(ends, lost))
         offers = {name: network.offers.get((lost, name)) for name in graph}
         make = problem.make if lossy else partial(problem.make, masks=False)
         return LocalNetwork(graph).run({name: make(name, graph[name], offers[name], keep_path=True) for name in graph})

@@ -40,6 +40,7 @@ from dekrr.mesh.network import Keys
 from dekrr.mesh.node import MODEL
 from dekrr.mesh.procedure import procedure_of
 from dekrr.mesh.record import log_to
+from dekrr.mesh.session.links import ends
 from dekrr.mesh.standing import StandingSite
 from dekrr.mesh.studies.book import Book
 from dekrr.mesh.studies.items import Call, Proposal
@@ -266,7 +267,7 @@ class Play:
         gone, lost = finished[-1]["gone"], finished[-1]["lost"]
         graph = nx.Graph(self.sites.edges)
         graph.remove_nodes_from(gone)
-        graph.remove_edges_from([item.split("|") for item in lost if "|" in item])
+        graph.remove_edges_from(map(ends, lost))
         expected = self.expected(parse_study((self.sites.folder / f"{study}.toml").read_text()), graph, place)
         model = load(place / MODEL)
         np.testing.assert_allclose(model.coefficients, expected[name].coefficients, rtol=0, atol=1e-9)

@@ -474,11 +474,78 @@ def test_a_neighbour_that_comes_back_with_other_rows_or_features_is_declared_gon
     assert Refused(sender="b", reason="site 'b' came back with other rows or features than it had") in told
 
 
+def all_linked():
+    """Return a session whose neighbours b, c and d are up, and linked to each other."""
+    session, _ = lonely(neighbors=("b", "c", "d"))
+    names = {"a", "b", "c", "d"}
+    agreed = {name: tuple(sorted(names - {name})) for name in names}
+    for name in "bcd":
+        session.learn(name, 0.0, up=True)
+    session.receive([(name, hello(name, agreed={name: agreed[name]})) for name in "bcd"], 0.0)
+    assert session.phase == "running"
+    return session
+
+
+def test_one_accuser_costs_a_link_and_two_put_a_site_out():
+    session = all_linked()
+    session.receive([("b", hello("b", gone=("b>c",), exchange=0))], 0.0)
+    assert (session.lost, session.gone) == ({"b>c"}, set())
+    assert session.course.epoch.present == ("b", "c", "d")
+    session.receive([("d", hello("d", gone=("b>c", "d>c"), exchange=0))], 0.0)
+    assert session.gone == {"c"}
+
+
+@pytest.mark.parametrize("claims", [("d>c", "b>c"), ("b>c", "c|d", "a|c"), ("d>a", "c>a")])
+def test_what_others_know_first_is_believed_from_them_alone_as_long_as_they_can_be_reached(claims):
+    session = all_linked()
+    session.receive([("b", hello("b", gone=claims, exchange=0))], 0.0)
+    assert session.lost == {claim for claim in claims if claim.startswith("b>")}
+    assert not session.gone
+    session.learn("d", 1.0, up=False)
+    session.receive([("b", hello("b", gone=claims, exchange=0))], 2.0)
+    assert session.lost == {claim for claim in claims if claim[0] in "bd"}
+
+
+def test_a_site_that_accuses_another_one_of_four_neighbours_costs_their_link_alone():
+    problem = Fixed(nx.complete_graph(5))
+    network = FaultyNetwork(problem.graph, problem.open_session, Faults(delay=0.3), 0)
+
+    def accuse():
+        network._sessions["s0"]._give_up("s2", "a lie", network._now)
+
+    network._at(9.0, accuse)
+    network.run()
+    chosen = {name: offer for (lost, name), offer in network.offers.items() if lost}
+    problem.graph.remove_edge("s0", "s2")
+    reference = problem.reference((), chosen)
+    assert {(ending.gone, ending.lost) for ending in network.endings.values()} == {(frozenset(), frozenset({"s0>s2"}))}
+    for name, ending in network.endings.items():
+        np.testing.assert_allclose(ending.outcome.coefficients, reference[name].coefficients, atol=1e-12)
+
+
+def test_a_liar_about_losses_is_left_out_itself():
+    problem = Fixed(nx.complete_graph(5))
+
+    class Lying(FaultyNetwork):
+        def _post(self, name, session):
+            if name == "s0" and session.phase == "running":
+                frames = [(to, msgspec.msgpack.decode(frame)) for to, frame in session.out]
+                claims = ["s1>s2", "s3>s2"]
+                session.out[:] = [(to, msgspec.msgpack.encode([*f[:3], claims, *f[4:]])) for to, f in frames]
+            super()._post(name, session)
+
+    network = Lying(problem.graph, problem.open_session, Faults(), 0)
+    network.run()
+    assert not network.hung
+    assert {network.endings[name].gone for name in problem.names[1:]} == {frozenset({"s0"})}
+    assert all(network.endings[name].outcome is not None for name in problem.names[1:])
+
+
 def test_a_roll_call_with_somebody_who_is_gone_is_refused():
     session, told = lonely(neighbors=("b", "c", "d"))
     session.receive([(name, hello(name)) for name in "bcd"], 0.0)
     for exchange, name in enumerate("cd"):
-        session.receive([("b", data("b", exchange, Roll({name: 3}, 0, 0), gone=("d",)))], 0.0)
+        session.receive([("b", data("b", exchange, Roll({name: 3}, 0, 0), gone=("b>d", "c>d")))], 0.0)
     assert session.gone == {"d"}
     assert set(session.peers["b"].frames) == {0}
     assert Refused(sender="b", reason="site 'b' names a site 'd' that cannot exist") in told
@@ -543,7 +610,7 @@ def test_what_was_said_in_another_epoch_is_forgotten():
     session, _ = lonely(neighbors=("b", "c", "d"))
     offer = Features(np.zeros((2, 3)), np.zeros(3), np.zeros(3), 1)
     session.receive([("b", data("b", 6, offer))], 0.0)
-    later = data("b", 6, Total(np.zeros(2)), gone=("d",))
+    later = data("b", 6, Total(np.zeros(2)), gone=("b>d", "c>d"))
     session.receive([("b", later), ("b", later)], 0.0)
     assert session.gone == {"d"}
 
@@ -867,16 +934,16 @@ def test_every_row_of_the_phase_table_happens_and_nothing_else(monkeypatch):
 
 def cut_off_before_the_start():
     session, _ = lonely(neighbors=("b", "c", "d"))
-    session.receive([("b", hello("b", gone=("c",)))], 0.0)
+    session.receive([("b", hello("b", gone=("b>c", "d>c")))], 0.0)
     assert session.phase == "greeting"
     with pytest.raises(DisconnectedError):
-        session.receive([("b", hello("b", gone=("c", "d")))], 0.0)
+        session.receive([("b", hello("b", gone=("b>c", "b>d", "c>d", "d>c")))], 0.0)
 
 
 def gone_before_the_start():
     session, _ = lonely()
     with pytest.raises(GoneError):
-        session.receive([("b", hello("b", gone=("a",)))], 0.0)
+        session.receive([("b", hello("b", gone=("b>a",)))], 0.0)
 
 
 def closing():
@@ -897,12 +964,12 @@ def closing():
 def cut_off_when_closing():
     session = closing()
     with pytest.raises(DisconnectedError):
-        session.receive([("b", hello("b", gone=("c", "d"), exchange=0))], 0.0)
+        session.receive([("b", hello("b", gone=("b>c", "b>d"), exchange=0))], 0.0)
 
 
 def lost_when_closing():
     session = closing()
-    session.receive([("b", hello("b", gone=("c",), exchange=0))], 0.0)
+    session.receive([("b", hello("b", gone=("b>c",), exchange=0))], 0.0)
     assert (session.phase, session.exchange, session.result) == ("running", 0, None)
 
 
@@ -916,7 +983,7 @@ def unconfirmed_when_closing():
 
 def gone_when_closing():
     with pytest.raises(GoneError):
-        closing().receive([("b", hello("b", gone=("a",)))], 0.0)
+        closing().receive([("b", hello("b", gone=("a|b", "a|c", "a|d")))], 0.0)
 
 
 def test_a_session_does_not_know_the_messages_of_the_application():

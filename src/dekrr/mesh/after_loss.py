@@ -1,9 +1,9 @@
 """What a site does when another one is lost: masked sums over rows are formed over one set of sites, ever.
 
-A sum over all sites less a sum over all but one is that one's own sum, which the masks were to hide. A neighbour's word
-is enough to declare a loss, and words of a site that was taken for dead may still arrive. So once a site has sent
-masked words about its rows, it sends none in a later epoch of the run. No two sums over different sets of sites then
-have words of it: whatever others saw, and however many of them pool it, it is from one epoch, which
+A sum over all sites less a sum over all but one is that one's own sum, which the masks were to hide. One or two
+neighbours' word is enough to declare a loss, and words of a site that was taken for dead may still arrive. So once a
+site has sent masked words about its rows, it sends none in a later epoch of the run. No two sums over different sets of
+sites then have words of it: whatever others saw, and however many of them pool it, it is from one epoch, which
 `dekrr.privacy.masks` is about.
 
 So the others end with the model of all that were summed, as far as all of them have come: the agreed part as the rounds

@@ -39,7 +39,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     site: str
     phase: str
     gone: list[str]  # the sites that have left the run
-    lost: list[str]  # the sites and links that are lost; a link is written "a|b"
+    lost: list[str]  # the links that are lost, "a|b", or "a>b" where a says that b breaks the rules
     exchange: int  # the exchange that the site waits in; -1 before the start
     round: int  # the number of rounds of the solver
     residual: float | None  # the largest relative residual that the site knows

@@ -48,7 +48,7 @@ class Course(Generic[Result]):
     def present_graph(self) -> dict[str, tuple[str, ...]]:
         """Who is whose neighbour in this epoch, as all sites told before the start."""
         graph, epoch = self.graph, self.epoch
-        return {name: present(name, graph[name], epoch.lost) for name in epoch.members if name in graph}
+        return {name: present(name, graph[name], epoch.lost, graph) for name in epoch.members if name in graph}
 
     @property
     def missing(self) -> tuple[str, ...]:

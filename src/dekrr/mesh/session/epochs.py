@@ -70,7 +70,7 @@ class Epoch(Generic[Result]):
     ) -> None:
         self.lost = lost
         self.label = tuple(sorted(lost))
-        self.present = present(plan.name, plan.neighbors, lost)
+        self.present = present(plan.name, plan.neighbors, lost, graph or {})
         self.members = members(plan.name, plan.sites, graph or {}, lost)
         self.exchange = exchange
         self.sent: list[dict[str, bytes]] = []

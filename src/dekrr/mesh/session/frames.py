@@ -11,7 +11,7 @@ import msgspec
 from ...errors import MessageError
 from ...messages import MAX_BYTES, AnyMessage, check, decoder_of
 from .interpreter import Interpreter
-from .links import is_known
+from .links import evicted, is_known
 from .plan import Plan
 
 MAX_FRAME = MAX_BYTES + (1 << 16)  # bytes of a message with its framing
@@ -104,7 +104,7 @@ class FrameReader:
             raise MessageError(f"a frame in the name of {frame.sender!r}")
         if frame.run != plan.run:
             raise MessageError(f"a frame of run {frame.run!r}; this is run {plan.run!r}")
-        if frame.gone and (sender in frame.gone or not all(is_known(lost, plan.sites) for lost in frame.gone)):
+        if frame.gone and not all(is_known(lost, plan.sites) for lost in frame.gone):
             raise MessageError(f"a frame that declares {sorted(frame.gone)} gone")
         if isinstance(frame, Hello):
             return
@@ -112,5 +112,5 @@ class FrameReader:
             raise MessageError(f"a frame of exchange {frame.exchange}")
         if frame.message is not None:
             check(frame.message, sender)
-            there = plan.sites.difference(frame.gone) if frame.gone else plan.sites
+            there = plan.sites - evicted(frozenset(frame.gone), {}) if frame.gone else plan.sites
             self._interpreter.check(frame.message, sender, frame.exchange, there)

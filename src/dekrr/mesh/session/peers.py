@@ -42,6 +42,11 @@ class Peer:
     # sites come back one by one.
     returning: bool = False
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the neighbour is alive as far as is known: it is up, or was heard since it went down."""
+        return self.up or self.heard > self.changed
+
     def mark(self, up: bool, now: float) -> bool:
         """Set whether the neighbour can be reached; return whether that is a change."""
         if self.up == up:

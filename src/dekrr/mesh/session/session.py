@@ -19,7 +19,7 @@ from .frames import Frame, FrameReader, Hello
 from .greeting import Greeting
 from .interpreter import Interpreter, Maker, Result
 from .journal import Checkpoint, Journal, NoJournal
-from .links import ends, link, present
+from .links import accusation, ends, evicted, link, present, suspects, witnesses
 from .peers import Peer
 from .phases import TABLE, Cause, Phase, after, error_after
 from .plan import Plan
@@ -64,6 +64,7 @@ class Session(Generic[Result]):
         self._speaker = Speaker(plan, self.peers, self._greeting)
         self.out = self._speaker.out
         self._started = self._finished_at = 0.0
+        self._reminded: dict[str, set[str]] = {}
 
     @property
     def exchange(self) -> int:
@@ -157,7 +158,7 @@ class Session(Generic[Result]):
             self._finish(Cause.UNCONFIRMED, now)
             return
         if overdue:
-            lost = frozenset(p if self.peers[p].garbled else link(self.plan.name, p) for p in overdue)
+            lost = frozenset((accusation if self.peers[p].garbled else link)(self.plan.name, p) for p in overdue)
             self._lose(lost, f"{', '.join(overdue)} missing at exchange {self.exchange}", now)
         for name in self.course.missing:
             if now - max(self.peers[name].asked, self.course.waiting_since) >= RETRY:
@@ -182,15 +183,28 @@ class Session(Generic[Result]):
                     self._give_up(frame.sender, _OTHER_ROWS.format(frame.sender), now)
 
     def _unite(self, frame: Frame, now: float) -> None:
-        """Take the union of what the sender and this site know to be lost."""
-        news = self.lost.union(frame.gone) - self.lost
-        if self.plan.name in news or (news and not present(self.plan.name, self.plan.neighbors, self.lost | news)):
+        """Take the union of what the sender says and this site knows to be lost."""
+        news = frozenset(lost for lost in frame.gone if lost not in self.lost and self._believes(lost, frame.sender))
+        if news and not present(self.plan.name, self.plan.neighbors, self.lost | news, self.course.graph):
             raise error_after(self.phase, Cause.DECLARED_GONE)(
                 f"site {frame.sender!r} says that this site, {self.plan.name!r}, was away for too long, or came back "
                 "with other rows or features than it had, and has been declared gone; the others go on without it"
             )
         if news:
             self._lose(news, f"told by {frame.sender}", now)
+
+    def _believes(self, lost: str, sender: str) -> bool:
+        """Return whether a loss is taken from the sender's word.
+
+        Who knows of it first says so itself, where it can be reached. Of what this site has said before it was killed,
+        two neighbours remind it, where there are two.
+        """
+        first = witnesses(lost)
+        there = {name for name in self.course.epoch.present if self.peers[name].is_there}
+        if first == (self.plan.name,):
+            self._reminded.setdefault(lost, set()).add(sender)
+            return len(self._reminded[lost]) >= min(2, len(there))
+        return sender in first or there.isdisjoint(first)
 
     def _take_hello(self, hello: Hello, now: float) -> None:
         peer = self.peers[hello.sender]
@@ -222,6 +236,8 @@ class Session(Generic[Result]):
             self._started = now
             self._observe(Agreed(sites=sorted(self.plan.sites - self.gone)))
             self.phase = after(self.phase, Cause.AGREED)
+            if self.lost:  # who is out follows from the whole graph, which is known only now
+                self.course.leave(self.lost)
             self.course.open(now)
             self._speaker.send(self.course.epoch)
 
@@ -229,14 +245,15 @@ class Session(Generic[Result]):
         """Go on without a neighbour that would repeat its fault, and tell it so; if there is a result, keep it."""
         self.refuse(name, reason)
         if self.course.epoch.result is None:
-            self._lose(frozenset({name}), reason, now)
+            self._lose(frozenset({accusation(self.plan.name, name)}), reason, now)
             self._speaker.greet([name], self.course.epoch, now, asks=False)
 
     def _lose(self, names: frozenset[str], reason: str, now: float) -> None:
         """Begin an epoch without the sites and links `names`."""
         before, exchange = self.gone, self.exchange
         self.course.leave(self.lost | names)
-        links = sorted(lost for lost in names if len(ends(lost)) == 2)
+        out = evicted(self.lost, self.course.graph)
+        links = sorted(link(*ends(lost)) for lost in names if out.isdisjoint(suspects(lost)))
         self._observe(Gone(sites=sorted(self.gone - before), links=links, reason=reason, exchange=exchange))
         remaining = self.course.epoch.members
         if not self.course.epoch.present or 2 * len(remaining) <= len(self.plan.sites):
@@ -293,12 +310,12 @@ class Session(Generic[Result]):
 
 def _overdue_at(session: Session[Any], started: float, now: float) -> list[str]:
     """Return the neighbours that are waited for no longer."""
-    suspects = {end for lost in session.lost for end in ends(lost)}
+    doubted = {name for lost in session.lost for name in suspects(lost)}
     plan, peers, since = session.plan, session.peers, session.course.waiting_since
     return [
         name
         for name in session.course.missing
-        if peers[name].is_overdue(plan, session.exchange, since, started, now, suspected=name in suspects)
+        if peers[name].is_overdue(plan, session.exchange, since, started, now, suspected=name in doubted)
     ]
 
 
