@@ -196,7 +196,7 @@ def test_sqrt_allocation_is_the_estimators(small_data):
     regressor = fits.make_estimator(task, problem, 1.0)
     regressor.fit(problem.split.X, problem.split.y, sites=problem.split.sites)
     sizes = [regressor.models_[j].feature_map.n_features for j in range(6)]
-    assert sizes == fits.features_per_site(task, problem)
+    assert sizes == [selector.n_features for selector in fits.selectors_of(task, problem)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
 

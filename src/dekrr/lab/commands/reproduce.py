@@ -82,15 +82,11 @@ def command_line(name: str, options: Options) -> str:
     'dekrr reproduce table --data houses --protocol paper --seed 3'
     """
     words = ["dekrr", "reproduce", name]
-    for data in options.data:
-        words += ["--data", data]
-    for method in options.methods:
-        words += ["--method", method]
-    values: dict[str, Any] = {"repeats": options.repeats, "protocol": options.protocol, "splits": options.splits}
-    defaults = Options()
-    for key, value in {**values, "seed": options.seed}.items():
-        if value != getattr(defaults, key):
-            words += [f"--{key}", str(value)]
+    words += [word for data in options.data for word in ("--data", data)]
+    words += [word for method in options.methods for word in ("--method", method)]
+    for key in ("repeats", "protocol", "splits", "seed"):
+        if getattr(options, key) != getattr(Options(), key):
+            words += [f"--{key}", str(getattr(options, key))]
     return shlex.join(words + (["--quick"] if options.quick else []))
 
 

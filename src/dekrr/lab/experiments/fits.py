@@ -11,6 +11,7 @@ import os
 import platform
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -151,19 +152,14 @@ class FitProblem(NamedTuple):
     alpha: float
 
 
-def features_per_site(task: FitTask, problem: FitProblem) -> list[int]:
-    """Return the number of features of each site: equal, or in proportion to the square root of its number of rows."""
-    counts = np.bincount(problem.split.sites)
-    if task.allocation != "sqrt":
-        return [task.n_features] * len(counts)
-    roots = np.sqrt(counts)
-    sizes = np.round(task.n_features * len(counts) * roots / roots.sum())
-    return [max(1, int(size)) for size in sizes]
-
-
 def selectors_of(task: FitTask, problem: FitProblem) -> list[Chooser]:
-    name = METHODS[task.method].settings["features"]
-    return [CHOOSERS[name](size, sigma=problem.sigma) for size in features_per_site(task, problem)]
+    """Return each site's selector, of equally many features, or in proportion to the square root of its rows."""
+    roots = np.sqrt(np.bincount(problem.split.sites))
+    if task.allocation != "sqrt":
+        roots = np.ones(len(roots))
+    sizes = np.round(task.n_features * len(roots) * roots / roots.sum())
+    kind = CHOOSERS[METHODS[task.method].settings["features"]]
+    return [kind(max(1, int(size)), sigma=problem.sigma) for size in sizes]
 
 
 def tuned_consensus(task: FitTask, problem: FitProblem) -> float | None:
@@ -214,55 +210,39 @@ N_FOLDS = 5
 _TUNING_FEATURES = 500
 
 
+_authors = lru_cache(maxsize=4)(authors_split)
+_load = lru_cache(maxsize=2)(load)
+
+
 def problem_of(task: FitTask, directory: str | os.PathLike[str] | None = None) -> FitProblem:
     folder = os.fspath(directory) if directory is not None else None
     if task.splits == "authors":
         split = _authors(task.data, folder, authors_division(task.experiment, task.partition))
         return FitProblem(split, *split.kernel)
-    drawn = _Drawn(
-        task.data, folder, task.partition, task.n_sites, task.n_neighbors, task.mix, task.n_rows, task.split_seed
-    )
-    split = _own_split(drawn, honest=task.protocol == "honest")
-    if task.protocol == "paper":
-        return FitProblem(split, PAPER[task.data].sigma, PAPER[task.data].alpha)
-    return FitProblem(split, *_tuned(drawn))
-
-
-class _Drawn(NamedTuple):
-    name: str
-    directory: str | None
-    how: str
-    n_sites: int
-    n_neighbors: int
-    mix: float
-    n_rows: int
-    seed: int
-
-
-_authors = lru_cache(maxsize=4)(authors_split)
-_load = lru_cache(maxsize=2)(load)
+    rows = {"n_features": 0, "max_rounds": 0, "repetition": 0, "seed": task.split_seed}
+    names = dict.fromkeys(("experiment", "method", "solver", "allocation"), "")
+    return _drawn(msgspec.structs.replace(task, **names, **rows), folder)
 
 
 @lru_cache(maxsize=4)
-def _own_split(drawn: _Drawn, *, honest: bool) -> Split:
-    X, y = _load(drawn.name, drawn.directory)
-    if 0 < drawn.n_rows < len(y):
-        rows = np.sort(np.random.default_rng(drawn.seed).permutation(len(y))[: drawn.n_rows])
+def _drawn(task: FitTask, directory: str | None) -> FitProblem:
+    """Return the problem of all tasks that differ only in what does not matter for it."""
+    X, y = _load(task.data, directory)
+    if 0 < task.n_rows < len(y):
+        rows = np.sort(np.random.default_rng(task.seed).permutation(len(y))[: task.n_rows])
         X, y = X[rows], y[rows]
-    scaling = Scaling.of(X, y)
+    scaling, paper = Scaling.of(X, y), PAPER[task.data]
     inputs, responses = scaling.rows(X), scaling.responses(y)
-    sites = partition(drawn.how, inputs, responses, n_sites=drawn.n_sites, mix=drawn.mix, random_state=drawn.seed)
-    train = halves(sites, random_state=drawn.seed)
-    if honest:
+    how = {"n_sites": task.n_sites, "mix": task.mix, "random_state": task.seed}
+    sites = partition(task.partition, inputs, responses, **how)
+    train = halves(sites, random_state=task.seed)
+    is_honest = task.protocol == "honest"
+    if is_honest:
         scaling = Scaling.of(X[train], y[train])
     X, y = scaling.rows(X), scaling.responses(y)
-    return Split(X[train], y[train], sites[train], X[~train], y[~train], sites[~train], n_neighbors=drawn.n_neighbors)
-
-
-@lru_cache(maxsize=4)
-def _tuned(drawn: _Drawn) -> tuple[float, float]:
-    split = _own_split(drawn, honest=True)
-    return choose_kernel(split.X, split.y, drawn.seed)
+    parts = X[train], y[train], sites[train], X[~train], y[~train], sites[~train]
+    kernel = choose_kernel(X[train], y[train], task.seed) if is_honest else (paper.sigma, paper.alpha)
+    return FitProblem(Split(*parts, n_neighbors=task.n_neighbors), *kernel)
 
 
 def choose_kernel(X: Array, y: Array, seed: int) -> tuple[float, float]:
@@ -397,21 +377,6 @@ def choose_consensus(errors: Mapping[float, float]) -> float:
 _DENSE, _SPARSE = 150, 60
 
 
-class Meter:
-    """An observer of a local network that adds up bytes, exchange by exchange."""
-
-    def __init__(self) -> None:
-        self._bytes: list[int] = []
-
-    def __call__(self, delivery: Delivery) -> None:
-        self._bytes += [0] * (delivery.exchange + 1 - len(self._bytes))
-        self._bytes[delivery.exchange] += delivery.n_bytes
-
-    @property
-    def bytes_after(self) -> list[int]:
-        return list(itertools.accumulate(self._bytes))
-
-
 def recorded_rounds(n_rounds: int) -> np.ndarray:
     """Return the rounds to record: all of the first rounds, then fewer and fewer, and the last round.
 
@@ -432,20 +397,20 @@ def curves_of(task: FitTask, problem: FitProblem, consensus: float | None) -> di
     if isinstance(regressor, AllReduceRegressor):
         return {}
     split = problem.split
-    meter, outcomes = _run(task, problem, regressor)
+    bytes_after, outcomes = _run(task, problem, regressor)
     rounds = outcomes[0].rounds
     shown = recorded_rounds(rounds)
     objective = np.sum([outcome.objective_shares for outcome in outcomes], axis=0)
     own_error, union_error = [], []
     features = [outcome.feature_map(split.X_test) for outcome in outcomes]
-    groups = _members(task, problem)
+    wide = METHODS[task.method].settings.get("prediction") == "neighborhood"
+    groups = [[j, *around] if wide else [j] for j, around in enumerate(ring_neighbors(split))]
     rows = np.arange(len(split.y_test))
     for k in shown:
         by_site = np.array([z @ outcome.path[k] for z, outcome in zip(features, outcomes, strict=True)])
         predictions = np.array([neighborhood_weights(len(group) - 1) @ by_site[group] for group in groups])
         own_error.append(rse(split.y_test, predictions[split.test_sites, rows]))
         union_error.append(float(np.mean([rse(split.y_test, prediction) for prediction in predictions])))
-    bytes_after = meter.bytes_after
     setup = len(bytes_after) - rounds
     return {
         "curve_round": shown.tolist(),
@@ -457,8 +422,11 @@ def curves_of(task: FitTask, problem: FitProblem, consensus: float | None) -> di
     }
 
 
-def _run(task: FitTask, problem: FitProblem, regressor: DeKRRRegressor | DKLARegressor) -> tuple[Meter, list[Outcome]]:
-    meter = Meter()
+def _run(
+    task: FitTask, problem: FitProblem, regressor: DeKRRRegressor | DKLARegressor
+) -> tuple[list[int], list[Outcome]]:
+    """Return the bytes sent so far after every exchange, and the sites' outcomes."""
+    sent: Counter[int] = Counter()
     rows: dict[Hashable, Rows] = dict(enumerate(rows_by_site(problem.split)))
     sites = sites_of(rows, dict(enumerate(ring_neighbors(problem.split))), seed=seed_of(regressor.random_state))
     selectors: dict[Hashable, Chooser] = dict(enumerate(selectors_of(task, problem)))
@@ -467,15 +435,12 @@ def _run(task: FitTask, problem: FitProblem, regressor: DeKRRRegressor | DKLAReg
     else:
         settings = msgspec.structs.replace(regressor.run_settings(list(sites)), tol=0.0)
         training = partial(dkla.train, settings=settings, keep_path=True)
-    connect = partial(LocalNetwork, observers=[meter])
-    done = run(sites, lambda j, site: training(site, selectors[j]), connect)
-    return meter, list(done.outcomes.values())
 
+    def count(delivery: Delivery) -> None:
+        sent[delivery.exchange] += delivery.n_bytes
 
-def _members(task: FitTask, problem: FitProblem) -> list[list[int]]:
-    neighbors = ring_neighbors(problem.split)
-    wide = METHODS[task.method].settings.get("prediction") == "neighborhood"
-    return [[j, *around] if wide else [j] for j, around in enumerate(neighbors)]
+    done = run(sites, lambda j, site: training(site, selectors[j]), partial(LocalNetwork, observers=[count]))
+    return list(itertools.accumulate(sent[k] for k in range(max(sent) + 1))), list(done.outcomes.values())
 
 
 def _best(task: FitTask, problem: FitProblem, consensus: float | None) -> float:

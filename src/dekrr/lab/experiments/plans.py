@@ -1,14 +1,14 @@
 """The experiments, and the fits that each consists of."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from ...errors import SettingsError
-from ..data_sets.catalogue import PAPER
+from ..data_sets.catalogue import PAPER, PaperSettings
 from ..data_sets.splits import has_authors_split
 from .fits import METHODS, PROTOCOLS, SPLITS, TABLE_METHODS, FitTask, authors_division
 
@@ -45,109 +45,71 @@ class Experiment:
 
     title: str
     about: str
-    data: tuple[str, ...]
-    repeats: int
-    fits: Callable[[str], Iterator[dict[str, Any]]]
+    fits: Callable[[PaperSettings], list[dict[str, Any]]]
+    data: tuple[str, ...] = AT_HAND
+    repeats: int = 10
 
 
-def _table(data: str) -> Iterator[dict[str, Any]]:
-    for method in TABLE_METHODS:
-        yield {"partition": "response", "n_features": PAPER[data].table_features, "method": method}
+_TABLE = [{"method": method} for method in TABLE_METHODS]
+_ALLOCATIONS = [
+    *({"method": method, "allocation": "equal"} for method in ("DKLA", "DKLA-DDRF")),
+    *({"method": method, "allocation": how} for method in ("DeKRR-DDRF", "ours") for how in ("equal", "sqrt")),
+]
+_CURVES = [
+    *({"method": method, "solver": solver} for method in ("DeKRR-DDRF", "ours") for solver in ("jacobi", "chebyshev")),
+    *({"method": method} for method in ("DKLA", "DKLA-DDRF", "COKE", "AllReduce")),
+]
 
 
-def _against_features(partition: str) -> Callable[[str], Iterator[dict[str, Any]]]:
-    def fits(data: str) -> Iterator[dict[str, Any]]:
-        for n_features in PAPER[data].n_features:
-            for method in TABLE_METHODS:
-                yield {"partition": partition, "n_features": n_features, "method": method}
-
-    return fits
+def _fits_of(partition: str, sizes: Iterable[int], kinds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"partition": partition, "n_features": size, **kind} for size in sizes for kind in kinds]
 
 
-def _imbalanced(data: str) -> Iterator[dict[str, Any]]:
-    for n_features in PAPER[data].n_features:
-        yield from _allocations(n_features)
-
-
-def _per_site(data: str) -> Iterator[dict[str, Any]]:
-    yield from _allocations(100)
-
-
-def _allocations(n_features: int) -> Iterator[dict[str, Any]]:
-    for method, allocation in (
-        ("DKLA", "equal"),
-        ("DKLA-DDRF", "equal"),
-        ("DeKRR-DDRF", "equal"),
-        ("DeKRR-DDRF", "sqrt"),
-        ("ours", "equal"),
-        ("ours", "sqrt"),
-    ):
-        yield {"partition": "imbalanced", "n_features": n_features, "method": method, "allocation": allocation}
-
-
-def _convergence(data: str) -> Iterator[dict[str, Any]]:
-    for method, solver in (
-        ("DeKRR-DDRF", "jacobi"),
-        ("DeKRR-DDRF", "chebyshev"),
-        ("ours", "jacobi"),
-        ("ours", "chebyshev"),
-        ("DKLA", ""),
-        ("DKLA-DDRF", ""),
-        ("COKE", ""),
-        ("AllReduce", ""),
-    ):
-        n_features = PAPER[data].table_features
-        yield {"partition": "response", "n_features": n_features, "method": method, "solver": solver}
-
-
-def _scaling(data: str) -> Iterator[dict[str, Any]]:
+def _scaling(paper: PaperSettings) -> list[dict[str, Any]]:
     centre = {"n_sites": N_SITES, "n_rows": 10000, "n_features": 60}
     ranges = {"n_sites": (5, 10, 20, 40), "n_rows": (2500, 5000, 10000, 20000), "n_features": (30, 60, 120, 240)}
-    seen: list[dict[str, Any]] = []
-    for name, values in ranges.items():
-        for value in values:
-            settings = {**centre, name: value}
-            if settings in seen:
-                continue
-            seen.append(settings)
-            for method in ("DKLA", "DeKRR-DDRF", "ours"):
-                yield {"partition": "response", "method": method, **settings}
+    sizes = [{**centre, name: value} for name, values in ranges.items() for value in values]
+    different = [size for i, size in enumerate(sizes) if size not in sizes[:i]]
+    methods = ("DKLA", "DeKRR-DDRF", "ours")
+    return [{"partition": "response", "method": method, **size} for size in different for method in methods]
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "table": Experiment("The main table", "The paper's Table 2, own and union RSE.", AT_HAND, 10, _table),
+    "table": Experiment(
+        "The main table",
+        "The paper's Table 2, own and union RSE.",
+        lambda paper: _fits_of("response", [paper.table_features], _TABLE),
+    ),
     "response": Experiment(
         "RSE against features, sites split by |y|",
         "The paper's first figure of six panels.",
-        AT_HAND,
-        10,
-        _against_features("response"),
+        lambda paper: _fits_of("response", paper.n_features, _TABLE),
     ),
     "norm": Experiment(
         "RSE against features, sites split by |x|",
         "The paper's second figure of six panels.",
-        AT_HAND,
-        10,
-        _against_features("norm"),
+        lambda paper: _fits_of("norm", paper.n_features, _TABLE),
     ),
     "imbalanced": Experiment(
         "Sites of different sizes",
         "The paper's imbalanced setting: who gets how many features.",
+        lambda paper: _fits_of("imbalanced", paper.n_features, _ALLOCATIONS),
         ("twitter13813",),
-        10,
-        _imbalanced,
     ),
     "per-site": Experiment(
         "Each site's error",
         "The paper's figure of each site: RSE and, what it really shows, MSE.",
+        lambda paper: _fits_of("imbalanced", [100], _ALLOCATIONS),
         ("twitter13813",),
-        10,
-        _per_site,
     ),
     "convergence": Experiment(
-        "Convergence", "Objective and RSE against rounds and bytes.", ("houses",), 1, _convergence
+        "Convergence",
+        "Objective and RSE against rounds and bytes.",
+        lambda paper: _fits_of("response", [paper.table_features], _CURVES),
+        ("houses",),
+        1,
     ),
-    "scaling": Experiment("Cost", "Time, rounds and bytes against J, N and D.", ("houses",), 1, _scaling),
+    "scaling": Experiment("Cost", "Time, rounds and bytes against J, N and D.", _scaling, ("houses",), 1),
 }
 
 
@@ -191,8 +153,11 @@ def plan(name: str, options: Options, directory: str | os.PathLike[str] | None =
 
 
 def _fits(experiment: Experiment, data: str, options: Options) -> list[dict[str, Any]]:
-    fits = [fit for fit in experiment.fits(data) if not options.methods or fit["method"] in options.methods]
-    return _fewer(fits) if options.quick else fits
+    fits = [fit for fit in experiment.fits(PAPER[data]) if not options.methods or fit["method"] in options.methods]
+    sizes = sorted({fit["n_features"] for fit in fits})
+    if not options.quick or len(sizes) <= 2:
+        return fits
+    return [fit for fit in fits if fit["n_features"] in sizes[::2]]
 
 
 def _task(
@@ -203,26 +168,24 @@ def _task(
     repetition: int,
     directory: str | os.PathLike[str] | None,
 ) -> FitTask:
-    division = authors_division(experiment, fit["partition"])
+    partition = fit["partition"]
+    division = authors_division(experiment, partition)
     authors = options.splits == "authors" and has_authors_split(data, directory, division)
-    if authors and fit["partition"] == "imbalanced":
-        fit = {**fit, **_AUTHORS_IMBALANCED, **({"n_features": 80} if division == "per-site" else {})}
-    quick = {
-        "n_rows": min(fit.get("n_rows") or _QUICK_ROWS, _QUICK_ROWS),
-        "n_features": max(10, fit["n_features"] // 2),
-    }
-    mix = {"response": PAPER[data].mix, "norm": 0.2}.get(fit["partition"], 0.0)
     settings = {
         "n_sites": N_SITES,
         "n_neighbors": N_NEIGHBORS,
-        "mix": mix,
+        "mix": {"response": PAPER[data].mix, "norm": 0.2}.get(partition, 0.0),
         "n_rows": 0,
         "solver": "",
         "allocation": "equal",
-        "max_rounds": _QUICK_ROUNDS if options.quick else ROUNDS,
+        "max_rounds": ROUNDS,
         **fit,
-        **(quick if options.quick else {}),
     }
+    if authors and partition == "imbalanced":  # their sites: six, two neighbours each; each one's error is at D = 80
+        settings |= {"n_sites": 6, "n_neighbors": 2} | ({"n_features": 80} if division == "per-site" else {})
+    if options.quick:
+        settings["n_rows"] = min(settings["n_rows"] or _QUICK_ROWS, _QUICK_ROWS)
+        settings |= {"n_features": max(10, settings["n_features"] // 2), "max_rounds": _QUICK_ROUNDS}
     return FitTask(
         experiment=experiment,
         data=data,
@@ -232,14 +195,3 @@ def _task(
         seed=options.seed,
         **settings,
     )
-
-
-# The authors' files with sites of unequal sizes have six, two neighbours each; each site's error is theirs at D = 80.
-_AUTHORS_IMBALANCED = {"n_sites": 6, "n_neighbors": 2}
-
-
-def _fewer(fits: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Keep every second number of features, if there are more than two."""
-    sizes = sorted({fit["n_features"] for fit in fits})
-    kept = sizes[::2] if len(sizes) > 2 else sizes
-    return [fit for fit in fits if fit["n_features"] in kept]

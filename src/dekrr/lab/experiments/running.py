@@ -22,25 +22,19 @@ from .fits import FitTask, fit_task, versions
 
 RESULTS, TIMINGS, COMMANDS = "results.parquet", "timings.parquet", "commands.json"
 
-_TEXT, _WHOLE, _NUMBER = "string", "int64", "double"
-_COLUMNS: dict[str, str] = {
-    **dict.fromkeys(("experiment", "data", "partition", "protocol", "splits"), _TEXT),
-    **dict.fromkeys(("n_sites", "n_neighbors"), _WHOLE),
-    "mix": _NUMBER,
-    **dict.fromkeys(("n_rows", "n_features"), _WHOLE),
-    **dict.fromkeys(("method", "solver", "allocation"), _TEXT),
-    **dict.fromkeys(("max_rounds", "repetition", "seed"), _WHOLE),
-    **dict.fromkeys(("sigma", "alpha", "consensus"), _NUMBER),
-    **dict.fromkeys(("n_train", "n_test"), _WHOLE),
-    **dict.fromkeys(("own_rse", "union_rse", "own_mse", "union_mse", "objective"), _NUMBER),
-    **dict.fromkeys(("rounds", "bytes"), _WHOLE),
-    **dict.fromkeys(("best_objective", "authors_rse", "authors_std"), _NUMBER),
-    **dict.fromkeys(("site_rows", "site_features"), f"list {_WHOLE}"),
-    **dict.fromkeys(("site_rse", "site_mse", "site_union_rse"), f"list {_NUMBER}"),
-    **dict.fromkeys(("edge_from", "edge_to", "edge_bytes"), f"list {_WHOLE}"),
-    **dict.fromkeys(("curve_round", "curve_bytes"), f"list {_WHOLE}"),
-    **dict.fromkeys(("curve_objective", "curve_own_rse", "curve_union_rse"), f"list {_NUMBER}"),
-    **dict.fromkeys(("python", "dekrr", "numpy", "scipy"), _TEXT),
+_TASK = {field.name: field.type for field in msgspec.structs.fields(FitTask)}
+_COLUMNS: dict[str, Any] = {
+    **_TASK,
+    **dict.fromkeys(("sigma", "alpha", "consensus"), float),
+    **dict.fromkeys(("n_train", "n_test"), int),
+    **dict.fromkeys(("own_rse", "union_rse", "own_mse", "union_mse", "objective"), float),
+    **dict.fromkeys(("rounds", "bytes"), int),
+    **dict.fromkeys(("best_objective", "authors_rse", "authors_std"), float),
+    **dict.fromkeys(("site_rows", "site_features"), list[int]),
+    **dict.fromkeys(("site_rse", "site_mse", "site_union_rse"), list[float]),
+    **dict.fromkeys(("edge_from", "edge_to", "edge_bytes", "curve_round", "curve_bytes"), list[int]),
+    **dict.fromkeys(("curve_objective", "curve_own_rse", "curve_union_rse"), list[float]),
+    **dict.fromkeys(("python", "dekrr", "numpy", "scipy"), str),
 }
 
 
@@ -50,27 +44,21 @@ class Results:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self._versions = versions()
-        self._rows: dict[FitTask, dict[str, Any]] = {}
-        self._seconds: dict[FitTask, float] = {}
-        for row in _read(self.folder / RESULTS):
-            self._rows[task_of(row)] = row
-        for row in _read(self.folder / TIMINGS):
-            self._seconds[task_of(row)] = row["seconds"]
+        seconds = {task_of(row): row["seconds"] for row in _read(self.folder / TIMINGS)}
+        tasks = {task_of(row): row for row in _read(self.folder / RESULTS)}
+        self._rows = {task: {**row, "seconds": seconds.get(task)} for task, row in tasks.items()}
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """All rows, in order, each with the `seconds` of its fit (None where they are not known)."""
-        return [{**self._rows[task], "seconds": self._seconds.get(task)} for task in sorted(self._rows)]
+        return [self._rows[task] for task in sorted(self._rows)]
 
     def take_over(self, tasks: Iterable[FitTask]) -> None:
         """Copy the rows of fits that another experiment has done to those of `tasks` that need the same fit."""
-        done = {_identity(task): task for task, row in self._rows.items() if self._is_current(row)}
+        done = {_identity(task): row for task, row in self._rows.items() if self._is_current(row)}
         for task in tasks:
-            twin = done.get(_identity(task), task)
-            if twin != task and task not in self._rows:
-                self._rows[task] = {**self._rows[twin], "experiment": task.experiment}
-                if twin in self._seconds:
-                    self._seconds[task] = self._seconds[twin]
+            if task not in self._rows and (twin := done.get(_identity(task))):
+                self._rows[task] = {**twin, "experiment": task.experiment}
 
     def waiting(self, tasks: Iterable[FitTask]) -> list[FitTask]:
         """Return the tasks that are not done, or were done with other versions of the software."""
@@ -80,21 +68,14 @@ class Results:
         return all(row[name] == value for name, value in self._versions.items())
 
     def add(self, task: FitTask, row: dict[str, Any], seconds: float) -> None:
-        self._rows[task] = {name: row.get(name) for name in _COLUMNS}
-        self._seconds[task] = seconds
+        self._rows[task] = {**dict.fromkeys(_COLUMNS), **row, "seconds": seconds}
         self.save()
 
     def save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        ordered = sorted(self._rows)
-        timings = [
-            {**msgspec.structs.asdict(task), "seconds": self._seconds[task]}
-            for task in ordered
-            if task in self._seconds
-        ]
-        _write(self.folder / RESULTS, [self._rows[task] for task in ordered], _COLUMNS)
-        kinds = {name: _COLUMNS[name] for name in FitTask.__struct_fields__}
-        _write(self.folder / TIMINGS, timings, {**kinds, "seconds": _NUMBER})
+        _write(self.folder / RESULTS, self.rows, _COLUMNS)
+        timed = [row for row in self.rows if row["seconds"] is not None]
+        _write(self.folder / TIMINGS, timed, {**_TASK, "seconds": float})
 
     @property
     def commands(self) -> dict[str, str]:
@@ -114,7 +95,7 @@ def _identity(task: FitTask) -> tuple[Any, ...]:
 
 
 def task_of(row: dict[str, Any]) -> FitTask:
-    return msgspec.convert({name: row[name] for name in FitTask.__struct_fields__}, FitTask)
+    return msgspec.convert({name: row[name] for name in _TASK}, FitTask)
 
 
 def _pyarrow() -> Any:
@@ -135,21 +116,17 @@ def _read(path: Path) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = pa.parquet.read_table(pa.BufferReader(path.read_bytes())).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} is damaged, or has no results: {error}; move it away to start afresh") from None
-    missing = [name for name in FitTask.__struct_fields__ if rows and name not in rows[0]]
+    missing = [name for name in _TASK if rows and name not in rows[0]]
     if missing:
         raise DataError(f"{path} has no columns {missing}: it is from another version; give another folder")
     return rows
 
 
-def _write(path: Path, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+def _write(path: Path, rows: list[dict[str, Any]], columns: dict[str, Any]) -> None:
     pa = _pyarrow()
-    kinds = {_TEXT: pa.string(), _WHOLE: pa.int64(), _NUMBER: pa.float64()}
-    schema = pa.schema(
-        [
-            (name, pa.list_(kinds[kind.removeprefix("list ")]) if kind.startswith("list ") else kinds[kind])
-            for name, kind in columns.items()
-        ]
-    )
+    whole, number = pa.int64(), pa.float64()
+    kinds = {str: pa.string(), int: whole, float: number, list[int]: pa.list_(whole), list[float]: pa.list_(number)}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
     replace_file(path, sink.getvalue().to_pybytes())
