@@ -13,15 +13,14 @@ import numpy as np
 from .paper_tables import METRICS, Row, by, column, gap_curve, kilobytes_of_site, label_of, ordered, title_of
 
 INK = "#1a1b1c"  # in a page, this colour is replaced by the page's text colour
-_COLOURS = {
-    "DKLA": "#8c8c8c",
-    "DKLA-DDRF": "#c98a00",
-    "DeKRR-DDRF": "#2f83d0",
-    "ours": "#d6453d",
-    "COKE": "#8a63b8",
-    "AllReduce": "#1f9a72",
+_LOOKS = {  # colour and marker
+    "DKLA": ("#8c8c8c", "o"),
+    "DKLA-DDRF": ("#c98a00", "s"),
+    "DeKRR-DDRF": ("#2f83d0", "^"),
+    "ours": ("#d6453d", "D"),
+    "COKE": ("#8a63b8", "v"),
+    "AllReduce": ("#1f9a72", "*"),
 }
-_MARKERS = {"DKLA": "o", "DKLA-DDRF": "s", "DeKRR-DDRF": "^", "ours": "D", "COKE": "v", "AllReduce": "*"}
 _STYLE: Any = {
     "font.size": 10,
     "svg.fonttype": "path",
@@ -109,13 +108,11 @@ def _name(*parts: Any) -> str:
     return "-".join(str(part) for part in parts if part != "")
 
 
-def _look(row: Row) -> dict[str, Any]:
+def _look(row: Row, *, marked: bool = False) -> dict[str, Any]:
     dashed = row["allocation"] != "equal" or row["solver"] == "jacobi"
-    return {
-        "color": _COLOURS.get(row["method"], "#555555"),
-        "linestyle": "--" if dashed else "-",
-        "label": label_of(row),
-    }
+    colour, marker = _LOOKS.get(row["method"], ("#555555", "o"))
+    look = {"color": colour, "linestyle": "--" if dashed else "-", "label": label_of(row)}
+    return look | ({"marker": marker, "markersize": 4} if marked else {})
 
 
 def _legend(axes: Any) -> None:
@@ -133,8 +130,8 @@ def _lines_against_features(rows: Sequence[Row], metric: str, title: str) -> Pan
             values = [column([r for r in group if r["n_features"] == size], f"{metric}_rse") for size in sizes]
             means = np.array([v.mean() for v in values])
             spreads = np.array([v.std(ddof=1) if len(v) > 1 else 0.0 for v in values])
-            look = _look(group[0])
-            axes.plot(sizes, means, marker=_MARKERS.get(group[0]["method"], "o"), markersize=4, **look)
+            look = _look(group[0], marked=True)
+            axes.plot(sizes, means, **look)
             axes.fill_between(sizes, means - spreads, means + spreads, color=look["color"], alpha=0.15, linewidth=0)
             if metric == "own":
                 _draw_authors(axes, group, look["color"])
@@ -179,14 +176,15 @@ def comparison(name: str, rows: Sequence[Row]) -> Iterator[Picture]:
 
 def _dots(rows: Sequence[Row], title: str) -> Panel:
     def draw(axes: Any) -> None:
-        methods = sorted({row["method"] for row in rows}, key=list(_COLOURS).index)
+        methods = sorted({row["method"] for row in rows}, key=list(_LOOKS).index)
         for i, method in enumerate(methods):
             for shift, metric in ((-0.17, "own"), (0.17, "union")):
                 values = column([row for row in rows if row["method"] == method], f"{metric}_rse")
                 places = i + shift + np.linspace(-0.08, 0.08, len(values)) * (len(values) > 1)
-                face = _COLOURS[method] if metric == "own" else "none"
-                axes.scatter(places, values, s=14, facecolors=face, edgecolors=_COLOURS[method], linewidths=0.9)
-                axes.hlines(values.mean(), i + shift - 0.13, i + shift + 0.13, color=_COLOURS[method], linewidth=2)
+                colour, _ = _LOOKS[method]
+                face = colour if metric == "own" else "none"
+                axes.scatter(places, values, s=14, facecolors=face, edgecolors=colour, linewidths=0.9)
+                axes.hlines(values.mean(), i + shift - 0.13, i + shift + 0.13, color=colour, linewidth=2)
         axes.set_xticks(range(len(methods)), methods)
         axes.grid(axis="x", visible=False)
         axes.set(title=f"{title}, D = {rows[0]['n_features']}", ylabel="test RSE")
@@ -213,8 +211,7 @@ def _site_lines(rows: Sequence[Row], quantity: str, title: str) -> Panel:
     def draw(axes: Any) -> None:
         for _, group in by(rows, "method", "allocation"):
             values = np.array([row[f"site_{quantity}"] for row in group]).mean(axis=0)
-            marker = _MARKERS.get(group[0]["method"], "o")
-            axes.plot(np.arange(1, len(values) + 1), values, marker=marker, markersize=4, **_look(group[0]))
+            axes.plot(np.arange(1, len(values) + 1), values, **_look(group[0], marked=True))
         axes.set(title=title, xlabel="site", ylabel=f"test {words}", ylim=(0, None))
         axes.set_xticks(range(1, len(values) + 1))
         _legend(axes)
@@ -246,11 +243,9 @@ def _curves(rows: Sequence[Row], quantity: str, axis: str, title: str) -> Panel:
                 if quantity != "gap" and axis == "bytes":
                     axes.plot(kilobytes, row[f"{quantity}_rse"], "*", markersize=11, **_look(row))
                 continue
-            x = (
-                np.array(row["curve_round"]) + 1
-                if axis == "rounds"
-                else np.array(row["curve_bytes"]) / row["n_sites"] / 1e3
-            )
+            x = np.array(row["curve_round"]) + 1.0
+            if axis == "bytes":
+                x = np.array(row["curve_bytes"]) / row["n_sites"] / 1e3
             y = np.maximum(gap_curve(row), 1e-14) if quantity == "gap" else np.array(row[f"curve_{quantity}_rse"])
             axes.plot(x, y, **_look(row))
         axes.set(xscale="log", xlabel="rounds + 1" if axis == "rounds" else "kB sent by a site", title=title)
@@ -290,7 +285,7 @@ def _cost(rows: Sequence[Row], what: str, key: str, words: str) -> Panel:
         for _, group in by(rows, "method"):
             values = sorted({row[key] for row in group})
             means = [np.mean([cost(row) for row in group if row[key] == value]) for value in values]
-            axes.plot(values, means, marker=_MARKERS.get(group[0]["method"], "o"), markersize=4, **_look(group[0]))
+            axes.plot(values, means, **_look(group[0], marked=True))
         axes.set(
             xscale="log", yscale="log", xlabel=words, ylabel="seconds" if what == "seconds" else "kB sent by a site"
         )

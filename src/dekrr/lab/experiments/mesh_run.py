@@ -13,7 +13,7 @@ from ...errors import DataError
 from ...mesh.record import HELD_OUT
 from .figures import Panel, Picture
 from .paper_tables import Table, cells
-from .report_page import Section, figure_of, render
+from .report_page import Section, render
 
 RECORDS = "run.jsonl"
 _ABOUT = (
@@ -147,7 +147,7 @@ def write_run_report(path: Path, out: Path | None = None) -> Path:
 
 
 def _section(run: str, records: Sequence[SiteRecord], number: int) -> Section:
-    figures = [figure_of(picture) for picture in pictures_of_run(records, f"run-{number}")]
+    figures = pictures_of_run(records, f"run-{number}")
     tables = [_sites(records), _events(records), _traffic(records)]
     return Section(f"run-{number}", f"Run {run}", "", "", figures, tables)
 

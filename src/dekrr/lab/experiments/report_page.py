@@ -15,13 +15,8 @@ from .paper_tables import Row, Table, by, cells, column, ordered, tables_of, tit
 from .plans import EXPERIMENTS, is_quick, run_of
 from .running import RESULTS, Results
 
+_COUNTED = ("data", "method", "experiment")
 _TITLE = "Decentralised kernel ridge regression: the results"
-
-
-@dataclass(frozen=True)
-class Figure:
-    caption: str
-    panels: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +25,7 @@ class Section:
     title: str
     about: str
     command: str
-    figures: Sequence[Figure]
+    figures: Sequence[Picture]
     tables: Sequence[Table]
 
 
@@ -57,8 +52,11 @@ def write_report(folder: Path, out: Path | None = None, *, figures: Path | None 
         out or folder / "report.html",
         title=_TITLE,
         sections=sections,
-        facts=_facts(rows),
-        methods=_methods(rows),
+        facts=[
+            ("fits", str(len(rows))),
+            *((f"{name.replace('data', 'data set')}s", str(len({row[name] for row in rows}))) for name in _COUNTED),
+        ],
+        methods=[(name, method.about) for name, method in METHODS.items() if any(r["method"] == name for r in rows)],
         data=[(title_of(name), CATALOGUE[name]) for (name,), _ in by(rows, "data") if name in CATALOGUE],
         settings=_settings(rows),
         report_command=f"dekrr report {folder}",
@@ -73,7 +71,7 @@ def render(path: Path, **parts: Any) -> Path:
         raise ImportError("the report needs jinja2 and matplotlib: pip install 'dekrr[report]'") from None
     environment = Environment(autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
-    page = template.render(date=datetime.now(UTC).date().isoformat(), **parts)
+    page = template.render(date=datetime.now(UTC).date().isoformat(), svg_of=svg_of, **parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     return path
@@ -101,27 +99,11 @@ def _runs(name: str, rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def _section(name: str, run: str, rows: Sequence[Row], drawn: Sequence[Picture], command: str) -> Section:
-    experiment = EXPERIMENTS[name]
-    protocol = rows[0]["protocol"]
-    tables = tables_of(name, rows)
+    experiment, tables = EXPERIMENTS[name], tables_of(name, rows)
     if name in ("table", "imbalanced"):
-        tables = [*tables, traffic_table(rows)]
-    quick = ", quick" if is_quick(rows[0]) else ""
-    return Section(
-        run,
-        f"{experiment.title} ({protocol} protocol{quick})",
-        experiment.about,
-        command,
-        [figure_of(picture) for picture in drawn],
-        tables,
-    )
-
-
-def figure_of(picture: Picture) -> Figure:
-    panels = [
-        (svg_of(panel, picture.size, f"{picture.name}-{i}"), panel.about) for i, panel in enumerate(picture.panels)
-    ]
-    return Figure(picture.caption, panels)
+        tables.append(traffic_table(rows))
+    title = f"{experiment.title} ({rows[0]['protocol']} protocol{', quick' * is_quick(rows[0])})"
+    return Section(run, title, experiment.about, command, drawn, tables)
 
 
 def traffic_table(rows: Sequence[Row]) -> Table:
@@ -142,22 +124,8 @@ def traffic_table(rows: Sequence[Row]) -> Table:
     )
 
 
-def _facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    return [
-        ("fits", f"{len(rows)}"),
-        ("data sets", f"{len({row['data'] for row in rows})}"),
-        ("methods", f"{len({row['method'] for row in rows})}"),
-        ("experiments", f"{len({row['experiment'] for row in rows})}"),
-    ]
-
-
-def _methods(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    used = {row["method"] for row in rows}
-    return [(name, method.about) for name, method in METHODS.items() if name in used]
-
-
 def _settings(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    words: dict[str, str] = {
+    words = {
         "protocol": "protocol",
         "splits": "splits by",
         "partition": "rows divided by",
