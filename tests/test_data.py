@@ -3,7 +3,6 @@ import io
 import tarfile
 import threading
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from dekrr import data
@@ -328,7 +328,7 @@ def test_the_data_at_hand_is_what_the_catalogue_says(name, data_directory):
     dataset = data.load(name, data_directory)
     loading.check(dataset)
     if name == "beijing12":
-        assert sorted(set(dataset.sites.tolist())) == list(catalogue.STATIONS)
+        assert sorted(set(dataset.sites.tolist())) == list(catalogue.CATALOGUE["beijing12"].sites)
 
 
 def test_the_command_line_lists_and_draws(tmp_path):

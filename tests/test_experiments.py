@@ -365,7 +365,19 @@ def test_damaged_results_are_named(tmp_path):
 
 
 def reproduce(out, small_data, *, jobs=2):
-    names = ["reproduce", "table", "--data", "houses", "--quick", "--protocol", "paper", "--out", str(out)]
+    names = [
+        "reproduce",
+        "table",
+        "--data",
+        "houses",
+        "--quick",
+        "--repeats",
+        "4",
+        "--protocol",
+        "paper",
+        "--out",
+        str(out),
+    ]
     return [*names, "--jobs", str(jobs), "--data-dir", str(small_data)]
 
 
@@ -408,7 +420,7 @@ def test_killed_interrupted_and_started_again_it_ends_with_the_same_file(small_d
     _, words = started.communicate(timeout=120)
     assert started.returncode == 130
     assert "the same command continues from there" in " ".join(words.split())
-    assert before < len(Results(disturbed).rows) < len(Results(undisturbed).rows) == 8
+    assert before < len(Results(disturbed).rows) < len(Results(undisturbed).rows) == 16
     CliRunner().invoke(app, reproduce(disturbed, small_data, jobs=1), catch_exceptions=False)
     assert (disturbed / RESULTS).read_bytes() == (undisturbed / RESULTS).read_bytes()
 

@@ -1,6 +1,5 @@
 """One model on many machines of one owner: MPI and Dask.
 
-- `rank_network`: the network whose sites the ranks of an MPI program drive; `rank_messages`, `handover`: messages
-  between ranks and within one.
+- `rank_network`: the network whose sites the ranks of an MPI program drive; `rank_messages`: messages between ranks.
 - `spread`: the rows of a site in the partitions of a Dask DataFrame.
 """

@@ -1,7 +1,7 @@
 """All sites of a run on the ranks of an MPI program: many sites a rank, many ranks.
 
-Every rank drives the procedures of its own sites. A message between two sites of a rank is handed over
-(`handover.hand_over`). All messages of an exchange from one rank to another travel together, in their usual encoding,
+Every rank drives the procedures of its own sites. A message between two sites of a rank is handed over, without a copy
+where it is large. All messages of an exchange from one rank to another travel together, in their usual encoding,
 without blocking. A message to several sites of a rank travels once. An inbox is in the order of all sites, wherever
 they are, so that the result is that of the local network to the last bit.
 
@@ -13,7 +13,6 @@ import contextlib
 import gc
 import hashlib
 import os
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -22,12 +21,11 @@ import numpy as np
 
 from .. import errors
 from ..errors import DekrrError, MessageError, NetworkError, TopologyError, one_line
-from ..messages import AnyMessage, decode, encode
+from ..messages import MAX_BYTES, AnyMessage, check, decode, encode
 from ..networks.base import Neighbors, Traffic
 from ..networks.local import Step, free_cores, sharing_out
 from ..protocols.site import Outbox, Procedure, Result
 from ..tables import sources
-from .handover import hand_over
 from .rank_messages import MPI, Label, Notice, ParcelEntry, Parcels, Ranks, opened, sealed
 
 
@@ -60,7 +58,7 @@ def place(neighbors: Neighbors, n_ranks: int) -> np.ndarray:
         raise TopologyError(f"site {error} is a neighbour, but not a site") from None
     ranks = _divided(adjacency, n_ranks)
     if len(np.unique(ranks)) < n_ranks:  # METIS may leave a part of a very small graph empty
-        ranks = _in_a_row(adjacency, n_ranks)
+        ranks = np.arange(n_sites) * n_ranks // n_sites
     _, first = np.unique(ranks, return_index=True)
     numbers = np.empty(n_ranks, dtype=np.intp)
     numbers[ranks[np.sort(first)]] = np.arange(n_ranks)
@@ -78,21 +76,6 @@ def _divided(adjacency: Sequence[Sequence[int]], n_ranks: int) -> np.ndarray:
     graph = pymetis.CSRAdjacency(starts, ends)
     _, ranks = pymetis.part_graph(n_ranks, graph, vweights=weights)
     return np.asarray(ranks, dtype=np.intp)
-
-
-def _in_a_row(adjacency: Sequence[Sequence[int]], n_ranks: int) -> np.ndarray:
-    """Return parts of nearly equal size, of sites in breadth-first order."""
-    order: dict[int, None] = {}
-    for start in range(len(adjacency)):
-        waiting = deque([start])
-        while waiting:
-            site = waiting.popleft()
-            if site not in order:
-                order[site] = None
-                waiting.extend(adjacency[site])
-    ranks = np.empty(len(adjacency), dtype=np.intp)
-    ranks[list(order)] = np.arange(len(adjacency)) * n_ranks // len(adjacency)
-    return ranks
 
 
 __all__ = ["MPINetwork"]
@@ -428,6 +411,38 @@ class _RankRun:
             name for exchange, here, on in names for name in (on if exchange == earliest else [*here, *on])
         )
         raise agreed(MessageError(f"sites {ended} ended after {earliest} exchanges while {going_on} go on"))
+
+
+_SMALL = 1 << 14  # bytes of a message that is copied even inside a process
+
+
+def hand_over(message: Any, sender: str) -> tuple[AnyMessage, int]:
+    """Return a message as its receiver in the same process gets it, and the bytes that it would have on the wire.
+
+    A large message of nothing but arrays is handed over as it is, after all checks on arrival. Nobody can write to it
+    any more, the sender included.
+
+    Examples
+    --------
+    >>> from dekrr.messages import Sums
+    >>> large, small = (Sums(np.ones(size), np.ones((3, 3))) for size in (5000, 6))
+    >>> hand_over(large, "a")[0] is large, hand_over(small, "a")[0] is small, large.gram.flags.writeable
+    (True, False, False)
+    """
+    data = encode(message)
+    arrays = [getattr(message, field) for field in message.__struct_fields__]
+    if not _SMALL < len(data) <= MAX_BYTES or not all(map(_can_stay, arrays)):
+        return decode(data, sender), len(data)  # which refuses what may not arrive
+    check(message, sender)
+    for array in arrays:
+        array.flags.writeable = False
+    return message, len(data)
+
+
+def _can_stay(value: Any) -> bool:
+    """Return whether a value is a finite array that has no other owner."""
+    is_own = isinstance(value, np.ndarray) and value.flags.owndata and value.flags.c_contiguous
+    return is_own and bool(np.isfinite(value).all())
 
 
 def _refuse(sender: str, outbox: Outbox, neighbors: Collection[str]) -> None:

@@ -150,25 +150,24 @@ class _Facts(NamedTuple):
     digests: list[bytes]
     n_rows: int
     weights: Weighed
-    lower: Array
-    upper: Array
+    bounds: Scaling
     keys: Array
     numbers: np.ndarray
     sample: Block
 
 
-class _SpreadSurvey(Survey):
-    """A survey that is put together from those of partitions."""
+class _KnownSurvey(Survey):
+    """A survey that is known already; it has no bounds if a function was applied to the rows."""
 
-    def __init__(self, found: _Facts) -> None:
-        self.n_rows, self.weights, self.size = found.n_rows, found.weights, SAMPLE_ROWS
-        self._lower, self._upper = found.lower, found.upper
-        chosen = np.argsort(found.keys, kind="stable")[: sampled(found.n_rows)]
-        self._sample = found.sample.take(chosen[np.argsort(found.numbers[chosen], kind="stable")])
+    def __init__(self, n_rows: int, weights: Weighed, sample: Block, bounds: Scaling | None = None) -> None:
+        self.n_rows, self.weights, self.size = n_rows, weights, SAMPLE_ROWS
+        self.sample, self._bounds = sample, bounds
 
     @property
-    def sample(self) -> Block:
-        return self._sample
+    def bounds(self) -> Scaling:
+        if self._bounds is None:
+            raise NotImplementedError("bounds are those of rows before a function is applied to them")
+        return self._bounds
 
 
 class SpreadRows(Rows):
@@ -219,7 +218,9 @@ class SpreadRows(Rows):
         found: _Facts = self._reduced(_look_at, _join, self.seed)
         self._passes.compare(self.source.name, found.digests)
         self._count(found.n_rows)
-        return _SpreadSurvey(found)
+        chosen = np.argsort(found.keys, kind="stable")[: sampled(found.n_rows)]
+        sample = found.sample.take(chosen[np.argsort(found.numbers[chosen], kind="stable")])
+        return _KnownSurvey(found.n_rows, found.weights, sample, found.bounds)
 
     def summed(self, sums: Callable[[Rows], Sums], add: Callable[[Sums, Sums], Sums]) -> Sums:
         """Return the sums over all rows: those of each partition, which a worker computes, added up."""
@@ -245,7 +246,7 @@ class SpreadRows(Rows):
         if "survey" in self.__dict__ or self.hash_of is not None:
             sample = self.sample
             block = function(sample.arrays())
-            mapped.__dict__["survey"] = _MappedSurvey(self.survey, block)
+            mapped.__dict__["survey"] = _KnownSurvey(self.survey.n_rows, self.survey.weights, block)
             if self.hash_of is not None:  # hashes are those of the rows before
                 hashed = ArrayRows(*block, expansion=sample.expansion, hashes=sample.hashes)
                 mapped.__dict__["_sample_in_order"] = hashed
@@ -299,23 +300,6 @@ class SpreadRows(Rows):
         return self.source.computed(level[0])
 
 
-class _MappedSurvey(Survey):
-    """The survey of rows to which a function has been applied: only their sample is known."""
-
-    def __init__(self, survey: Survey, sample: Block) -> None:
-        self.n_rows, self.weights, self.size = survey.n_rows, survey.weights, survey.size
-        self._sample = sample
-
-    @property
-    def bounds(self) -> Scaling:
-        """Refuse: bounds are those of the rows as they are."""
-        raise NotImplementedError("bounds are those of rows before a function is applied to them")
-
-    @property
-    def sample(self) -> Block:
-        return self._sample
-
-
 class _Reading(NamedTuple):
     """How a worker makes numbers of a partition."""
 
@@ -345,7 +329,7 @@ def _look_at(table: Any, reading: _Reading, seed: int) -> _Facts:
     numbers = (reading.number << 40) + kept
     sample = block.take(kept).copy()
     weights = Weighed.of(block)
-    return _Facts([digest], block.n_rows, weights, bounds.lower, bounds.upper, keys[kept], numbers, sample)
+    return _Facts([digest], block.n_rows, weights, bounds, keys[kept], numbers, sample)
 
 
 def _join(parts: Sequence[_Facts], seed: int) -> _Facts:
@@ -359,8 +343,7 @@ def _join(parts: Sequence[_Facts], seed: int) -> _Facts:
         [digest for part in parts for digest in part.digests],
         sum(part.n_rows for part in parts),
         weights,
-        np.min([part.lower for part in parts], axis=0),
-        np.max([part.upper for part in parts], axis=0),
+        Scaling(np.min([p.bounds.lower for p in parts], axis=0), np.max([p.bounds.upper for p in parts], axis=0)),
         keys[kept],
         numbers[kept],
         sample.take(kept),

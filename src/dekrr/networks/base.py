@@ -4,7 +4,7 @@ A procedure (`dekrr.protocols.site`) is a generator. It yields an outbox, a mapp
 an inbox, a mapping of neighbour to the message from that neighbour. A network guarantees six things to procedures:
 
 1. It advances all procedures in lockstep. All outboxes of an exchange are delivered before any procedure goes on.
-2. Every message is encoded (`dekrr.messages.encode`) and decoded on arrival, or handed over (`hand_over`), so that no
+2. Every message is encoded (`dekrr.messages.encode`) and decoded on arrival, or handed over, so that no
    site can change what another has, and every message passes the checks on arrival.
 3. A message to a site that is not a neighbour is a `MessageError`. Nothing of it is delivered.
 4. An inbox has an entry for every neighbour that sent something, and for no other site. Its entries are in the order

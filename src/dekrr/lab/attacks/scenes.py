@@ -21,6 +21,7 @@ from ...settings import DeKRRSettings
 from ...tables.rows import ArrayRows
 from ...types import Array
 from ..data_sets.loading import read_table
+from ..data_sets.splits import authors_split, has_authors_split
 
 _FEWEST_ROWS, _FEWEST_SITES = 80, 4  # of a table of one's own; one site is nobody's target or neighbour, and is lost
 _NEIGHBORS, _NEIGHBORS_OF_FEW = 4, 2
@@ -61,6 +62,9 @@ class Scene:
         return int(longest_shortlist(fewest, GUARDED.rows_per_feature))
 
 
+_FEATURES = {"houses": 60, "airquality": 70, "energy": 90}
+
+
 def read_problem(
     name: str | None, directory: Path | None, n_features: int | None, sigma: float | None, seed: int
 ) -> Scene:
@@ -72,9 +76,10 @@ def read_problem(
     if name is None:
         X, y, sites = make_sites(rows_per_site=400, random_state=seed)
         return _divided("made-up coast", X, y, sites, n_features or 30, sigma or 0.3, seed)
-    split = directory / "splits" / f"{name}-by-response.npz" if directory is not None else None
-    if split is not None and split.exists():
-        return _authors(name, split, n_features, sigma)
+    if directory is not None and has_authors_split(name, directory):
+        split = authors_split(name, directory)
+        train, spare = _by_site(split.X, split.y, split.sites), _by_site(split.X_test, split.y_test, split.test_sites)
+        return _problem(name, train, spare, n_features or _FEATURES.get(name, 60), sigma or split.kernel[0])
     X, y = load(name, directory)
     scaling = Scaling.of(X, y)
     sites = by_response(scaling.responses(y), random_state=seed)
@@ -159,26 +164,16 @@ def _admits_all(site: Site) -> Admission:
     return replace(rule, max_leverage=np.inf)
 
 
-_FEATURES = {"houses": 60, "airquality": 70, "energy": 90}
-
-
-def _authors(name: str, path: Path, n_features: int | None, sigma: float | None) -> Scene:
-    with np.load(path) as file:
-        names = [str(j) for j in range(int(file["n_nodes"]))]
-        train = {j: (file[f"X_train_{j}"], file[f"y_train_{j}"]) for j in names}
-        spare = {j: (file[f"X_test_{j}"], file[f"y_test_{j}"]) for j in names}
-        return _problem(name, train, spare, n_features or _FEATURES.get(name, 60), sigma or float(file["sigma"]))
-
-
 def _divided(name: str, X: Array, y: Array, sites: np.ndarray, n_features: int, sigma: float, seed: int) -> Scene:
     scaling = Scaling.of(X, y)
     X, y = scaling.rows(X), scaling.responses(y)
     trained = halves(sites, random_state=seed)
-    parts = [
-        {str(j): (X[(sites == j) & part], y[(sites == j) & part]) for j in np.unique(sites)}
-        for part in (trained, ~trained)
-    ]
-    return _problem(name, parts[0], parts[1], n_features, sigma)
+    train, spare = (_by_site(X[part], y[part], sites[part]) for part in (trained, ~trained))
+    return _problem(name, train, spare, n_features, sigma)
+
+
+def _by_site(X: Array, y: Array, sites: np.ndarray) -> dict[str, tuple[Array, Array]]:
+    return {str(site): (X[sites == site], y[sites == site]) for site in np.unique(sites)}
 
 
 def _problem(

@@ -186,7 +186,6 @@ def make_estimator(task: FitTask, problem: FitProblem, consensus: float | None) 
         "n_features": task.n_features,
         "n_neighbors": task.n_neighbors,
         "scale": None,
-        "min_rows": 1,
         "random_state": task.run_seed,
     }
     if method.estimator is not AllReduceRegressor:
