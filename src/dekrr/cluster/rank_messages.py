@@ -8,7 +8,6 @@ that its part of the run has failed.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -117,7 +116,7 @@ class Ranks:
 
             self.receive_each(list(left), take, heeding=False)
         for rank in set(warned) - {self.number}:
-            self._wait(partial(self._has_arrived, rank), partial(list, [rank]))
+            self._wait(lambda r=rank: self._arrived(r, _NOTICE) is not None, lambda r=rank: [r])  # type: ignore[misc]
         self._wait(lambda: all(request.Test() for request, _ in self._sending), lambda: [])
         self._sending.clear()
 
@@ -191,9 +190,6 @@ class Ranks:
         data = bytearray(status.Get_count(MPI.BYTE))
         message.Recv([data, MPI.BYTE])
         return data
-
-    def _has_arrived(self, rank: int) -> bool:
-        return self._arrived(rank, _NOTICE) is not None
 
     def _wait(self, look: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         """Look until there is something; a rank that has nothing to do leaves its core to others."""

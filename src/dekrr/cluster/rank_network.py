@@ -14,6 +14,7 @@ import gc
 import hashlib
 import os
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -155,7 +156,7 @@ class MPINetwork:
         """Pickle without the communicator; a copy in another program has that program's ranks."""
         if self.comm is not MPI.COMM_WORLD:
             raise TypeError("an MPINetwork with a communicator of its own cannot be pickled")
-        return _remade, (self.patience, self.gather, self.n_threads)
+        return partial(MPINetwork, patience=self.patience, gather=self.gather, n_threads=self.n_threads), ()
 
     @property
     def rank(self) -> int:
@@ -200,10 +201,6 @@ class MPINetwork:
             return max(1, cores // int(node.Get_size()))
         finally:
             node.Free()
-
-
-def _remade(patience: float, gather: bool, n_threads: int | None) -> MPINetwork:
-    return MPINetwork(patience=patience, gather=gather, n_threads=n_threads)
 
 
 class RankNetwork:

@@ -236,12 +236,11 @@ def _together(trial: _Trial, kept: np.ndarray, settings: Mapping[str, Any]) -> t
         warnings.simplefilter("ignore", PoorFitWarning)  # which is what the frame says
         estimator.fit(trial.rows(kept), trial.responses[kept], sites=trial.sites(kept))
     encoding = getattr(getattr(estimator, "regressor_", estimator), "columns_", None)
-    table = trial.X if not is_frame(trial.X) or encoding is not None else _as_array(trial.X)
-    return estimator, encoding.encode(table, "the rows") if encoding is not None else table
-
-
-def _as_array(table: Any) -> Array:
-    return np.column_stack([array_of(table, name) for name in column_names(table)]).astype(float)
+    if encoding is not None:
+        return estimator, encoding.encode(trial.X, "the rows")
+    if is_frame(trial.X):
+        return estimator, np.column_stack([array_of(trial.X, name) for name in column_names(trial.X)]).astype(float)
+    return estimator, trial.X
 
 
 def _predicted(trial: _Trial, estimator: Any, held: np.ndarray, n_kept: int, sites: Any) -> Array:

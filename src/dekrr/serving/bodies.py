@@ -94,7 +94,9 @@ def columns_of(model: SiteModel) -> tuple[RequestColumn, ...]:
     for j, name in enumerate(names):  # the response's bounds come last
         low, high = float(bounds["lower"][j]), float(bounds["upper"][j])
         clipped = (float(bounds["lowest"][j]), float(bounds["highest"][j])) if "lowest" in bounds else None
-        found.append(RequestColumn(name, lower=low, upper=high, clipped=clipped, example=_middle(low, high)))
+        found.append(
+            RequestColumn(name, lower=low, upper=high, clipped=clipped, example=float(f"{(low + high) / 2:.4g}"))
+        )
     return tuple(found)
 
 
@@ -103,7 +105,8 @@ def _of_encoded(column: Encoded, bounds: Any, places: list[str]) -> RequestColum
     example: float | bool | str = float(f"{column.fill:.4g}")
     if column.kind == "number" and bounds:
         ends = [end for end in ("lower", "upper", "lowest", "highest") if end in bounds]
-        lower, upper, *limits = (_in_units(column, bounds[end], places) for end in ends)
+        place = places.index(column.name)
+        lower, upper, *limits = (float(bounds[end][place]) * column.spread + column.fill for end in ends)
         clipped = (limits[0], limits[1]) if limits else None
     if column.kind == "boolean":
         example = True
@@ -115,14 +118,6 @@ def _of_encoded(column: Encoded, bounds: Any, places: list[str]) -> RequestColum
     known = column.categories
     kind: Kind = column.kind  # type: ignore[assignment]  # a column that is left out is not served
     return RequestColumn(column.name, kind, lower, upper, clipped, known, may_be_missing=True, example=example)
-
-
-def _in_units(column: Encoded, bounds: Array, places: list[str]) -> float:
-    return float(bounds[places.index(column.name)]) * column.spread + column.fill
-
-
-def _middle(lower: float, upper: float) -> float:
-    return float(f"{(lower + upper) / 2:.4g}")
 
 
 def example_rows(columns: tuple[RequestColumn, ...], *, named: bool) -> list[Any]:

@@ -20,17 +20,7 @@ from ..types import Array
 
 
 class OneRow:
-    """Predicts one row as `SiteModel.predict_encoded` does.
-
-    Examples
-    --------
-    >>> from dekrr.features import FeatureMap
-    >>> from dekrr.model import Header, Member
-    >>> header = Header(site="a", method="", kernel="gaussian", sigma=1.0, n_columns=1)
-    >>> member = Member(FeatureMap.unweighted(np.ones((1, 2)), np.zeros(2)), np.array([1.0, 2.0]))
-    >>> OneRow(SiteModel(header, (member,)))(np.zeros((1, 1)))
-    array([3.])
-    """
+    """Predicts one row as `SiteModel.predict_encoded` does."""
 
     def __init__(self, model: SiteModel) -> None:
         first, scaling, self._home = model.joined_at_home, model.scaling, model.home

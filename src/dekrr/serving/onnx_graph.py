@@ -252,17 +252,7 @@ def write_onnx(model: SiteModel, path: Path) -> None:
 
 
 def onnx_graph(model: SiteModel) -> Any:
-    """Return a model as an `onnx.ModelProto`.
-
-    Examples
-    --------
-    >>> from dekrr.features import FeatureMap
-    >>> from dekrr.model import Header
-    >>> member = Member(FeatureMap.unweighted(np.ones((2, 3)), np.zeros(3)), np.ones(3))
-    >>> header = Header(site="a", method="", kernel="gaussian", sigma=1.0, n_columns=2)
-    >>> [node.op_type for node in onnx_graph(SiteModel(header, (member,))).graph.node]
-    ['MatMul', 'Add', 'Cos', 'MatMul', 'Identity']
-    """
+    """Return a model as an `onnx.ModelProto`."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -272,7 +262,9 @@ def onnx_graph(model: SiteModel) -> Any:
         inputs = [helper.make_tensor_value_info(ROWS, TensorProto.DOUBLE, ["n_rows", header.n_columns])]
     else:
         inputs = inputs_of(encoding)
-        _refuse_names([column.name for column in encoding.used])
+        taken = [column.name for column in encoding.used if column.name in (PREDICTION, PROBABILITIES)]
+        if taken:
+            raise ModelFileError(f"the column {taken[0]!r} has the name of an output of the ONNX graph; rename it")
     nodes = Nodes(taken=[value.name for value in inputs])
     rows = _scaled(nodes, model.scaling, ROWS if encoding is None else add_columns(nodes, encoding), header.n_columns)
     total = _member(nodes, model.joined_at_home, rows)
@@ -476,14 +468,6 @@ def _is_nothing(value: Any, default: Any) -> bool:
     if value is None or (default is not MISSING and value is default):
         return True
     return isinstance(value, list | tuple | dict | str) and not value
-
-
-def _refuse_names(names: Sequence[str]) -> None:
-    taken = [name for name in names if name in (PREDICTION, PROBABILITIES)]
-    if taken:
-        raise ModelFileError(
-            f"the column {taken[0]!r} has the name of an output of the ONNX graph; give it another name"
-        )
 
 
 def _compare(model: SiteModel, made: Any) -> None:

@@ -60,10 +60,13 @@ class Service:
 
     def app(self) -> Application:
         """Return the ASGI application. Requests for predictions go straight to their endpoint, all others by routes."""
+        encode, tokens = msgspec.json.encode, self._tokens is not None
         others = Starlette(
             routes=[
-                Route("/schema", self._guarded(lambda: msgspec.json.encode(schema_of(self.current.version)), JSON)),
-                Route("/openapi.json", self._guarded(self._openapi, JSON)),
+                Route("/schema", self._guarded(lambda: encode(schema_of(self.current.version)), JSON)),
+                Route(
+                    "/openapi.json", self._guarded(lambda: encode(openapi(self.current.version, tokens=tokens)), JSON)
+                ),
                 Route("/metrics", self._guarded(self.metrics.text, MEDIA_TYPE)),
                 Route("/health", self._health),
                 Route("/docs", self._index),
@@ -146,9 +149,6 @@ class Service:
             return Response(content(), media_type=media_type)
 
         return endpoint
-
-    def _openapi(self) -> bytes:
-        return msgspec.json.encode(openapi(self.current.version, tokens=self._tokens is not None))
 
     async def _health(self, request: Request) -> Response:
         version = self.current.version

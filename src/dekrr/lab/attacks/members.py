@@ -53,18 +53,6 @@ def shadow_scores(
 
     The blocks are Gram matrices over the same rows; the pool has members and others, in any order. Where the sums are
     over several sites, `n_rows` has the number of rows of each, and `sites` the number of each candidate's site.
-
-    Examples
-    --------
-    >>> from dekrr.features import FeatureMap
-    >>> from dekrr.lab.attacks.views import summed
-    >>> rng = np.random.default_rng(0)
-    >>> pool = rng.uniform(size=(80, 2))
-    >>> features = FeatureMap.unweighted(rng.normal(scale=4, size=(2, 25)), rng.uniform(0, 7, 25))
-    >>> heard = summed(features, features, pool[:40], pool[:40, 0], np.ones(1, dtype=bool))
-    >>> found = shadow_scores([heard], pool, 40, rng)
-    >>> bool(found[:40].mean() > found[40:].mean())
-    True
     """
     sites = np.zeros(len(pool), dtype=int) if sites is None else sites
     halves = np.zeros((n_shadows, len(pool)), dtype=bool)

@@ -60,15 +60,6 @@ def solve_own_sums(points: Array, pulls: Array, known: Array) -> SolvedSums:
     """Solve (A + L) u + k A u - m = b for A, L and m by least squares; each row of A is a problem of its own.
 
     `points` are u, one a row, `pulls` are k = N |N_j| c~_j, and `known` is b.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> A, L = (part.T @ part for part in (rng.normal(size=(9, 3)), rng.normal(size=(1, 3))))
-    >>> m, u, k = rng.normal(size=3), rng.normal(size=(20, 3)), rng.choice([0.5, 2.0], size=20)
-    >>> found = solve_own_sums(u, k, u @ (A + L) + k[:, None] * (u @ A) - m)
-    >>> bool(np.allclose(found.shared, A) and np.allclose(found.own_only, L) and np.allclose(found.moment, m))
-    True
     """
     size = points.shape[1]
     design = np.hstack([(1 + pulls[:, None]) * points, points, -np.ones((len(points), 1))])
@@ -80,45 +71,6 @@ def solve_own_sums(points: Array, pulls: Array, known: Array) -> SolvedSums:
     return SolvedSums(shared, own_only, solution[-1], int(rank))
 
 
-@dataclass(frozen=True)
-class _TunedRun:
-    """What the neighbours of a site know of a tuned run, and the weights of its objective."""
-
-    record: Overheard
-    target: Site
-    tuning: Tuning
-    n_rows: float
-    n_sites: int
-    degrees: Mapping[str, int]
-
-    def sums(self, sender: str, receiver: str, number: int) -> Sums:
-        found: Sums = self.record.between(sender, receiver, Sums)[number]
-        return found
-
-    def thetas(self, name: str) -> list[Array]:
-        """Return a site's coefficients of all rounds of the tuning, each of shape (folds, alphas, D)."""
-        other = self.target.neighbors[0] if name == self.target.name else self.target.name
-        shape = (self.tuning.folds, len(self.tuning.alphas), -1)
-        messages = self.record.between(name, other, Coefficients)
-        return [message.values.reshape(shape) for message in messages if message.values.ndim == 2]
-
-    def equations(self, rounds: Mapping[str, Array], number: int, consensus: float) -> tuple[Array, Array, Array]:
-        """Return u, k and b of one bandwidth and fold, its `number`, at one consensus, over all rounds and alphas."""
-        target = self.target
-        points = _points(rounds[target.name], consensus)
-        size, n_neighbors = points.shape[-1], len(target.neighbors)
-        own_penalty = penalty(consensus, self.n_rows, n_neighbors)
-        known = -np.array(self.tuning.alphas)[:, None] / self.n_sites * points
-        for p in target.neighbors:
-            received, sent = self.sums(p, target.name, number), self.sums(target.name, p, number)
-            theirs = penalty(consensus, self.n_rows, self.degrees[p])
-            known = known - theirs * points @ unpack_symmetric(received.gram, size)
-            coupling = theirs * np.asarray(received.cross) + own_penalty * np.asarray(sent.cross).T
-            known = known + rounds[p][:-1] @ coupling.T
-        pulls = np.full(points.shape[:2], self.n_rows * n_neighbors * own_penalty)
-        return points.reshape(-1, size), pulls.ravel(), self.n_rows * known.reshape(-1, size)
-
-
 def from_tuning(
     record: Overheard, target: Site, tuning: Tuning, n_rows: int, n_sites: int, degrees: Mapping[str, int]
 ) -> list[SolvedSums]:
@@ -126,8 +78,28 @@ def from_tuning(
 
     Of the target only its name and its neighbours are used; `degrees` has how many neighbours each of these has.
     """
-    heard = _TunedRun(record, target, tuning, n_rows * (1 - 1 / tuning.folds), n_sites, degrees)
-    thetas = {name: heard.thetas(name) for name in (target.name, *target.neighbors)}
+    kept = n_rows * (1 - 1 / tuning.folds)
+    n_neighbors, around = len(target.neighbors), dict.fromkeys(target.neighbors, target.name)
+    shape = (tuning.folds, len(tuning.alphas), -1)
+    thetas = {  # a site's coefficients of all rounds, each of shape (folds, alphas, D)
+        sender: [m.values.reshape(shape) for m in record.between(sender, other, Coefficients) if m.values.ndim == 2]
+        for sender, other in {target.name: target.neighbors[0], **around}.items()
+    }
+
+    def equations(rounds: Mapping[str, Array], number: int, consensus: float) -> tuple[Array, Array, Array]:
+        """Return u, k and b of one bandwidth and fold, its `number`, at one consensus, over all rounds and alphas."""
+        points = _points(rounds[target.name], consensus)
+        size, own_penalty = points.shape[-1], penalty(consensus, kept, n_neighbors)
+        known = -np.array(tuning.alphas)[:, None] / n_sites * points
+        for p in target.neighbors:
+            received, sent = (record.between(*edge, Sums)[number] for edge in ((p, target.name), (target.name, p)))
+            theirs = penalty(consensus, kept, degrees[p])
+            known = known - theirs * points @ unpack_symmetric(received.gram, size)
+            coupling = theirs * np.asarray(received.cross) + own_penalty * np.asarray(sent.cross).T
+            known = known + rounds[p][:-1] @ coupling.T
+        pulls = np.full(points.shape[:2], kept * n_neighbors * own_penalty)
+        return points.reshape(-1, size), pulls.ravel(), kept * known.reshape(-1, size)
+
     found, at = [], 0
     for place in range(len(tuning.sigmas)):
         parts: list[list[tuple[Array, Array, Array]]] = [[] for _ in range(tuning.folds)]
@@ -136,7 +108,7 @@ def from_tuning(
             at = window.stop
             for fold in range(tuning.folds):
                 rounds = {name: np.array([theta[fold] for theta in values[window]]) for name, values in thetas.items()}
-                parts[fold].append(heard.equations(rounds, place * tuning.folds + fold, consensus))
+                parts[fold].append(equations(rounds, place * tuning.folds + fold, consensus))
         found += [solve_own_sums(*map(np.concatenate, zip(*each, strict=True))) for each in parts]
     return found
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -116,7 +115,8 @@ def problem_of_table(
         raise DataError(f"{path} has no column {', '.join(missing)}; it has {', '.join(map(str, frame.columns))}")
     numbers = [name for name in frame.select_dtypes(["number", "bool"]).columns if name not in (target, site)]
     used = list(columns) or numbers
-    words = [name for name in (*used, target) if not (name in numbers or (name == target and _is_number(frame[name])))]
+    good = [*numbers, target] if frame[target].dtype.kind in "iufb" else numbers
+    words = [name for name in (*used, target) if name not in good]
     if words or not used:
         named = f"not on {', '.join(words)}" if words else "of which it has none"
         raise DataError(f"{path}: attacks are on columns of numbers, {named}; name columns with --columns")
@@ -137,10 +137,6 @@ def problem_of_table(
         sigma = max(0.5 * float(np.median(np.linalg.norm(box[pairs[0]] - box[pairs[1]], axis=1))), _LEAST_SIGMA)
     n_features = n_features or min(60, int(counts.min()) // 8)
     return _divided(path.name, X, y, kept[site].astype(str).to_numpy(), n_features, round(sigma, 3), seed)
-
-
-def _is_number(column: Any) -> bool:
-    return bool(column.dtype.kind in "iufb")
 
 
 def in_agreed_units(problem: Scene, settings: DeKRRSettings | None = None) -> Scene:

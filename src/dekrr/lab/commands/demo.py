@@ -90,19 +90,8 @@ def _methods(settings: dict[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
     exact = {key: value for key, value in shared.items() if key != "n_features"}
     yield "together: DeKRR", estimators.DeKRRRegressor(n_features=shared["n_features"], random_state=seed)
     yield "DeKRR alone, not tuned", estimators.DeKRRRegressor(**shared, **ALONE, consensus=1.0)
-    yield (
-        "DeKRR-DDRF (the paper)",
-        estimators.DeKRRRegressor(
-            **shared,
-            **ALONE,
-            consensus=1.0,
-            features="energy",
-            prediction="own",
-            solver="jacobi",
-            tol=0,
-            max_rounds=200,
-        ),
-    )
+    paper: dict[str, Any] = {"features": "energy", "prediction": "own", "solver": "jacobi", "tol": 0, "max_rounds": 200}
+    yield "DeKRR-DDRF (the paper)", estimators.DeKRRRegressor(**shared, **ALONE, consensus=1.0, **paper)
     yield "AllReduce, energy", estimators.AllReduceRegressor(**shared, features="energy")
     yield "AllReduce, plain", estimators.AllReduceRegressor(**shared)
     yield "DKLA-DDRF", estimators.DKLARegressor(**shared, features="energy", tol=1e-4)

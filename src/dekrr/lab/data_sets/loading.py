@@ -132,7 +132,9 @@ def _from_parquet(name: str, path: Path) -> Dataset:
     if RESPONSE not in table.columns:
         raise DataError(f"{path} has no column {RESPONSE!r} for the response; it has {', '.join(table.columns)}")
     rows = table.drop(columns=[RESPONSE, SITE], errors="ignore")
-    sites = _site_names(name, table[SITE].to_numpy()) if SITE in table.columns else None
+    sites = table[SITE].to_numpy() if SITE in table.columns else None
+    if sites is not None and name in CATALOGUE and CATALOGUE[name].sites and sites.dtype.kind in "iu":
+        sites = np.array(CATALOGUE[name].sites)[sites]
     return Dataset(
         name,
         rows.to_numpy(dtype=np.float64),
@@ -140,11 +142,6 @@ def _from_parquet(name: str, path: Path) -> Dataset:
         tuple(map(str, rows.columns)),
         sites,
     )
-
-
-def _site_names(name: str, numbers: np.ndarray) -> np.ndarray:
-    names = CATALOGUE[name].sites if name in CATALOGUE else ()
-    return np.array(names)[numbers] if names and numbers.dtype.kind in "iu" else numbers
 
 
 def _missing(name: str, entry: DataSource | None, folder: Path) -> str:

@@ -288,13 +288,6 @@ def _gains(rows: Sequence[Row], ours: str, theirs: str, metric: str) -> list[flo
     return gains
 
 
-def feature_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    for metric in METRICS:
-        yield _means(rows, metric)
-    if any(row["authors_rse"] is not None for row in rows):
-        yield _published(rows)
-
-
 def label_of(row: Row) -> str:
     """Return a method's name, with its allocation or its solver where these distinguish fits."""
     allocation = f", {row['allocation']}" if row["partition"] == "imbalanced" and row["consensus"] is not None else ""
@@ -302,10 +295,12 @@ def label_of(row: Row) -> str:
     return f"{row['method']}{allocation}{solver}"
 
 
-def allocation_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Yield RSE against the mean D, for equal and unequal numbers of features."""
+def feature_tables(rows: Sequence[Row]) -> Iterator[Table]:
+    """Yield RSE against the mean D, and where sites are equal the authors' figures if their files have them."""
     for metric in METRICS:
         yield _means(rows, metric, label_of)
+    if rows[0]["partition"] != "imbalanced" and any(row["authors_rse"] is not None for row in rows):
+        yield _published(rows)
 
 
 def site_tables(rows: Sequence[Row]) -> Iterator[Table]:
@@ -392,7 +387,7 @@ _TABLES: Mapping[str, Callable[[Sequence[Row]], Iterator[Table]]] = {
     "table": main_tables,
     "response": feature_tables,
     "norm": feature_tables,
-    "imbalanced": allocation_tables,
+    "imbalanced": feature_tables,
     "per-site": site_tables,
     "convergence": convergence_tables,
     "scaling": scaling_tables,
