@@ -51,6 +51,8 @@ def study_of(settings="", data='target = "y"\ncolumns = ["u", "v"]', method="dek
         ("shortlist_rows = 0.0", "least_shortlist_rows: 0 is less than 30"),
         ("sigma = 1e-9", "least_sigma: 1e-09 is less than 0.05"),
         (f"sigma = [1.0, 1e-9]\n{ALONE}", "least_sigma: 1e-09 is less than 0.05"),
+        ("column_scales = [1.0, 1e6]", "least_sigma: 1, over a column scale of 1e+06, is less than 0.05"),
+        ("sigma = 0.1\ncolumn_scales = [3.0, 1e-6]", "least_sigma: 0.1, over a column scale of 3, is less than"),
         ('scale = "minmax"', "scale: 'minmax' tells values of single rows; leave scale out"),
         (f'scale = "none"\n{ALONE}', "scale: None tells values of single rows"),
         ("masks = false", "masks: the study sets masks = false"),
@@ -69,9 +71,15 @@ def test_no_study_weakens_a_site(settings, rule):
 @pytest.mark.parametrize("method", ["dkla", "allreduce"])
 @pytest.mark.parametrize(("settings", "rule"), [("min_rows = 1", "least_min_rows"), ('scale = "minmax"', "scale")])
 def test_the_other_methods_have_the_same_guards(method, settings, rule):
-    (broken,) = refusals(Policy(), study_of(f"sigma = 1.0\n{settings}", method=method), "a", ["rows"])
+    policy = Policy(methods=("dkla", "allreduce"))
+    (broken,) = refusals(policy, study_of(f"sigma = 1.0\n{settings}", method=method), "a", ["rows"])
     assert broken.startswith(rule)
-    assert not refusals(Policy(), study_of("sigma = 1.0", method=method), "a", ["rows"])
+    assert not refusals(policy, study_of("sigma = 1.0", method=method), "a", ["rows"])
+
+
+def test_a_method_without_masks_is_refused_unless_the_site_has_named_it():
+    """By the coefficients of DKLA's rounds, each neighbour works out a site's own sums."""
+    assert refusals(Policy(), study_of("sigma = 1.0", method="dkla"), "a", ["rows"])[0].startswith("methods: dkla")
 
 
 def test_bounds_are_those_that_the_site_wrote_or_wider():
@@ -456,7 +464,7 @@ def test_a_study_of_a_rare_value_after_others_is_refused(tmp_path):
 
 def test_a_rare_flag_as_a_column_of_weights_is_refused(grown):
     folder, table = grown
-    with pytest.raises(DataError, match="separates by their weights 4 rows, fewer than 75"):
+    with pytest.raises(DataError, match="separates 4 rows, fewer than 75"):
         site_rows(folder, "second", table[:190], weight="flag").judge()
 
 

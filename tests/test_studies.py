@@ -477,7 +477,7 @@ def test_the_rule_about_features_is_about_those_of_the_shared_part_too(shared, n
         ("dekrr", "masks = true", Policy(masks=True), None),
         ("dekrr", "masks = false", Policy(masks=True), "masks: the study sets masks = false"),
         ("allreduce", "sigma = 1.0\nmasks = false", Policy(masks=True), "masks: the study sets masks = false"),
-        ("dkla", "sigma = 1.0", Policy(masks=True), "masks: dkla has no masks"),
+        ("dkla", "sigma = 1.0", Policy(masks=True, methods=("dkla",)), "masks: dkla has no masks"),
         ("dekrr", PRIVATE.format("colluders = 1"), Policy(masks=True, most_epsilon=2.0), None),
         ("dekrr", "masks = true\n" + PRIVATE.format("delta = 1e-7"), Policy(masks=True), "masks: with differential"),
         ("dekrr", "", Policy(most_epsilon=1.0), "most_epsilon: no differential privacy"),

@@ -56,7 +56,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     approval: Literal["person", "policy"] = "person"  # who approves a study that breaks no rule
     proposers: tuple[str, ...] = ()  # the sites that may propose studies; all, if empty
-    methods: tuple[str, ...] = ("dekrr", "dkla", "allreduce")
+    methods: tuple[str, ...] = ("dekrr", "allreduce")  # DKLA has no masks: each neighbour can work out a site's sums
     most_features: int = 0  # 0 for any number
     masks: bool = False  # whether sums must be masked, as they are unless a study says otherwise
     # whether a study may let the site go on where masks do not hide its sums
@@ -71,7 +71,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     most_leverage: float = _USUAL.max_leverage  # of `max_leverage`
     most_maps: int = _USUAL.max_maps  # of `max_maps`, and of the maps that tuning asks for
     least_shortlist_rows: float = _USUAL.shortlist_rows
-    # of `sigma`, where the study gives numbers: waves far shorter than a column's span tell single rows apart
+    # of `sigma`, over the largest of `column_scales`, where the study gives numbers: waves far shorter than a column's
+    # span tell single rows apart
     least_sigma: float = 0.05
     longest_days: int = 0  # the most days until a study expires; 0 for any number
     accept: Literal["no-worse", "person", "any"] = (
@@ -191,8 +192,11 @@ def _refusals_of_guards(policy: Policy, study: StudyFile) -> list[str]:
         found.append("verify_features: the study sets verify_features = false; leave it out")
     tuning = study.tuning()
     smallest = min(tuning.sigmas) if tuning is not None else study.features().sigma
-    if smallest < policy.least_sigma:
-        found.append(f"least_sigma: {smallest:g} is less than {policy.least_sigma:g}; give a larger sigma")
+    scales = getattr(settings, "column_scales", None)
+    most = max(scales) if isinstance(scales, tuple | list) else 1.0
+    if smallest / max(most, 1.0) < policy.least_sigma:
+        over = f", over a column scale of {most:g}," * (most > 1)
+        found.append(f"least_sigma: {smallest:g}{over} is less than {policy.least_sigma:g}; give a larger sigma")
     if settings.scale != "quantiles" and getattr(settings, "bounds", None) is None:
         found.append(f"scale: {settings.scale!r} tells values of single rows; leave scale out")
     own = source_rules(policy, study)

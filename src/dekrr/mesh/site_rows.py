@@ -205,16 +205,30 @@ def fewest_of(config: SiteFile, n_rows: int, n_columns: int) -> int:
     return max(found)
 
 
+def fewest_of_target(config: SiteFile, n_rows: int, n_columns: int) -> int:
+    """Return how many rows must have a value of a target of few values.
+
+    A sum of products with it is, for each feature, a sum over the rows of one value. These rows have to be more numbers
+    than there are features, by as much as rows must be more than features elsewhere, or they can be solved for.
+    """
+    settings, n_features = config.method_settings(), config.features().n_features
+    per_feature = float(settings.rows_per_feature)
+    if isinstance(settings, DeKRRSettings) and settings.shared is not None:
+        n_features = max(n_features, most_shared(settings.shared, n_rows, n_columns, per_feature))
+    return max(int(settings.min_rows), math.ceil(per_feature * n_features / len(config.data.columns)))
+
+
 def row_hash(secret: bytes, columns: Sequence[str]) -> RowHash:
     """Return the hash that a site's folds are made by, with the columns in the order of their names."""
     return RowHash(derived_secret(secret, "folds"), tuple(np.argsort(columns).tolist()))
 
 
 class Counted(ArrayRows):
-    """Rows of which only the number is known."""
+    """Rows of which only the number is known, in multiples of `fewest`: how many are withheld later is not told."""
 
-    def __init__(self, facts: Facts) -> None:
-        super().__init__(np.empty((facts.n_rows, 0)), np.empty(facts.n_rows))
+    def __init__(self, facts: Facts, fewest: int) -> None:
+        n_rows = facts.n_rows // fewest * fewest
+        super().__init__(np.empty((n_rows, 0)), np.empty(n_rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,8 +304,12 @@ class SiteRows:
             self._known |= self.rows.unnamed
         if _withholds(config):
             settings = config.method_settings()
-            used = [self._cells.words[name] for name in (*config.data.columns, *config.data.targets)]
-            self._known |= admission.rare_values(used, self._counts & ~self._known, settings.min_rows)
+            words, fewest = self._cells.words, int(settings.min_rows)
+            needs = dict.fromkeys([*config.data.columns, *([weight] if weight else [])], fewest)
+            of_target = fewest_of_target(config, int(self._counts.sum()), self.rows.n_columns)
+            needs |= dict.fromkeys(config.data.targets, of_target)
+            columns = [words[name] for name in needs]
+            self._known |= admission.rare_values(columns, self._counts & ~self._known, list(needs.values()))
         self._admission: admission.AnyAdmission | None = None
         self._alone = self._known
         if self._facts is None:
@@ -381,7 +399,7 @@ class SiteRows:
         if self._facts is None:
             return replace(site, rows=self.rows, admission=self._admission, hash_of=self._hash_of), None
         settings = self._config.method_settings()
-        counted = replace(site, rows=Counted(self._facts))
+        counted = replace(site, rows=Counted(self._facts, int(settings.min_rows)))
         columns = yield from agree_on_columns(counted, self._facts, settings.min_rows)
         with self._shelf.alone():  # of two first runs at once, the columns of one are kept
             kept = self._kept_columns()
@@ -423,19 +441,18 @@ class SiteRows:
     def _listed(self, kept: Columns, columns: Columns) -> Unlisted | None:
         """Return the rule for rows that are encoded by `columns`; they stand alone, or not, as `kept` has them."""
         rule = self._admits(read_rows(self._config, self._source, kept))
-        if rule is None and not self._known.any():
+        if rule is None and not self._known.any() and not _withholds(self._config):
             return None
-        alone, withheld, start = [], [np.empty(0, dtype=np.uint64)], 0
+        encoded, alone = [], [np.empty(0, dtype=bool)]
         for batch in self._source.batches(self._config.data.columns):
-            X = inputs_of(batch, columns)
-            known = self._known[start : start + len(X)]
-            out = known if rule is None else known | ~rule(inputs_of(batch, kept))
-            withheld.append(row_hashes(X[out], self._secret))
-            alone.append(out)
-            start += len(X)
-        listed = Unlisted(np.unique(np.concatenate(withheld)), self._secret)
-        self._alone = np.concatenate(alone)
-        return listed
+            encoded.append(inputs_of(batch, columns))
+            alone.append(np.zeros(len(encoded[-1]), dtype=bool) if rule is None else ~rule(inputs_of(batch, kept)))
+        X, out = np.concatenate(encoded), self._known | np.concatenate(alone)
+        if _withholds(self._config):
+            fewest = [int(self._config.method_settings().min_rows)]
+            out = out | admission.rare_values(columns.indicated(X), self._counts & ~out, fewest)
+        self._alone = out
+        return Unlisted(np.unique(row_hashes(X[out], self._secret)), self._secret)
 
     def _hash_in(self, kept: Columns, rows: Rows) -> HashInFirstEncoding:
         """Return the hash by which these rows, which may be in another encoding than the kept one, have their folds."""

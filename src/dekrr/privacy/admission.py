@@ -13,8 +13,9 @@ neighbours nor in the site's own sums, because coefficients show those. What sit
 features are drawn, counts all rows: which of them stand alone is known only when columns are numbers.
 
 Few rows can stand alone together. Where a column has few different values, features of it alone make up the indicator
-of each value, and a target is an indicator already: products with it are sums over the rows of that value. So a site
-withholds rows with a value that too few rows have, too (`rare_values`), in a deployment.
+of each value; a word of a raw column, and no value, have an indicator of their own. A target is an indicator already:
+products with it are sums over the rows of that value. So a site withholds rows with a value that too few rows have, too
+(`rare_values`), in a deployment.
 
 **What a site refuses because it has too few rows for the features of a sum.**
 
@@ -32,7 +33,7 @@ A neighbour proves that its features come from the agreed pool by its seed and t
 import hashlib
 import hmac
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -121,23 +122,25 @@ def learn(rows: ArrayRows, max_leverage: float) -> Admission:
     return Admission(rows.bounds, reference, told, max_leverage)
 
 
-def rare_values(columns: Iterable[np.ndarray], inside: np.ndarray, fewest: int) -> np.ndarray:
+def rare_values(columns: Iterable[np.ndarray], inside: np.ndarray, fewest: Sequence[int]) -> np.ndarray:
     """Return the rows with a value that fewer than `fewest` rows have, in a column of few values; shape (n_rows,).
 
-    Columns are those of rows and targets; the rows `inside` would be in sums.
+    Columns are those of rows, targets and weights, each with its own number; one number is for all. The rows `inside`
+    would be in sums.
 
     Examples
     --------
-    >>> rare_values([np.array([0.0, 0.0, 0.0, 1.0])], np.ones(4, dtype=bool), fewest=2)
+    >>> rare_values([np.array([0.0, 0.0, 0.0, 1.0])], np.ones(4, dtype=bool), fewest=[2])
     array([False, False, False,  True])
     """
     columns, rare = list(columns), np.zeros(len(inside), dtype=bool)
+    needs = list(fewest) if len(fewest) > 1 else list(fewest) * len(columns)
     while True:  # a value can become rare when rows are withheld for another
         left = np.flatnonzero(inside & ~rare)
-        for values in columns:
+        for values, need in zip(columns, needs, strict=True):
             _, places, counts = np.unique(values[left], return_inverse=True, return_counts=True)
             if 1 < len(counts) <= _MOST_VALUES:
-                rare[left] |= counts[places] < fewest
+                rare[left] |= counts[places] < need
         if not rare[left].any():
             return rare
 

@@ -500,8 +500,8 @@ def _middles(facts: Facts, settled: Mapping[str, ToldColumn], min_rows: int) -> 
         reading = "number" if kind != "datetime" else _order_of(settled[name]) or "day"
         middle, spread = column.middle(min_rows, reading)
         # all rows count, also those without a value: how many these are is not for others to know
-        is_told = column.n_known >= max(min_rows, 1) and kind not in ("category", "none")
-        weight = column.n_rows if is_told else 0
+        is_told = column.n_known >= min_rows and kind not in ("category", "none")
+        weight = column.n_rows // min_rows * min_rows if is_told else 0
         found.append([weight, weight * middle, weight * spread])
     return np.array(found, dtype=np.float64).ravel()
 

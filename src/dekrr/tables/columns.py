@@ -8,7 +8,7 @@ two, and other words of the column, at any site, say which: a part above 12 is a
 import datetime
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from numbers import Real
@@ -522,6 +522,7 @@ MOST_CATEGORIES = 64
 MOST_WORDS = 200  # of a column, that a site tells
 _MOST_VALUES = 20_000  # of a column, from which its middle is taken
 _MOST_COUNTED = 100_000  # distinct words of a column
+_MOST_PARTS = 100  # values of a part of dates
 _JOINED = {"number": {"number", "boolean", "dated"}, "datetime": {"datetime", "dated"}}
 
 
@@ -552,6 +553,8 @@ class FactsOfColumn:
         self.absent = False  # whether a table has no such column
         self.counts: Counter[str] = Counter()  # rows by category
         self.parts: dict[str, float | None] = {}  # of dates, with their only value, None where they differ
+        # of dates, by reading and part: rows by value, up to `_MOST_PARTS` values and one more
+        self._rows_of: defaultdict[tuple[str, str], Counter[float]] = defaultdict(Counter)
         # Of dates: what comes first, "day", "month" or "either", and "short" for years of two digits, each with a place
         # that has it.
         self.orders: dict[str, str] = {}
@@ -620,6 +623,11 @@ class FactsOfColumn:
         values = {part: place_in(days if part == "year" else dates, part) for part in PARTS}
         only = {part: float(own[0]) if np.ptp(own) == 0 else None for part, own in values.items()}
         self.parts = joined_parts(self.parts, only)
+        for part, own in values.items():
+            rows = self._rows_of[reading, part]
+            if len(rows) <= _MOST_PARTS:
+                found, counts = np.unique(own, return_counts=True)
+                rows.update(dict(zip(found[: _MOST_PARTS + 1].tolist(), counts.tolist(), strict=False)))
 
     def middle(self, min_rows: int = 1, reading: str = "number") -> tuple[float, float]:
         """Return the middle and the spread of the numbers, or of years by what comes first in dates, both rounded.
@@ -648,10 +656,23 @@ class FactsOfColumn:
         return {word: count // min_rows * min_rows for word, count in told}
 
     def told_parts(self, min_rows: int) -> dict[str, float | None]:
-        """Return the parts of dates, with the only value that they have in at least `min_rows` rows."""
+        """Return the parts of dates, with the only value that they have in at least `min_rows` rows.
+
+        Fewer than `min_rows` rows with other values are not told.
+        """
+        told = {part: self._usual(part, min_rows) if only is None else only for part, only in self.parts.items()}
         if self.n_known < min_rows:
-            return {part: None for part, only in self.parts.items() if only is None}
-        return {part: only if only is None else round(only, 6) for part, only in self.parts.items()}
+            return {part: None for part, only in told.items() if only is None}
+        return {part: only if only is None else round(only, 6) for part, only in told.items()}
+
+    def _usual(self, part: str, min_rows: int) -> float | None:
+        """Return the value of a part that all but fewer than `min_rows` rows have; None where there is none."""
+        usual = set()
+        for (_, known), rows in self._rows_of.items():
+            if known == part:
+                value, count = rows.most_common(1)[0]
+                usual.add(value if len(rows) <= _MOST_PARTS and rows.total() - count < min_rows else None)
+        return usual.pop() if len(usual) == 1 else None
 
 
 class Facts:
@@ -873,6 +894,12 @@ class Columns(msgspec.Struct, frozen=True):
         """Return one number per column that the user's become from one per column of the user, for all its parts."""
         sizes = [len(column.names_out) for column in self.columns]
         return np.repeat(np.asarray(values, dtype=np.float64), sizes)
+
+    def indicated(self, X: Array) -> list[Array]:
+        """Return what encoded rows tell of few values: each column that they have, and whether a word has none."""
+        ends = np.cumsum([len(column.names_out) for column in self.used])
+        parts = zip(self.used, np.split(X, ends[:-1], axis=1), strict=True)
+        return [*X.T, *(part.any(axis=1) for column, part in parts if column.kind == "category")]
 
     def per_column(self, values: Sequence[float] | Array) -> Array:
         """Return one number per column of the user from one per column that they become: the largest of each."""

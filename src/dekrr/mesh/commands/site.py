@@ -14,7 +14,7 @@ POLICY_TEXT = """\
 # What this site takes part in. A line that begins with # has the default; see docs/studies.md.
 # approval = "person"             # "policy": what breaks no rule is approved without a person
 # proposers = []                  # the sites that may propose; none listed: every site
-# methods = ["dekrr", "dkla", "allreduce"]
+# methods = ["dekrr", "allreduce"]
 # most_features = 0               # of a site, and of the shared part; 0: any number
 # masks = false                   # true: also with differential privacy
 # lone_neighbor = "refuse"        # "warn": a study may go on where masks hide nothing, as of two sites

@@ -83,7 +83,9 @@ def preview(study: StudyFile, config: StandingFile, folder: Path) -> Preview:
     def takes_part(site: Site, number: int) -> Procedure[Outcome]:
         columns = None
         if facts is not None:
-            columns = yield from agree_on_columns(replace(site, rows=Counted(facts)), facts, settings.min_rows)
+            columns = yield from agree_on_columns(
+                replace(site, rows=Counted(facts, settings.min_rows)), facts, settings.min_rows
+            )
         rows = own_rows(columns)
         if site.name == me:
             admits = learn(rows.sample, settings.max_leverage) if settings.max_leverage < 1 else None
