@@ -97,7 +97,7 @@ def test_rows_in_a_sites_own_fit_alone_would_come_back_from_its_coefficients(coa
         Z = feature_map(alone)
         np.testing.assert_allclose(solved.own_only, Z.T @ Z, atol=1e-6 * np.linalg.norm(solved.shared))
     difference = Difference(maps[0], found[0].own_only, len(alone), 10)
-    assert release.rows_of([difference], alone, attacker.X, np.random.default_rng(0), 200) == len(alone)
+    assert release.rows_of([difference], alone, attacker.X, np.random.default_rng(0)) == len(alone)
 
 
 def test_what_guards_refuse_gives_rows(coast):

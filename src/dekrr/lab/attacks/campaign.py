@@ -23,7 +23,7 @@ from .views import View, fold_blocks, view_of
 
 Report = Callable[[float], None]
 TOLERANCES = (1e-3, 1e-6)
-_MOST_SPACES = 16
+_MOST_SPACES, _BATCH = 16, 200
 _RANDOM_STARTS = 0.3
 RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 UNGUARDED = DeKRRSettings(
@@ -162,18 +162,18 @@ def _trained(view: View) -> View:
     return View([block for block in whole if block.label.split(",")[0] == first], view.fold_sizes)
 
 
-def _null_space_rows(view: View, known: Array, rng: np.random.Generator, batch: int = 200) -> Iterator[Array]:
+def _null_space_rows(view: View, known: Array, rng: np.random.Generator) -> Iterator[Array]:
     """Yield candidates from the null spaces of Gram matrices, the most promising first, in an endless loop."""
     grams = [block for block in (*view.blocks, *fold_blocks(view)) if block.is_gram]
     grams.sort(key=lambda block: view.rows_in(block) / block.left.n_features)
     spaces = [NullSpace(block) for block in grams[:_MOST_SPACES]]
     n_columns = known.shape[1]
     depths = [(1e-11, 0), (1e-8, 0), (1e-5, 0), *((0.0, times * n_columns) for times in (2, 3, 4))]
-    rows = cycle(np.array_split(rng.permutation(known), max(len(known) // batch, 1)))
+    rows = cycle(np.array_split(rng.permutation(known), max(len(known) // _BATCH, 1)))
     while True:
         for relative, least in depths:
             for space in spaces:
-                begin = rng.uniform(size=(batch, n_columns)) if rng.uniform() < _RANDOM_STARTS else next(rows)
+                begin = rng.uniform(size=(_BATCH, n_columns)) if rng.uniform() < _RANDOM_STARTS else next(rows)
                 found = rows_in_null_space(space.feature_map, space.directions(relative, least), begin)
                 if len(found):
                     yield found
@@ -198,7 +198,7 @@ class Inference:
     imputed_error: float = np.nan  # the same of values predicted from the other columns, without the sums
 
 
-def infer(problem: Scene, view: View, target: str | None = None, *, guesses: int = 60, seed: int = 0) -> Inference:
+def infer(problem: Scene, view: View, *, guesses: int) -> Inference:
     """Test the membership of members and of spare rows of the same site, and guess columns of members.
 
     The attacker is stronger than a real one. Its reference rows are four fifths of the target's spare rows. The ridge
@@ -206,10 +206,10 @@ def infer(problem: Scene, view: View, target: str | None = None, *, guesses: int
     """
     from sklearn.ensemble import RandomForestRegressor
 
-    victim, _ = problem.pair(target)
+    victim, _ = problem.pair()
     if victim.n_rows > view.n_rows:
         victim = victim.withholding(GUARDED.max_leverage)  # a row that is in no sum is no member
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     spare_X, spare_y = problem.spare[victim.name]
     order = rng.permutation(len(spare_y))
     cut = 4 * len(order) // 5
@@ -229,20 +229,20 @@ def infer(problem: Scene, view: View, target: str | None = None, *, guesses: int
         rest = np.delete(np.arange(X.shape[1]), column)
         guess = test.guess_column(X, y, column, np.linspace(0, 1, 101))
         errors.append(np.median(np.abs(guess - X[:, column])))
-        forest = RandomForestRegressor(30, random_state=seed)
+        forest = RandomForestRegressor(30, random_state=0)
         forest.fit(np.column_stack([spare_X[reference][:, rest], spare_y[reference]]), spare_X[reference][:, column])
         prediction = forest.predict(np.column_stack([X[:, rest], y]))
         imputed.append(np.median(np.abs(prediction - X[:, column])))
     return Inference(membership, float(np.mean(errors)), float(np.mean(imputed)))
 
 
-def fingerprinting(problem: Scene, target: str | None = None) -> Callable[[Site], Forger]:
+def fingerprinting(problem: Scene) -> Callable[[Site], Forger]:
     """Return a forger that verification allows: it sends the longest frequencies of its pool, a full shortlist of them.
 
     Features of high frequency are uncorrelated between any two different rows, so that the sums become fingerprints.
     With more of them in the final choice, too many rows would have a high leverage, and the site would refuse.
     """
-    victim, _ = problem.pair(target)
+    victim, _ = problem.pair()
     selector = problem.selector()
 
     def forger(site: Site) -> Forger:

@@ -63,17 +63,13 @@ def shadow_scores(
 
 
 def scores_of_models(
-    heard: Array,
-    residuals: Callable[[np.ndarray], Array],
-    n_rows: int,
-    rng: np.random.Generator,
-    n_shadows: int = _SHADOWS,
+    heard: Array, residuals: Callable[[np.ndarray], Array], n_rows: int, rng: np.random.Generator
 ) -> Array:
     """Return the log-likelihood ratio of each candidate by a model of `n_rows` rows; the statistic is its residual.
 
     `residuals` takes a mask of candidates, and returns the residuals of all candidates by a model of those.
     """
-    halves = np.array([_half(len(heard), n_rows, rng) for _ in range(n_shadows)])
+    halves = np.array([_half(len(heard), n_rows, rng) for _ in range(_SHADOWS)])
     shadows = np.array([residuals(half) for half in halves])
     return _log_likelihood(heard, shadows, halves, 1e-12) - _log_likelihood(heard, shadows, ~halves, 1e-12)
 
@@ -137,15 +133,13 @@ def of_one_site(
     return _tested(problem, heard, target, [target], seed)
 
 
-def under_masks(
-    problem: Scene, target: str, centre: str | None = None, *, settings: DeKRRSettings = SETTINGS, seed: int = 0
-) -> Advantage:
+def under_masks(problem: Scene, target: str, *, settings: DeKRRSettings = SETTINGS, seed: int = 0) -> Advantage:
     """Test rows of the target by the sum over the neighbourhood of one honest-but-curious centre.
 
-    The centre, by default the target's first neighbour, is given a pool of candidates of *all* sites around it, half of
+    The centre, the target's first neighbour, is given a pool of candidates of *all* sites around it, half of
     whom are members, and knows which site each would be at. The scene is in agreed units.
     """
-    centre = centre or problem.site(target).neighbors[0]
+    centre = problem.site(target).neighbors[0]
     record = _heard(problem, centre, settings, masks=True)
     return _tested(problem, [unmasked(record, problem.site(centre))], target, problem.site(centre).neighbors, seed)
 
@@ -154,13 +148,13 @@ def asked_about(problem: Scene, centre: str, settings: DeKRRSettings = SETTINGS)
     return _shortlist_of(_heard(problem, centre, settings, masks=False), centre).n_features
 
 
-def of_model(problem: Scene, target: str | None = None, *, seed: int = 0) -> Advantage:
+def of_model(problem: Scene, target: str, *, seed: int = 0) -> Advantage:
     """Test rows of the target by its final model alone, with shadows of its last update.
 
     The attackers have all neighbours' models and sums. A shadow is the model that the target would end with, had it
     half of the candidates for rows.
     """
-    victim, _ = problem.pair(target)
+    victim = problem.site(target)
     rng = np.random.default_rng(seed)
     settings = msgspec.structs.replace(SETTINGS, masks=False, max_rounds=300, tol=1e-8)
     _, outcomes = overhear(problem.sites, lambda site: dekrr.train(site, problem.selector(), settings), ())

@@ -24,6 +24,7 @@ _SOLVED = 1e-9  # the mean squared residual below which a row counts as solved
 # A start is in a wrong local minimum if its loss is above _VALLEY and a step lowers it by a share below _PROGRESS.
 _VALLEY, _PROGRESS = 1e-3, 1e-3
 _JITTER = 0.1
+_STARTS, _STEPS = 20, 40  # for each row and sweep; of each start
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,17 @@ def recover_rows(
     *,
     known: Array | None = None,
     seconds: float = 60.0,
-    starts: int = 20,
     sweeps: int = 200,
-    random_state: int = 0,
     report: Callable[[float], None] = lambda seconds: None,
 ) -> Recovery:
     """Recover rows in the unit box from their features.
 
     The map is that of all features that the attacker has of each row; see `stack`. `known` are the attacker's own rows,
-    as starts. After so many seconds of CPU time no further sweep starts. Of `starts` for each row and sweep, random
+    as starts. After so many seconds of CPU time no further sweep starts. Of the starts for each row and sweep, random
     ones are a quarter, because one recovered row is a better start than many random ones.
     """
     begun = time.process_time()
-    rng = np.random.default_rng(random_state)
+    rng = np.random.default_rng(0)
     used = feature_map.amplitudes != 0
     frequencies, phases = feature_map.frequencies[:, used], feature_map.phases[used]
     cosines = features[:, used] / feature_map.amplitudes[used]
@@ -84,11 +83,11 @@ def recover_rows(
         found = residuals < _SOLVED
         pool = known if kind == "known" else rows[found]
         if kind != "random" and pool is not None and len(pool):
-            begin = _most_alike(cosines[todo], pool, np.cos(pool @ frequencies + phases), starts)
+            begin = _most_alike(cosines[todo], pool, np.cos(pool @ frequencies + phases), _STARTS)
             if kind == "jittered":
                 begin = np.clip(begin + rng.normal(scale=_JITTER, size=begin.shape), 0, 1)
         else:
-            begin = rng.uniform(size=(len(todo), max(starts // 4, 1), len(frequencies)))
+            begin = rng.uniform(size=(len(todo), _STARTS // 4, len(frequencies)))
         n_starts = begin.shape[1]
         tried += begin.shape[0] * n_starts
         ends, losses = _levenberg_marquardt(
@@ -119,9 +118,7 @@ def _most_alike(cosines: Array, pool: Array, pool_cosines: Array, count: int) ->
     return np.asarray(pool[order])
 
 
-def _levenberg_marquardt(
-    frequencies: Array, phases: Array, cosines: Array, begin: Array, steps: int = 40
-) -> tuple[Array, Array]:
+def _levenberg_marquardt(frequencies: Array, phases: Array, cosines: Array, begin: Array) -> tuple[Array, Array]:
     """Minimise the mean squared residual from each start; return the end points and their losses.
 
     A start leaves the batch when it has converged or no longer improves.
@@ -134,7 +131,7 @@ def _levenberg_marquardt(
     damping = np.full(len(begin), 5e-3 * np.mean(frequencies**2))
     angles = X @ frequencies + phases
     losses[:] = np.mean((np.cos(angles) - cosines) ** 2, axis=1)
-    for _ in range(steps):
+    for _ in range(_STEPS):
         slopes = -np.sin(angles)
         residuals = np.cos(angles) - cosines[live]
         hessian = ((slopes * slopes) @ products).reshape(-1, n_columns, n_columns) / n_features

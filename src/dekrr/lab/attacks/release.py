@@ -165,12 +165,12 @@ def differences(blocks: Sequence[SumsBlock]) -> Iterator[Difference]:
         yield Difference(features, gram, rank, int(there.sum()))
 
 
-def rows_from(difference: Difference, begin: Array, steps: int = 60) -> Array:
+def rows_from(difference: Difference, begin: Array) -> Array:
     """Return points whose features lie in the range of a difference, one for each start in the unit box."""
     values, vectors = np.linalg.eigh(difference.gram)
     order = np.argsort(np.abs(values))
     null = vectors[:, order[: len(values) - difference.rank]]
-    return rows_in_null_space(difference.feature_map, null, begin, steps)
+    return rows_in_null_space(difference.feature_map, null, begin, 60)
 
 
 SETTINGS = DeKRRSettings(masks=False, scale=None, verify_features=False, max_rounds=30, tol=0.0)
@@ -195,27 +195,29 @@ class _Heard:
     differences: list[Difference]
 
 
-def life(problem: Scene, colluders: int, *, starts: int = 400, seed: int = 0) -> Iterator[Haul]:
+def life(problem: Scene, colluders: int) -> Iterator[Haul]:
     """Yield what neighbours of the first site get from each scenario, together with what they had before.
 
-    The scene is in agreed units. For each telling difference there are so many starts from rows of the attacker, and as
-    many at random.
+    The scene is in agreed units.
     """
     victim, attacker = problem.pair()
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     blocks: list[SumsBlock] = []
     for heard in _scenarios(problem, victim.neighbors[:colluders]):
         blocks += heard.blocks
         found = [*differences(blocks), *heard.differences]
         telling = [difference for difference in found if difference.is_telling]
-        yield Haul(heard.scenario, len(found), len(telling), rows_of(telling, victim.X, attacker.X, rng, starts))
+        yield Haul(heard.scenario, len(found), len(telling), rows_of(telling, victim.X, attacker.X, rng))
 
 
-def rows_of(telling: Sequence[Difference], truth: Array, known: Array, rng: np.random.Generator, starts: int) -> int:
-    """Return how many true rows the differences give back to 1e-6; rows that the attacker has do not count."""
+def rows_of(telling: Sequence[Difference], truth: Array, known: Array, rng: np.random.Generator) -> int:
+    """Return how many true rows the differences give back to 1e-6; rows that the attacker has do not count.
+
+    For each difference there are 400 starts from rows of the attacker, and as many at random.
+    """
     candidates = [truth[:0]]
     for difference in telling:
-        begin = known[rng.integers(len(known), size=starts)]
+        begin = known[rng.integers(len(known), size=400)]
         candidates += [rows_from(difference, points) for points in (begin, rng.random(begin.shape))]
     return round(recovered(np.vstack(candidates), truth, 1e-6, known) * len(truth))
 
@@ -296,10 +298,10 @@ def _from_coefficients(record: Overheard, victim: Site, sites: Mapping[str, Site
     return _Heard("tuned, by coefficients", blocks, found)
 
 
-def retrained(problem: Scene, *, n_runs: int = 12, starts: int = 400, seed: int = 0) -> int:
+def retrained(problem: Scene, *, n_runs: int) -> int:
     """Return how many new rows come back when a site trains again after each single one; a node's history refuses."""
     victim, attacker = problem.pair()
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     spare_X, spare_y = problem.spare[victim.name]
     features = Plain(problem.n_features, sigma=problem.sigma).select(victim.X[:0], victim.y[:0], rng)
     before = summed(features, features, victim.X, victim.y, WHOLE)
@@ -307,26 +309,26 @@ def retrained(problem: Scene, *, n_runs: int = 12, starts: int = 400, seed: int 
     for row in range(n_runs):
         X, y = np.vstack([victim.X, spare_X[row : row + 1]]), np.append(victim.y, spare_y[row])
         (found,) = differences([before, summed(features, features, X, y, WHOLE)])
-        rows += rows_of([found], spare_X[row : row + 1], attacker.X, rng, starts)
+        rows += rows_of([found], spare_X[row : row + 1], attacker.X, rng)
     return rows
 
 
-def from_leaf(problem: Scene, n_rows: int, n_features: int, *, starts: int = 1000, seed: int = 0) -> tuple[int, int]:
+def from_leaf(problem: Scene, n_rows: int, n_features: int) -> tuple[int, int]:
     """Return how many rows of an AllReduce leaf its parent finds to 1e-3 and to 1e-6, from the sums of the leaf.
 
-    The guards want three rows for each feature. There are so many starts for each of several depths of the null space.
+    The guards want three rows for each feature. There are 1,000 starts for each of several depths of the null space.
     """
     victim, attacker = problem.pair()
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     chosen = rng.permutation(victim.n_rows)[:n_rows]
     X, y = victim.X[chosen], victim.y[chosen]
-    features = Plain(n_features, sigma=problem.sigma).select(X[:0], y[:0], np.random.default_rng(seed))
+    features = Plain(n_features, sigma=problem.sigma).select(X[:0], y[:0], np.random.default_rng(0))
     space = NullSpace(summed(features, features, X, y, WHOLE))
     n_columns = X.shape[1]
     candidates = [np.empty((0, n_columns))]
     for relative, least in ((1e-11, 0), (1e-8, 0), (0.0, 2 * n_columns), (0.0, 4 * n_columns)):
-        known = attacker.X[rng.integers(attacker.n_rows, size=starts // 2)]
-        begin = np.vstack([known, rng.random((starts - len(known), n_columns))])
+        known = attacker.X[rng.integers(attacker.n_rows, size=500)]
+        begin = np.vstack([known, rng.random((500, n_columns))])
         candidates.append(rows_in_null_space(features, space.directions(relative, least), begin))
     shares = [recovered(np.vstack(candidates), X, tolerance, attacker.X) for tolerance in (1e-3, 1e-6)]
     return round(shares[0] * n_rows), round(shares[1] * n_rows)

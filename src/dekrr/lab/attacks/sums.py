@@ -29,6 +29,8 @@ from ...types import Array
 from .recovery import stack
 from .views import SumsBlock, View, of_rows
 
+_STEPS = 100_000  # of matching, which its time ends before
+
 
 def recovered(candidates: Array, truth: Array, tolerance: float, known: Array) -> float:
     """Return the share of true rows that a candidate matches in every column; rows known before do not count."""
@@ -98,7 +100,6 @@ def rows_by_matching(
     begin_y: Array,
     *,
     seconds: float = 60.0,
-    steps: int = 100_000,
     report: Callable[[], object] = lambda: None,
 ) -> tuple[Array, float]:
     """Return the rows whose sums are closest to the received sums, and the remaining mean relative misfit.
@@ -136,7 +137,7 @@ def rows_by_matching(
         method="L-BFGS-B",
         bounds=[(0.0, 1.0)] * size + [(-1.0, 1.0)] * len(begin_y),
         callback=stop,
-        options={"maxiter": steps, "maxfun": steps, "ftol": 0.0, "gtol": 0.0, "maxcor": 20},
+        options={"maxiter": _STEPS, "maxfun": _STEPS, "ftol": 0.0, "gtol": 0.0, "maxcor": 20},
     )
     return np.asarray(result.x[:size]).reshape(begin.shape), float(result.fun)
 

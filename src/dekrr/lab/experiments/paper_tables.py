@@ -323,18 +323,18 @@ def site_tables(rows: Sequence[Row]) -> Iterator[Table]:
         yield Table(title, ["data", "site", "rows", *labels], lines, f"{note} {_settings(rows)}", n_labels=3)
 
 
-def convergence_tables(rows: Sequence[Row], gap: float = 1e-6) -> Iterator[Table]:
-    """Yield the rounds and bytes until the relative objective gap is at most `gap`."""
+def convergence_tables(rows: Sequence[Row]) -> Iterator[Table]:
+    """Yield the rounds and bytes until the relative objective gap is at most 1e-6."""
     lines = []
     for (data, n_features), group in ordered(rows):
         for row in group:
-            rounds, kilobytes = until(row, gap)
+            rounds, kilobytes = until(row, 1e-6)
             consensus = f"{row['consensus']:g}" if row["consensus"] is not None else "-"
             errors = [f"{row[f'{metric}_rse']:.4f}" for metric in METRICS]
             lines.append(cells(title_of(data), n_features, label_of(row), consensus, rounds, kilobytes, *errors))
     yield Table(
         "Rounds and bytes",
-        ["data", "D", "method", "c", f"rounds to {gap:g}", "kB a site", "own RSE", "union RSE"],
+        ["data", "D", "method", "c", "rounds to 1e-06", "kB a site", "own RSE", "union RSE"],
         lines,
         "Relative gap of the method's own objective; kB are sent by a site until then, set-up and all. "
         f"RSE at the end. {_settings(rows)}",
