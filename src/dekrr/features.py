@@ -251,11 +251,6 @@ class FeatureMap:
 
         An angle is a sum over columns. The error of an angle of t turns is at most (n_columns + 2) t rounding errors.
         The features themselves add a few rounding errors to the sum over rows.
-
-        Parameters
-        ----------
-        X : ndarray of shape (n_rows, n_columns)
-        y : ndarray of shape (n_rows,)
         """
         rough = moment(*self._parts(X, single=True), y.astype(np.float32))
         turns, phases, amplitudes = map(np.abs, self._double)

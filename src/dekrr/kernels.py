@@ -85,25 +85,12 @@ class Kernel(ABC):
 
     @abstractmethod
     def draw_frequencies(self, n_columns: int, n_frequencies: int, rng: np.random.Generator) -> Array:
-        """Draw from the spectral density; shape (n_columns, n_frequencies).
-
-        Parameters
-        ----------
-        n_columns : int
-            The number of entries of each frequency.
-        rng : numpy.random.Generator
-            The source of all randomness.
-        """
+        """Draw from the spectral density; shape (n_columns, n_frequencies)."""
 
     def longest_frequency(self, n_columns: int, chance: float) -> float:
         """Return a length that a random frequency exceeds with probability at most `chance`.
 
-        Parameters
-        ----------
-        n_columns : int
-            The number of entries of the frequency. They may be any of the entries of a longer frequency.
-        chance : float
-            The probability.
+        Its entries may be any of those of a longer frequency.
         """
         kind = type(self).__name__
         raise SettingsError(

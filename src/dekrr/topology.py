@@ -40,17 +40,11 @@ def ring(n_sites: int, n_neighbors: int = 4) -> Graph:
 
 
 def cycles(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
-    """Return a ring, and random rings through all sites on top: `n_neighbors` / 2 in all.
+    """Return a ring, and random rings through all sites on top: `n_neighbors` / 2 in all, an even number.
 
     Its diameter grows with the logarithm of the number of sites (Bollobas and Chung, SIAM Journal on Discrete
     Mathematics 1, 1988), and half of a site's neighbours are still those beside it in the order of sites. Where two
     rings share an edge, its ends have a neighbour fewer.
-
-    Parameters
-    ----------
-    n_neighbors : int, default=4
-        An even number.
-    seed : int, optional
 
     Examples
     --------
@@ -75,12 +69,7 @@ def grid(n_sites: int) -> Graph:
 
 
 def random_regular(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
-    """Return a connected random regular graph: each site has `n_neighbors` neighbours.
-
-    Parameters
-    ----------
-    seed : int, optional
-    """
+    """Return a connected random regular graph: each site has `n_neighbors` neighbours."""
     if n_sites <= n_neighbors:
         return nx.complete_graph(n_sites)
     if n_sites * n_neighbors % 2:
@@ -96,14 +85,7 @@ def random_regular(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Grap
 
 
 def watts_strogatz(n_sites: int, n_neighbors: int = 4, rewiring: float = 0.2, seed: Any = None) -> Graph:
-    """Return a connected small-world graph: a ring lattice in which a share of the edges is rewired at random.
-
-    Parameters
-    ----------
-    rewiring : float, default=0.2
-        The probability that an edge is rewired.
-    seed : int, optional
-    """
+    """Return a connected small-world graph: a ring lattice in which a share of the edges is rewired at random."""
     if n_sites <= n_neighbors:
         return nx.complete_graph(n_sites)
     if n_neighbors < 2:
@@ -115,10 +97,6 @@ def erdos_renyi(n_sites: int, n_neighbors: int = 4, seed: Any = None) -> Graph:
     """Return a connected random graph in which a site has `n_neighbors` neighbours on average.
 
     One random edge joins each further component to the others.
-
-    Parameters
-    ----------
-    seed : int, optional
     """
     generator = nx.utils.create_py_random_state(seed)
     probability = min(1.0, n_neighbors / max(n_sites - 1, 1))

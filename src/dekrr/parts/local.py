@@ -18,7 +18,7 @@ A small site cannot tell weights from few rows. All sites' squared errors are su
 are best for all are worth as much as `_PRIOR_ROWS` rows of a site's own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -350,6 +350,13 @@ def _mean_of(predictors: Sequence[Any], weight: float, X: Array) -> Array:
     return np.asarray(weight * np.mean(found, axis=0))
 
 
+def _folds_of(fold_of: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield each fold, its rows, and the others: all rows where there is one fold alone."""
+    for fold in np.unique(fold_of):
+        held = fold_of == fold
+        yield int(fold), held, ~held if (~held).any() else held
+
+
 def _fit_trees(
     learner: Any, X: Array, y: Array, weight: Array | None, fold_of: np.ndarray, seed: int, *, about_zero: bool
 ) -> Fit:
@@ -359,11 +366,10 @@ def _fit_trees(
         return Fit(fitted.folds, fitted.out_of_fold)
     weights = np.ones(len(y)) if weight is None else weight
     folds, out_of_fold = {}, np.empty_like(y)
-    for fold in np.unique(fold_of):
-        held = fold_of == fold
+    for fold, held, _ in _folds_of(fold_of):
         left = weights * ~held if np.any(weights * ~held) else weights
         mean = np.zeros(y.shape[1]) if about_zero else np.average(y, axis=0, weights=left)
-        folds[int(fold)], out_of_fold[held] = TreeEnsemble.constant(mean), mean
+        folds[fold], out_of_fold[held] = TreeEnsemble.constant(mean), mean
     return Fit(folds, out_of_fold)
 
 
@@ -377,15 +383,13 @@ def _fit_learner(
     folds, out_of_fold = {}, np.empty_like(y)
     if weight is not None and not has_fit_parameter(learner, "sample_weight"):
         raise SettingsError(f"rows have weights, which local={learner!r} does not take: give a regressor that does")
-    for fold in np.unique(fold_of):
-        held = fold_of == fold
-        kept = ~held if (~held).any() else held
+    for fold, held, kept in _folds_of(fold_of):
         one = clone(learner)
         if "random_state" in one.get_params() and one.get_params()["random_state"] is None:
             one.set_params(random_state=seed)
         weights = {} if weight is None else {"sample_weight": weight[kept]}
         one.fit(X[kept], y[kept].ravel() if y.shape[1] == 1 else y[kept], **weights)
-        folds[int(fold)], out_of_fold[held] = one, one.predict(X[held]).reshape(-1, y.shape[1])
+        folds[fold], out_of_fold[held] = one, one.predict(X[held]).reshape(-1, y.shape[1])
     return Fit(folds, out_of_fold)
 
 
@@ -394,14 +398,12 @@ def _fit_ridge(X: Array, y: Array, weight: Array | None, fold_of: np.ndarray) ->
     root = np.ones((len(y), 1)) if weight is None else np.sqrt(weight)[:, None]
     Z = np.column_stack((np.ones(len(y)), X))
     folds, out_of_fold = {}, np.empty_like(y)
-    for fold in np.unique(fold_of):
-        held = fold_of == fold
-        kept = ~held if (~held).any() else held
+    for fold, held, kept in _folds_of(fold_of):
         features, responses = root[kept] * Z[kept], root[kept] * y[kept]
         sums = OwnSums(features.T @ features, features.T @ responses, float(np.vdot(responses, responses)))
         path = path_with_intercept(sums, 0, float(np.sum(root[kept] ** 2)), _RIDGES, int(kept.sum()))
         best = min(path, key=lambda fit: fit.error)
-        folds[int(fold)], out_of_fold[held] = best.coefficients, Z[held] @ best.coefficients
+        folds[fold], out_of_fold[held] = best.coefficients, Z[held] @ best.coefficients
     return Fit(folds, out_of_fold)
 
 

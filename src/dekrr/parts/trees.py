@@ -68,17 +68,11 @@ class TreeEnsemble:
         starts = np.cumsum([0, *(part.n_nodes for part in parts)], dtype=np.int64)
         if starts[-1] > np.iinfo(np.int32).max:
             raise SettingsError(f"trees with {starts[-1]} nodes are too many for one model; take fewer of them")
-        shifts = starts[:-1].astype(np.int32)
-        return cls(
-            column=np.concatenate([part.column for part in parts]),
-            threshold=np.concatenate([part.threshold for part in parts]),
-            left=np.concatenate([part.left + shift for part, shift in zip(parts, shifts, strict=True)]),
-            right=np.concatenate([part.right + shift for part, shift in zip(parts, shifts, strict=True)]),
-            value=np.concatenate([part.value for part in parts]),
-            roots=np.concatenate([part.roots + shift for part, shift in zip(parts, shifts, strict=True)]),
-            output=np.concatenate([part.output for part in parts]),
-            base=np.sum([part.base for part in parts], axis=0),
-        )
+        for i, shift in enumerate(starts[:-1].astype(np.int32)):
+            part = parts[i]
+            parts[i] = replace(part, left=part.left + shift, right=part.right + shift, roots=part.roots + shift)
+        joint = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _TYPES}
+        return cls(**joint | {"base": np.sum([part.base for part in parts], axis=0)})
 
     @property
     def n_trees(self) -> int:
@@ -397,9 +391,10 @@ def fit_trees(
     found, numbers = np.empty(responses.shape), []
     for k, response in enumerate(responses.T):
         seen_by = [_Seen.of(response, weights, fold) for fold in folds.values()]
-        number, trees, found[:, k] = grown.boosted(seen_by, n_trees)
+        number, trees, scores = grown.boosted(seen_by, n_trees)
         numbers.append(number)
         for name, one, seen in zip(folds, trees, seen_by, strict=True):
+            found[seen.fold, k] = seen.mean + seen.spread * scores[seen.fold]
             base = seen.mean * np.eye(responses.shape[1])[k]
             ensembles[name].append(one.placed(seen.spread, lowest, k, base))
     return BoostedTrees({name: TreeEnsemble.joined(own) for name, own in ensembles.items()}, found, tuple(numbers))
@@ -424,10 +419,6 @@ class _Seen:
         spread = float(np.sqrt(of_seen @ centred**2)) or 1.0
         return cls(fold, weights, centred / spread, mean, spread)
 
-    def prediction(self, scores: Array) -> Array:
-        """Return what scores of the fold's rows mean."""
-        return self.mean + self.spread * scores
-
 
 class _LoopTable:
     """Rows in bins, and trees that the compiled loop grows.
@@ -451,7 +442,7 @@ class _LoopTable:
             self._edges.append((different[first[1:] - 1] + different[first[1:]]) / 2)
 
     def boosted(self, boosters: list[_Seen], n_trees: int) -> tuple[int, list[TreeEnsemble], Array]:
-        """Return the number of trees, the trees of each booster, and predictions out of fold."""
+        """Return the number of trees, the trees of each booster, and scores out of fold."""
         given, fold_of = self._parameters, np.argmax([one.fold for one in boosters], axis=0)
         number, scores, column, split, child, value, n_nodes = compiled().boost(
             self._codes,
@@ -469,13 +460,8 @@ class _LoopTable:
         )
         widest = max(len(edges) for edges in self._edges)
         edges = np.array([np.pad(own, (0, widest - len(own))) for own in self._edges])
-        trees = [
-            TreeEnsemble.from_nodes(*nodes, edges) for nodes in zip(column, split, child, value, n_nodes, strict=True)
-        ]
-        found = np.empty(len(scores))
-        for one in boosters:
-            found[one.fold] = one.prediction(scores[one.fold])
-        return number, trees, found
+        nodes = zip(column, split, child, value, n_nodes, strict=True)
+        return number, [TreeEnsemble.from_nodes(*each, edges) for each in nodes], scores
 
 
 class _LightGBMTable:
@@ -488,11 +474,10 @@ class _LightGBMTable:
         self._table = lightgbm.Dataset(read, label=np.zeros(len(read)), params=parameters).construct()
 
     def boosted(self, boosters: list[_Seen], n_trees: int) -> tuple[int, list[TreeEnsemble], Array]:
-        """Return the number of trees, the trees of each booster, and predictions out of fold."""
+        """Return the number of trees, the trees of each booster, and scores out of fold."""
         growing = [_Booster(self._table, self._parameters, one) for one in boosters]
-        found = np.empty(len(boosters[0].response))
-        number = _grow(growing, n_trees, found)
-        return number, [booster.ensemble(number) for booster in growing], found
+        number, scores = _grow(growing, n_trees)
+        return number, [TreeEnsemble.from_lightgbm(one.booster, number) for one in growing], scores
 
 
 class _Booster:
@@ -501,8 +486,8 @@ class _Booster:
     def __init__(self, table: Any, parameters: dict[str, Any], seen: _Seen) -> None:
         import lightgbm
 
-        self._booster = lightgbm.Booster(parameters, table)
-        self._finished = False
+        self.booster = lightgbm.Booster(parameters, table)
+        self.finished = False  # whether no further tree has a split
         self.seen = seen
         self._weights = np.where(seen.fold, 0, seen.weights).astype(np.float32)
         self._held_weights = np.where(seen.fold, seen.weights, 0)
@@ -511,14 +496,9 @@ class _Booster:
 
     def grow(self) -> tuple[float, Array]:
         """Grow a tree; return the squared error of the trees before it on the fold's rows, and their scores."""
-        if not self._finished:
-            self._finished = self._booster.update(fobj=self._gradients)
+        if not self.finished:
+            self.finished = self.booster.update(fobj=self._gradients)
         return self._error, self._scores
-
-    @property
-    def finished(self) -> bool:
-        """Whether no further tree has a split."""
-        return self._finished
 
     def _gradients(self, scores: np.ndarray, table: Any) -> tuple[np.ndarray, np.ndarray]:
         # LightGBM's gradients are single precision: of responses with mean 0 and variance 1 they lose nothing.
@@ -527,25 +507,20 @@ class _Booster:
         self._error = float((misses * self._held_weights) @ misses) * self.seen.spread**2
         return misses.astype(np.float32) * self._weights, self._weights
 
-    def ensemble(self, n_trees: int) -> TreeEnsemble:
-        """Return the first trees."""
-        return TreeEnsemble.from_lightgbm(self._booster, n_trees)
 
-
-def _grow(boosters: list[_Booster], most: int, out: Array) -> int:
-    """Grow trees in all boosters; return the number with the least error of all folds, its predictions in `out`."""
-    least, best, scores = np.inf, 0, []
+def _grow(boosters: list[_Booster], most: int) -> tuple[int, Array]:
+    """Grow trees in all boosters; return the number with the least error of all folds, and its scores out of fold."""
+    least, best, scores = np.inf, 0, np.zeros(len(boosters[0].seen.response))
     marked, mark = np.inf, 0  # the last error that was clearly smaller than those before, and its number of trees
     for n_trees in range(most + 1):
         grown = [booster.grow() for booster in boosters]
         error = sum(own for own, _ in grown)
         if error < least:
-            least, best, scores = error, n_trees, [own.copy() for _, own in grown]  # LightGBM writes to them again
+            least, best = error, n_trees
+            for booster, (_, own) in zip(boosters, grown, strict=True):
+                scores[booster.seen.fold] = own[booster.seen.fold]
         if error < (1 - _CLEARLY) * marked:
             marked, mark = error, n_trees
         if n_trees - mark >= _PATIENCE + mark // 5 or all(booster.finished for booster in boosters):
             break
-    for booster, own in zip(boosters, scores, strict=True):
-        seen = booster.seen
-        out[seen.fold] = seen.prediction(own[seen.fold])
-    return best
+    return best, scores

@@ -225,12 +225,7 @@ def look_under_guards(site: Site, settings: DeKRRSettings, *, has_codes: bool = 
     """Return what looks wrong at this site beside all, in its own words, and what other sites tell of theirs.
 
     What is told is counts, one sum over the rows of all sites, from which each takes its own, and for each of a site's
-    findings the column and the kind.
-
-    Parameters
-    ----------
-    has_codes : bool, default=False
-        Whether responses are codes of classes, which have no units.
+    findings the column and the kind. Responses may be codes of classes (`has_codes`), which have no units.
     """
     begun = yield from _begin(site, settings)
     if begun is None:

@@ -32,7 +32,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -64,6 +64,7 @@ from .site import Procedure
 from .spanning_tree import BranchSums, SparseSums
 
 Scales = tuple[tuple[float, ...], ...]
+Drawn = TypeVar("Drawn", Pool, FeatureMap)
 
 _MOST_FEATURES = 700
 _ROWS_PER_FEATURE = 10  # of all sites together
@@ -260,33 +261,27 @@ def _chooser(kind: Candidates, sigma: float, linear: bool) -> Mixed:
 @lru_cache(maxsize=4)
 def _pool(chooser: Mixed, n_columns: int, seed: int, purpose: str) -> Pool:
     """Return the pool that all sites draw alike."""
-    pool = chooser.draw_pool(n_columns, site_rng(seed, "", purpose))
-    _read_only(pool.frequencies, pool.phases, pool.amplitudes)
-    return pool
+    return _read_only(chooser.draw_pool(n_columns, site_rng(seed, "", purpose)))
 
 
 @lru_cache(maxsize=4)
 def _kept(chooser: Mixed, n_columns: int, seed: int, purpose: str, places: bytes) -> FeatureMap:
     """Return the features that all sites elected."""
-    return _shared_map(_pool(chooser, n_columns, seed, purpose).keep(np.frombuffer(places, dtype=np.intp)))
+    return _read_only(_pool(chooser, n_columns, seed, purpose).keep(np.frombuffer(places, dtype=np.intp)))
 
 
 @lru_cache(maxsize=4)
 def _joined(maps: tuple[FeatureMap, ...], sigma: float | None, has_constant: bool) -> FeatureMap:
     """Return the features of all maps in one, with the raw columns for a given sigma."""
     joined = cosines_of(maps) if sigma is None else with_columns(maps, sigma)
-    return _shared_map(with_constant(joined) if has_constant else joined)
+    return _read_only(with_constant(joined) if has_constant else joined)
 
 
-def _shared_map(feature_map: FeatureMap) -> FeatureMap:
-    _read_only(feature_map.frequencies, feature_map.phases, feature_map.amplitudes)
-    return feature_map
-
-
-def _read_only(*arrays: Array | None) -> None:
-    for array in arrays:
+def _read_only(drawn: Drawn) -> Drawn:
+    for array in (drawn.frequencies, drawn.phases, drawn.amplitudes):
         if array is not None:
             array.setflags(write=False)
+    return drawn
 
 
 def solve_shared(
@@ -611,12 +606,8 @@ def candidate_scales(scales: Array | None, spreads: Array) -> Scales:
     >>> len(candidate_scales(np.array([1.0, 0.01]), np.ones(2)))
     2
     """
-    return () if scales is None else _candidate_scales(scales.tobytes(), spreads.tobytes())
-
-
-@lru_cache(maxsize=8)
-def _candidate_scales(of_scales: bytes, of_spreads: bytes) -> Scales:
-    scales, spreads = np.frombuffer(of_scales), np.frombuffer(of_spreads)
+    if scales is None:
+        return ()
     weights = spreads**2 if spreads.any() else np.ones_like(spreads)
     powers = _POWERS[1:] if np.mean(scales <= _LEAST) >= _MOST_WITHOUT else _POWERS
     sets = [scales**power for power in powers]

@@ -241,14 +241,7 @@ class Chooser:
     def choose(
         self, pool: Pool, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None
     ) -> FeatureMap:
-        """Return the map of the candidates to keep; see `select`.
-
-        Parameters
-        ----------
-        X : ndarray of shape (n_rows, n_columns)
-        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        weight : ndarray of shape (n_rows,), optional
-        """
+        """Return the map of the candidates to keep; see `select`."""
         raise _lacks(self, "choose(pool, X, y, rng)", "select(X, y, rng)")
 
     def draw_pool(self, n_columns: int, rng: np.random.Generator) -> Pool:
@@ -264,11 +257,6 @@ class Chooser:
 
         A candidate that depends on q of n columns has sqrt(n / q) times the kernel's frequencies in these columns. With
         a gaussian kernel its length is distributed as sqrt(n / q) chi_q, which has a heavier tail for smaller q.
-
-        Parameters
-        ----------
-        chance : float
-            The probability.
         """
         kernel = _kernels_of(self)[int(np.argmin(self.bandwidths))]
         counts = range(1, min(self.max_columns, n_columns) + 1) if self.max_columns else (n_columns,)
@@ -296,14 +284,7 @@ class Chooser:
         return self.replace(shortlist=max(1.0, min(self.shortlist, longest)))
 
     def shortlisted(self, X: Array, y: Array, rng: np.random.Generator, weight: Array | None = None) -> Pool:
-        """Return the shortlist: the best candidates for these rows, `shortlist` times as many as will be kept.
-
-        Parameters
-        ----------
-        X : ndarray of shape (n_rows, n_columns)
-        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
-        weight : ndarray of shape (n_rows,), optional
-        """
+        """Return the shortlist: the best candidates for these rows, `shortlist` times as many as will be kept."""
         raise _lacks(self, "shortlisted(X, y, rng)")
 
     def fold_shortlists(
@@ -321,10 +302,7 @@ class Chooser:
 
         Parameters
         ----------
-        X : ndarray of shape (n_rows, n_columns)
-        y : ndarray of shape (n_rows,) or (n_rows, n_outputs)
         fold_of : ndarray of int, shape (n_rows,)
-        weight : ndarray of shape (n_rows,), optional
         """
         kept = [*(fold_of != fold for fold in range(n_folds)), slice(None)]
         weights = [None if weight is None else weight[rows] for rows in kept]
