@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -33,25 +33,29 @@ class RowBlocks(Protocol):
         """Pass over all rows in blocks of at most `size` rows. There is at least one block; it may be empty."""
 
 
+class Additive:
+    """Sums over rows, field by field."""
+
+    def plus(self, more: Self) -> Self:
+        """Return the sums over these rows and some more."""
+        return type(self)(*(one + other for one, other in zip(vars(self).values(), vars(more).values(), strict=True)))
+
+    def times(self, factor: float) -> Self:
+        """Return the sums where every row counts `factor` times."""
+        return type(self)(*(factor * one for one in vars(self).values()))
+
+
 @dataclass(frozen=True)
-class OwnSums:
+class OwnSums(Additive):
     """A site's sums over its own rows and its own features."""
 
     gram: Array  # shape (n_features, n_features): Z_jj'Z_jj
     moment: Array  # shape (n_features,) or (n_features, n_outputs): Z_jj'y_j
     response_energy: float  # y_j'y_j, summed over outputs
 
-    def plus(self, more: "OwnSums") -> "OwnSums":
-        """Return the sums over these rows and some more."""
-        return OwnSums(self.gram + more.gram, self.moment + more.moment, self.response_energy + more.response_energy)
-
-    def times(self, factor: float) -> "OwnSums":
-        """Return the sums where every row counts `factor` times."""
-        return OwnSums(factor * self.gram, factor * self.moment, factor * self.response_energy)
-
 
 @dataclass(frozen=True)
-class CrossSums:
+class CrossSums(Additive):
     """Sums over the rows of one site, the owner, and the features of a neighbour."""
 
     # shape (n_features * (n_features + 1) / 2,): the upper triangle of B: the neighbour's features times themselves
@@ -61,14 +65,6 @@ class CrossSums:
     def kept(self) -> "CrossSums":
         """Return the part that the owner itself needs: all but B."""
         return CrossSums(np.empty(0), self.cross)
-
-    def plus(self, more: "CrossSums") -> "CrossSums":
-        """Return the sums over these rows and some more."""
-        return CrossSums(self.gram + more.gram, self.cross + more.cross)
-
-    def times(self, factor: float) -> "CrossSums":
-        """Return the sums where every row counts `factor` times."""
-        return CrossSums(factor * self.gram, factor * self.cross)
 
 
 @lru_cache(maxsize=16)

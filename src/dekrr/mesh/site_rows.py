@@ -26,10 +26,9 @@ from ..privacy import admission
 from ..privacy.masks import derived_secret
 from ..privacy.mechanism import delta_of
 from ..privacy.odometer import row_hashes
-from ..protocols.calibration import PARTS
 from ..protocols.preparation import agree_on_columns, columns_alone
-from ..protocols.shared_part import FOLDS, most_shared
-from ..protocols.site import Procedure, Site
+from ..protocols.shared_part import most_shared
+from ..protocols.site import FOLDS, Procedure, Site
 from ..settings import DeKRRSettings
 from ..tables.columns import Columns, Facts, arrays_of, read_raw
 from ..tables.rows import ArrayRows, HashOf, RowHash, Rows
@@ -197,7 +196,7 @@ def fewest_of(config: SiteFile, n_rows: int, n_columns: int) -> int:
     if tuning is not None:
         found.append(rows(n_features, tuning.folds))
     if settings.intervals or config.data.classes:
-        found.append(rows(n_features, PARTS))
+        found.append(rows(n_features, FOLDS))
     if settings.shared is not None or settings.column_scales == "auto":
         wanted = "auto" if settings.shared is None else settings.shared
         found.append(rows(most_shared(wanted, n_rows, n_columns, per_feature)))

@@ -35,13 +35,10 @@ class Traffic:
     def __init__(self) -> None:
         self._counts: dict[tuple[Any, Any, str], list[int]] = {}  # messages and bytes
 
-    def count(self, sender: Any, receiver: Any, kind: str, size: int) -> None:
-        """Add one message of `size` bytes."""
-        key = sender, receiver, kind
-        counted = self._counts.get(key)
-        if counted is None:
-            counted = self._counts[key] = [0, 0]
-        counted[0] += 1
+    def count(self, sender: Any, receiver: Any, kind: str, size: int, n_messages: int = 1) -> None:
+        """Add messages of `size` bytes together."""
+        counted = self._counts.setdefault((sender, receiver, kind), [0, 0])
+        counted[0] += n_messages
         counted[1] += size
 
     def rows(self) -> list[tuple[Any, Any, str, int, int]]:
@@ -50,9 +47,10 @@ class Traffic:
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[Any, Any, str, int, int]]) -> "Traffic":
-        """Return the traffic of `rows`; no edge may have a kind twice."""
+        """Return the traffic of `rows`, all together."""
         traffic = cls()
-        traffic._counts = {(a, b, kind): [count, size] for a, b, kind, count, size in rows}
+        for sender, receiver, kind, n_messages, size in rows:
+            traffic.count(sender, receiver, kind, size, n_messages)
         return traffic
 
     @property
@@ -94,18 +92,11 @@ class Traffic:
 
     def relabelled(self, labels: Mapping[str, Any]) -> "Traffic":
         """Return the same traffic with each site's name replaced by its label."""
-        traffic = Traffic()
-        traffic._counts = {(labels[a], labels[b], kind): [*counted] for (a, b, kind), counted in self._items()}
-        return traffic
+        return Traffic.of_rows((labels[a], labels[b], *rest) for a, b, *rest in self.rows())
 
     def plus(self, other: "Traffic") -> "Traffic":
         """Return this traffic and another together."""
-        traffic = Traffic()
-        for key, (messages, size) in [*self._items(), *other._items()]:
-            counted = traffic._counts.setdefault(key, [0, 0])
-            counted[0] += messages
-            counted[1] += size
-        return traffic
+        return Traffic.of_rows([*self.rows(), *other.rows()])
 
     def sent_by(self, site: Any) -> int:
         """Bytes that one site sent."""

@@ -96,7 +96,8 @@ goes through the procedure again because a neighbour is gone, must therefore sen
 
 import math
 from functools import cache
-from typing import Any
+from importlib.metadata import version
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -121,6 +122,20 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     adjacency: str = "one row replaced, row counts public"
     mechanism: str = ""  # the mechanism, and the library that calibrated and drew it
 
+    @classmethod
+    def by(cls, measurement: Any, scale: float, sensitivity: float, kind: str, unless: str = "") -> Self:
+        """Return what one of OpenDP's measurements spends, and what is assumed of sites besides."""
+        epsilon, delta = map(float, measurement.map(sensitivity))
+        adjacency, mechanism = f"one row replaced, row counts public{unless}", f"{kind}, OpenDP {version('opendp')}"
+        return cls(
+            epsilon=epsilon,
+            delta=delta,
+            noise_scale=scale,
+            sensitivity=sensitivity,
+            adjacency=adjacency,
+            mechanism=mechanism,
+        )
+
 
 class GaussianSums:
     """The Gaussian mechanism for (G, m) of one site, calibrated before the rows are touched; N_j is public.
@@ -130,14 +145,7 @@ class GaussianSums:
 
     def __init__(self, privacy: DifferentialPrivacy, n_rows: int, sensitivity: float = SENSITIVITY) -> None:
         self._measurement, scale = calibrated(privacy.epsilon, delta_of(privacy, n_rows), sensitivity)
-        epsilon, delta = self._measurement.map(sensitivity)
-        self.spent = Spent(
-            epsilon=float(epsilon),
-            delta=float(delta),
-            noise_scale=scale,
-            sensitivity=sensitivity,
-            mechanism=f"Gaussian, OpenDP {opendp_version()}",
-        )
+        self.spent = Spent.by(self._measurement, scale, sensitivity, "Gaussian")
 
     def perturb(self, sums: OwnSums) -> OwnSums:
         """Return the sums with noise; G is positive semidefinite and y'y, which no site needs, is left out."""
@@ -214,13 +222,6 @@ def opendp() -> Any:
     return library
 
 
-def opendp_version() -> str:
-    """Return the version of OpenDP."""
-    from importlib.metadata import version
-
-    return version("opendp")
-
-
 @cache
 def calibrated(epsilon: float, delta: float, sensitivity: float) -> tuple[Any, float]:
     """Return OpenDP's Gaussian measurement for vectors with that L2 sensitivity, and its scale."""
@@ -269,14 +270,9 @@ class SharedNoise:
         sensitivity = SENSITIVITY + self.grid * math.sqrt(size)
         measurement, self.scale = calibrated(privacy.epsilon, delta, sensitivity)  # of what colluders can see, s
         self.share = self.scale / math.sqrt(self.n_honest)  # of the noise that this site adds
-        epsilon, delta = measurement.map(sensitivity)
-        self.spent = Spent(
-            epsilon=float(epsilon),
-            delta=float(delta),
-            noise_scale=self.scale,
-            sensitivity=sensitivity,
-            adjacency=f"one row replaced, row counts public, at most {privacy.colluders} sites collude",
-            mechanism=f"discrete Gaussian shared by {self.n_honest} sites, OpenDP {opendp_version()}",
+        kind = f"discrete Gaussian shared by {self.n_honest} sites"
+        self.spent = Spent.by(
+            measurement, self.scale, sensitivity, kind, f", at most {privacy.colluders} sites collude"
         )
 
     def largest(self, n_rows: float) -> float:

@@ -30,7 +30,7 @@ from ..types import Array
 from .masking import Agreement
 from .roll_call import RollCall
 from .run import HeldOut, Outcome
-from .site import Kept, Procedure, Site
+from .site import FOLDS, Kept, Procedure, Site
 from .spanning_tree import Tree, tree_of
 
 
@@ -137,7 +137,6 @@ def _log_losses(found: Predicted, platt: Platt) -> Array:
     return np.asarray(-np.log(np.sum(probable * scores_of_classes(found.y), axis=1)))
 
 
-PARTS = 5  # one of them is held out
 _FEWEST = 4  # held-out rows
 _LARGEST = 2.0**40  # a sum of errors, in units of the scaled response
 
@@ -226,9 +225,9 @@ def refusal_of_second(site: Site, n_own: int, n_other: int, settings: DeKRRSetti
     rows = site.rows.sample
     admitted = replace(site, rows=rows).withholding(settings.max_leverage).rows
     n_rows, n_alone = rows.n_rows, rows.n_rows - admitted.n_rows
-    n_held_out = -(-n_rows // PARTS)
+    n_held_out = -(-n_rows // FOLDS)
     n_left = math.floor(admitted.n_effective * (1 - n_held_out / max(admitted.n_rows, 1)))
-    times = settings.rows_per_feature * (PARTS - 1)
+    times = settings.rows_per_feature * (FOLDS - 1)
     needed = math.ceil(times * (n_own + n_other))
     if n_held_out < _FEWEST or n_left < settings.min_rows or n_left >= needed:
         return ""
@@ -237,7 +236,7 @@ def refusal_of_second(site: Site, n_own: int, n_other: int, settings: DeKRRSetti
     return (
         f"has {n_rows} rows. The second training, for intervals or classes, leaves {n_held_out} of them out{alone}. "
         f"The other {n_left} are{weights} too few for sums of its {n_own} features and the {n_other} of a neighbour, "
-        f"which need {needed}: {times:g} rows per feature, {PARTS - 1} times rows_per_feature="
+        f"which need {needed}: {times:g} rows per feature, {FOLDS - 1} times rows_per_feature="
         f"{settings.rows_per_feature:g}, because the sums of both trainings differ by the rows that are left out. "
         f"n_features={int(n_left / (2 * times))} would do"
     )
@@ -248,24 +247,20 @@ def calibrate(
     outcome: Outcome,
     again: Callable[[Site], Procedure[Outcome]],
     keep: Keep,
+    settings: DeKRRSettings,
     *,
     prediction: str,
-    min_rows: int,
-    fits_shared: bool = True,
-    guarded: bool = False,
-    masked: bool = False,
-    lone_neighbor: str = "warn",
-) -> Procedure[Outcome]:
+    fits_shared: bool,
+) -> Procedure[None]:
     """Train a second time without a fifth of the rows, and `keep` in the outcome what that tells.
 
     The site has all its rows, or a sample that stands for many; `outcome` is of the training with all rows, and `again`
     makes that of a site with other rows. With `fits_shared` this fits a shared part anew; otherwise it is given what
-    the first one leaves. A `guarded` site guards the difference of both trainings' sums, which is a sum over the
-    held-out rows. Where `masked`, sums over the tree are.
+    the first one leaves.
     """
     rows = site.rows.sample
-    fold = _held_out(site, outcome, rows, min_rows, guarded=guarded)
-    held_out = site.fold_of(PARTS) == fold
+    fold = _held_out(site, outcome, rows, settings)
+    held_out = site.fold_of(FOLDS) == fold
     given = rows if fits_shared or outcome.out_of_fold is None else outcome.out_of_fold.left.rows
     identity = site.identity.within("a second training")
     kept = given.take(~held_out)
@@ -281,8 +276,8 @@ def calibrate(
     site.enter("held-out rows")
     roll, after = RollCall(site), replace(site, identity=site.identity.within("calibration"))
     roll.found(outcome.roster)
-    agreement = Agreement(after, roll, lone_neighbor=lone_neighbor, over_tree=True) if masked else None
-    tree = yield from tree_of(roll, agreement)
+    agreement = Agreement(after, roll, lone_neighbor=settings.lone_neighbor, over_tree=True)
+    tree = yield from tree_of(roll, agreement if settings.masks else None)
     home = outcome.home
     if home is not None:
         home = replace(home, local=outcome.out_of_fold.local_without(fold))
@@ -292,24 +287,24 @@ def calibrate(
     done = Second(site, outcome, second, held_out, from_anywhere, kept, left_out, prediction, tree, home)
     yield from keep(done)
     outcome.held_out = _held_out_of(done)
-    return outcome
 
 
-def _held_out(site: Site, first: Outcome, rows: ArrayRows, min_rows: int, *, guarded: bool) -> int:
+def _held_out(site: Site, first: Outcome, rows: ArrayRows, settings: DeKRRSettings) -> int:
     """Return the fold that is held out: the last one that has enough rows and leaves enough others; -1 for none.
 
     Tuning holds out the same folds. That is fine: the second training takes its numbers over, and they were chosen by
     the errors on all folds. The ridge of the shared part was chosen by the first two folds, so the last is tried first.
+    A guard counts the held-out rows too: sums of both trainings differ by them.
     """
-    fold_of = site.fold_of(PARTS)
+    fold_of = site.fold_of(FOLDS)
     in_sums = np.ones(rows.n_rows, dtype=bool) if first.admission is None else first.admission(rows.X)
-    for fold in reversed(range(PARTS)):
+    for fold in reversed(range(FOLDS)):
         is_held = fold_of == fold
         held, others = rows.take(is_held), rows.take(~is_held)
-        enough = held.n_rows >= _FEWEST and (not site.neighbors or others.n_effective >= min_rows)
-        if enough and guarded and site.neighbors:
+        enough = held.n_rows >= _FEWEST and (not site.neighbors or others.n_effective >= settings.min_rows)
+        if enough and settings.rows_per_feature and site.neighbors:
             told = rows.take(is_held & in_sums)  # what the sums of both trainings differ by
-            enough = told.n_effective >= min_rows and is_usual(held.n_rows, rows.n_rows, PARTS)
+            enough = told.n_effective >= settings.min_rows and is_usual(held.n_rows, rows.n_rows, FOLDS)
         if enough:
             return fold
     return -1

@@ -43,8 +43,9 @@ from ..settings import DeKRRSettings
 from ..statistics import rows_per_block
 from ..tables.rows import ArrayRows, signs_of
 from ..types import Array, Block
+from .masking import MOST_SPANS
 from .run import Outcome, SharedPart
-from .site import Procedure, Site
+from .site import FOLDS, Procedure, Site
 from .spanning_tree import Tree
 
 _LEAST_RIDGE = 1e-9  # of Z'Z / N
@@ -190,10 +191,8 @@ def with_sum(leverages: Array, total: float, most: float) -> Array:
     return np.asarray(factor * odds / (1 + factor * odds))
 
 
-FOLDS = 5  # of the local part; one of them is what a second training holds out
 _LEAST_LEFT = 0.1  # of the product of 1 - leverage
 _PRIOR_ROWS = 20.0  # that the own weight of settings is worth
-_MOST_SPANS = 4.0  # of responses, that predictions are cut to in sums over sites
 TREES_ALONE = np.array([0.0, 0.0, 1.0, 0.0])  # of the candidates: where a private run's weights are shrunk to
 
 
@@ -351,7 +350,7 @@ def _own_weight(own: Array, neighbors: Array, y: Array, weight: Array | None, pr
 
 def _best_for_all(tree: Tree, predictions: Array, y: Array, rows: ArrayRows) -> Procedure[tuple[Array, Array]]:
     """Return the weights of candidates that are best for all sites, and the products of errors per row."""
-    most = np.inf if tree.masks is None else (_MOST_SPANS + 1) * 2.0**tree.masks.responses
+    most = np.inf if tree.masks is None else (MOST_SPANS + 1) * 2.0**tree.masks.responses
     errors = np.clip(predictions - y, -most, most)
     of_told = error_products(errors, np.zeros_like(y), rows.weight) * rows.expansion
     count = float(rows.n_rows if rows.weight is None else rows.weight.sum()) * rows.expansion

@@ -38,12 +38,11 @@ from ..statistics import OwnSums, accumulate, pack_symmetric, path_of, unpack_sy
 from ..tables.rows import LARGEST, ArrayRows
 from ..types import Array, Block
 from .dekrr import agreement_of, plan, start_of
-from .masking import Masks, largest_sums
-from .preparation import agree_on_quantiles
+from .masking import MOST_SPANS, Masks, largest_sums
+from .preparation import ROOM, agree_on_quantiles
 from .roll_call import RollCall
 from .run import Start, weigh_rows
 from .shared_part import (
-    FOLDS,
     RIDGES,
     Candidates,
     agree_on_spreads,
@@ -52,12 +51,11 @@ from .shared_part import (
     held_out,
     shared_size,
 )
-from .site import Limits, Procedure, Site
+from .site import FOLDS, Limits, Procedure, Site
 from .spanning_tree import Tree, tree_of
 
 FEWEST_SITES = 3  # of two sites nobody can tell which is wrong
 _SHARES = (0.25, 0.1, 0.01, 0.001)  # outside either quartile; smaller ones where that leaves one value of a column
-_ROOM = 0.25  # how far outside its bounds a column is clipped, in spans
 _ROOM_OF_RESPONSES = 3.0  # the same for responses that are not masked: harm is to show, but one row must not decide
 _MOST_FEATURES = 60
 _ROWS_PER_FEATURE = 4  # a model that is too small makes honest sites with other columns look harmful
@@ -194,7 +192,7 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     told[place] = [_solved(each, shape).ravel() for each in total - packed]
     told = np.clip(told, -_MOST_COEFFICIENT, _MOST_COEFFICIENT)
     without = yield from tree.sum(told, _MOST_COEFFICIENT)
-    most = np.inf if tree.masks is None else 4.0 * 2.0**tree.masks.responses
+    most = np.inf if tree.masks is None else MOST_SPANS * 2.0**tree.masks.responses
     fitted, responses, weights = [], [], []
     for k, (_, held) in enumerate(parts):
         of_all = np.frombuffer(_solved_once(total[k].tobytes(), shape)).reshape(shape)
@@ -269,7 +267,7 @@ def _begin(site: Site, settings: DeKRRSettings) -> Procedure[_Begun | None]:
     tree = yield from tree_of(roll, agreement)
     lower, upper = yield from _quartiles(site, tree, settings.min_rows)
     spread = upper - lower
-    rooms = np.full(len(lower), _ROOM)
+    rooms = np.full(len(lower), ROOM)
     rooms[site.rows.n_columns :] = _ROOM_OF_RESPONSES if tree.masks is None else 1.0
     ends = lower - spread, upper + spread
     rooms = rooms * (ends[1] - ends[0])

@@ -34,6 +34,7 @@ from .site import Outbox, Procedure, Site
 ROOM = 2  # exponents of two above what sums over rows can be
 _ROOM_OF_ROUNDS = 9  # the same for the products of rounds, whose coefficients may swing before they settle
 MOST_FLOODED = 900
+MOST_SPANS = 4.0  # of responses, that predictions are cut to where errors are masked
 
 
 class Masks:

@@ -249,23 +249,23 @@ class PublicBounds(Preparation):
     bounds: BoundsPair  # the lower and the upper bounds of the columns and, last, of the response
     response: Response = AS_IT_IS  # how the response is changed for training
 
-    def _n_outputs(self, site: Site) -> int:
-        """Return the number of outputs; rows that would have to be read for it have as many as there are bounds."""
-        if site.rows.knows_outputs:
-            return site.rows.n_outputs
-        return max(1, len(self.bounds[0]) - site.rows.n_columns)
+    def _scaling(self, site: Site) -> Scaling:
+        """Return the scaling; rows that would have to be read for it have as many outputs as there are bounds."""
+        rows = site.rows
+        n_outputs = rows.n_outputs if rows.knows_outputs else max(1, len(self.bounds[0]) - rows.n_columns)
+        return public_scaling(self.bounds, rows.n_columns, n_outputs, self.response)
 
     def reasons(self, site: Site) -> list[str]:
         """Return in what way the bounds do not fit the site's columns."""
         try:
-            public_scaling(self.bounds, site.rows.n_columns, self._n_outputs(site), self.response)
+            self._scaling(site)
         except (SettingsError, DataError) as error:
             return [str(error)]
         return []
 
     def agree(self, site: Site, roll: RollCall, agreement: Agreement | None = None) -> Procedure[AnyScaling]:
         """Return the scaling."""
-        return without_exchange(public_scaling(self.bounds, site.rows.n_columns, self._n_outputs(site), self.response))
+        return without_exchange(self._scaling(site))
 
 
 class OwnUnits(Preparation):

@@ -57,10 +57,10 @@ from ..statistics import (
 )
 from ..tables.rows import ArrayRows, Rows, is_usual
 from ..types import Array
-from .masking import Masks, largest_sums
+from .masking import MOST_SPANS, Masks, largest_sums
 from .roll_call import Roster
 from .run import Outcome, Run, SharedPart, Start
-from .site import Procedure
+from .site import FOLDS, Procedure
 from .spanning_tree import BranchSums, SparseSums
 
 Scales = tuple[tuple[float, ...], ...]
@@ -75,9 +75,7 @@ _MOST_ROWS = 1000  # that a site votes by
 _POOL_RATIO = 8
 _MOST_CANDIDATES = 4500  # which the ratio falls for where features are many
 _LEAST_POOL_RATIO = 2
-FOLDS = 5  # one of which is held out
 _FEWEST_TO_HOLD_OUT = 5
-_MOST_SPANS = 4.0  # of responses, that predictions are cut to where errors are masked
 _NEXT_TO = 0.01  # of the least held-out error
 _PREDICTIONS_AT_ONCE = 1 << 10  # by each ratio: they stay in the cache
 
@@ -325,7 +323,7 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, r
     most, largest = np.inf, 1.0
     if masks is not None:
         responses = 2.0**masks.responses
-        most = _MOST_SPANS * responses
+        most = MOST_SPANS * responses
         largest = 2.0**masks.rows * (most + responses) ** 2 * max(1, math.prod(held.y.shape[1:]))
     sample = start.rows.sample
     judges = sample if sample.n_rows < start.rows.n_rows else held

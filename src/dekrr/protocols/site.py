@@ -20,6 +20,7 @@ Inbox = Mapping[str, AnyMessage]
 Limits = tuple[Array, Array]
 Result = TypeVar("Result")
 Procedure = Generator[Outbox, Inbox, Result]
+FOLDS = 5  # of a site's rows: of the shared and the local part, and of a second training, which is without one of them
 
 
 class Quiet(dict[str, Message]):

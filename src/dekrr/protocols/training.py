@@ -27,7 +27,7 @@ from ..scaling import UNSCALED, AnyScaling
 from ..selection import Auto, Chooser, Mixed
 from ..settings import DeKRRSettings
 from . import dekrr
-from .calibration import PARTS, Keep, calibrate, refusal_of_second
+from .calibration import Keep, calibrate, refusal_of_second
 from .home import fit_home, fit_private_home
 from .looking import Looked, look_under_guards
 from .roll_call import Roster
@@ -42,7 +42,7 @@ from .shared_part import (
     fit_shared,
     shared_size,
 )
-from .site import Procedure, Site
+from .site import FOLDS, Procedure, Site
 from .spanning_tree import Tree
 
 _SHARE_OF_SCALES = 2  # the models that scales are learnt from have so much fewer features than the shared part
@@ -215,21 +215,11 @@ def train(
         except DataError as error:
             raise DataError(
                 f"in the second training, for intervals or classes, which leaves a fifth of the rows out and needs "
-                f"{PARTS - 1} times as many rows per feature: {error}"
+                f"{FOLDS - 1} times as many rows per feature: {error}"
             ) from error
 
-    outcome = yield from calibrate(
-        site,
-        outcome,
-        again,
-        second.keep,
-        prediction=prediction,
-        min_rows=settings.min_rows,
-        fits_shared=second.fits_shared,
-        guarded=bool(settings.rows_per_feature),
-        masked=settings.masks,
-        lone_neighbor=settings.lone_neighbor,
-    )
+    fits_shared = second.fits_shared
+    yield from calibrate(site, outcome, again, second.keep, settings, prediction=prediction, fits_shared=fits_shared)
     return outcome.at_the_end()
 
 
@@ -252,7 +242,7 @@ def _found(outcome: Outcome, chooser: Chooser, settings: DeKRRSettings) -> tuple
     """Return the settings and the chooser with the numbers that a training found, for one without some rows."""
     # A fifth of the rows is what sums over all rows differ by from those over the others, four times as many. Where the
     # fifth is larger, three and a half times as many are left at least. All sites must have the same number here.
-    fixed = msgspec.structs.replace(settings, rows_per_feature=settings.rows_per_feature * (PARTS - 1.5))
+    fixed = msgspec.structs.replace(settings, rows_per_feature=settings.rows_per_feature * (FOLDS - 1.5))
     if outcome.shared is not None:
         ratio = outcome.shared.ratio
         fixed = msgspec.structs.replace(fixed, site_effect=None if ratio == NO_LEVEL else ratio)
