@@ -45,10 +45,7 @@ def complete(app: Any, what: str, name: str, thing: Any, options: Any, lines: li
     """Add the parameters that a docstring leaves to a table or to others of its class; before numpydoc reads it."""
     text = "\n".join(lines)
     if what == "class":
-        text = re.sub(
-            r"^[\w, ]+\n    As in `dekrr\.selection\.\w+`\.\n", lambda _: parameters_of_chooser(thing), text, flags=re.M
-        )
-        text += settings_of(thing)
+        text += settings_of(thing) + parameters_of_chooser(thing)
     elif what in ("method", "function") and (section := section_on_parameters(name, text)):
         text = re.sub(_SECTION, "", text, flags=re.M | re.S).rstrip() + f"\n\n{section}"
     lines[:] = text.split("\n")
@@ -74,7 +71,9 @@ def settings_of(kind: Any) -> str:
 
 
 def parameters_of_chooser(kind: Any) -> str:
-    """Return the parameters of a transformer that are those of its chooser, each with its description."""
+    """Return the section on parameters of a transformer, which are those of its chooser."""
+    if not hasattr(kind, "chooser_type"):
+        return ""
     known: dict[str, list[str]] = {}
     for base in kind.chooser_type.__mro__:
         section = re.search(_SECTION, inspect.getdoc(base) or "", flags=re.M | re.S)
@@ -84,7 +83,8 @@ def parameters_of_chooser(kind: Any) -> str:
             found = known.setdefault(head.split(" :")[0], [head, text])
             found[1] = found[1] or text
     names = [each.name for each in fields(kind.chooser_type)]
-    return "".join("\n".join(known[name]).rstrip() + "\n" for name in names if name in known)
+    parts = ["", "", "Parameters", "----------", *("\n".join(known[name]).rstrip() for name in names if name in known)]
+    return "\n".join(parts)
 
 
 def section_on_parameters(name: str, text: str) -> str:

@@ -140,8 +140,8 @@ class NoisySums(Exchange):
         )
         received = {p: CrossSums(inbox[p].gram, unpack_symmetric(inbox[p].gram, size)) for p in maps}
         sent = dict.fromkeys(maps, CrossSums(message.gram, own.gram).kept())
-        ready = SetUp(roster, own_map, maps, offers.degrees, own, received, sent)
-        return replace(ready, ridge=mechanism.ridge(size), spent=mechanism.spent)
+        noise = mechanism.ridge(size), mechanism.spent
+        return SetUp(roster, own_map, maps, offers.degrees, own, received, sent, *noise)
 
 
 def _shared_noise(
@@ -170,8 +170,8 @@ def _shared_noise(
     own = noise.share_of(total)
     sums = CrossSums(pack_symmetric(own.gram), own.gram)
     sent = dict.fromkeys(maps, sums.kept())
-    ready = SetUp(roster, own_map, maps, offers.degrees, own, dict.fromkeys(maps, sums), sent)
-    return replace(ready, ridge=noise.ridge, spent=noise.spent)
+    received = dict.fromkeys(maps, sums)
+    return SetUp(roster, own_map, maps, offers.degrees, own, received, sent, noise.ridge, noise.spent)
 
 
 class FeaturesOfRows(Exchange):

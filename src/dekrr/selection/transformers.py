@@ -80,11 +80,6 @@ class Selector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
 class PlainSelector(Selector):
     """No selection: `n_features` features, drawn from the kernel's spectral density.
 
-    Parameters
-    ----------
-    n_features, kernel, sigma, bandwidths, max_columns, mapping
-        As in `dekrr.selection.Plain`.
-
     Examples
     --------
     >>> from dekrr import PlainSelector
@@ -99,11 +94,6 @@ class PlainSelector(Selector):
 
 class EnergySelector(Selector):
     """Keep the candidates with the highest energy score, that is, correlation with the response: the paper's choice.
-
-    Parameters
-    ----------
-    n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio, redraw_phases, phase_free
-        As in `dekrr.selection.Energy`.
 
     Examples
     --------
@@ -121,38 +111,18 @@ class EnergySelector(Selector):
 
 
 class LeverageSelector(Selector):
-    """Sample candidates by ridge leverage score.
-
-    Parameters
-    ----------
-    n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio, alpha
-        As in `dekrr.selection.Leverage`.
-    """
+    """Sample candidates by ridge leverage score."""
 
     chooser_type = Leverage
 
 
 class SurrogateSelector(Selector):
-    """Sample candidates by response-weighted surrogate leverage.
-
-    Parameters
-    ----------
-    n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio
-        As in `dekrr.selection.Surrogate`.
-    """
+    """Sample candidates by response-weighted surrogate leverage."""
 
     chooser_type = Surrogate
 
 
 class GreedySelector(Selector):
-    """Take, one after another, the candidate that most reduces the ridge residual: orthogonal least squares.
-
-    Parameters
-    ----------
-    n_features, kernel, sigma, bandwidths, max_columns, mapping, pool_ratio
-        As in `dekrr.selection.Greedy`.
-    linear, long_wave, shortlist, ridge, max_rows
-        As in `dekrr.selection.Greedy`. `shortlist` has an effect in networks only.
-    """
+    """Take, one after another, the candidate that most reduces the ridge residual: orthogonal least squares."""
 
     chooser_type = Greedy
