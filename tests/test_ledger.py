@@ -117,6 +117,19 @@ def test_a_source_in_which_most_rows_are_replaced_is_another_one_even_in_coarse_
     enter(ledger, ask("july", columns=("c",), targets=()), slice(48, 150))
 
 
+@pytest.mark.parametrize("lost", ["u", "v"])
+@pytest.mark.parametrize("columns", [("c",), ("c", "w")])
+def test_a_table_without_a_column_that_a_run_has_read_is_refused(ledger, lost, columns):
+    """No view of the earlier run could be compared any more, so that one row more was let through."""
+    enter(ledger, ask("june"), slice(188))
+    renamed = {("w" if name == lost else name): values[:189] for name, values in TABLE.items()}
+    cells = Cells.of(renamed, SECRET)
+    with pytest.raises(DataError, match=f"the table lacks '{lost}', which run 'june' has read") as error:
+        ledger.enter(ask("july", columns=columns), cells, np.ones(189, dtype=bool))
+    assert error.value.code == "history"
+    enter(ledger, ask("august"), slice(188))
+
+
 def test_weights_that_mark_few_rows_are_refused(ledger):
     """H5: a rare flag, coded 1 and 2, as the column of weights."""
     flag = np.where(np.arange(200) < 6, 2.0, 1.0)

@@ -13,7 +13,7 @@ import pytest
 import dekrr
 from consortium import ALONE, Consortium, Standing, wait_until
 from dekrr.errors import DataError, DekrrError, KeysError, LossError, MessageError, NotNumbersError, SettingsError
-from dekrr.mesh.files import digest_of, parse_study
+from dekrr.mesh.files import digest_of, parse_study, read_standing
 from dekrr.mesh.ledger import PastRun
 from dekrr.mesh.node import Node
 from dekrr.mesh.policy import Policy, PolicyError, SourcePolicy, read_policy, refusals, refusals_of_run
@@ -166,6 +166,18 @@ def site(tmp_path_factory):
     """A site that stands, without its neighbours."""
     consortium = Consortium(tmp_path_factory.mktemp("site"), ["a", "b", "c"])
     return consortium, consortium.open("a")
+
+
+@pytest.mark.parametrize("second", ["rows.parquet", "./../a/rows.parquet", "link.parquet", "."])
+def test_rows_have_one_source_so_that_they_have_one_ledger(tmp_path, second):
+    """A second name for a file was a second account, of runs, of rows and of the privacy budget."""
+    home = Consortium(tmp_path, ["a", "b", "c"]).home("a")
+    (home / "link.parquet").symlink_to(home / "rows.parquet")
+    text = (home / "site.toml").read_text()
+    assert "[sources]\n" in text
+    (home / "site.toml").write_text(text.replace("[sources]\n", f'[sources]\nmore = "{second}"\n'))
+    with pytest.raises(SettingsError, match=r"has the rows of sources\.(rows|more): .* give them one name"):
+        read_standing(home / "site.toml")
 
 
 def text_cell(table, column):

@@ -161,8 +161,16 @@ def check_study(study: StudyFile, mistakes: list[str]) -> None:
         mistakes += [f"warm: {reason}; or leave warm out" for reason in study.why_not_warm()]
 
 
-def check_standing(found: StandingFile, mistakes: list[str]) -> None:
-    """Add the mistakes in the file of a standing site whose types are right to `mistakes`."""
+def check_standing(found: StandingFile, mistakes: list[str], folder: Path) -> None:
+    """Add the mistakes in the file of a standing site, in its folder, whose types are right to `mistakes`."""
+    places = {name: (folder / file).resolve() for name, file in found.sources.items()}
+    mistakes += [
+        f"sources.{name} has the rows of sources.{other}: which rows were in sums is kept by the name of their source, "
+        "so give them one name"
+        for name, place in places.items()
+        for other, inner in places.items()
+        if name != other and (place in inner.parents or (place == inner and name > other))
+    ]
     for name in (found.site, *found.neighbors, *found.sources):
         mistakes += [] if NAME.fullmatch(name) else [f"{name!r} is not a name: use letters, digits, dots, dashes"]
     if found.keep_versions < 1:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def is_standing(path: Path) -> bool:
 
 def read_standing(path: Path) -> StandingFile:
     """Read and check the file of a standing site."""
-    return read_as(StandingFile, path, check_standing)
+    return read_as(StandingFile, path, partial(check_standing, folder=path.parent))
 
 
 def read_relay(path: Path) -> RelayFile:

@@ -280,6 +280,7 @@ class Ledger:
         runs = [entry for entry in self.entries if entry.epsilon is None and entry.run != ask.run]
         if ask.epsilon is not None or not runs:
             return
+        _refuse_lost_columns(runs, cells)
         fewest = max([ask.fewest, *(entry.fewest for entry in runs)])
         levels = sorted({entry.fewest for entry in runs if entry.fewest <= ask.fewest} | {ask.fewest})
         ratio = _of_base(runs[0].weight, ask.weight, cells, weights)
@@ -455,6 +456,19 @@ def _names(view: str, cells: Cells) -> list[str] | None:
     """Return the columns of a view; None where the table has not all of them any more."""
     names = sorted(cells.words) if view == ALL else msgspec.json.decode(view, type=list[str])
     return names if all(name in cells.words for name in names) else None
+
+
+def _refuse_lost_columns(runs: Sequence[PastRun], cells: Cells) -> None:
+    """Refuse a table that has lost columns by which rows of an earlier run are told from others."""
+    for entry in runs:
+        views = [view for view in entry.rows if view != ALL]
+        if not any(_names(view, cells) for view in views):
+            names = sorted({name for view in views for name in msgspec.json.decode(view, type=list[str])})
+            lost = ", ".join(repr(name) for name in names if name not in cells.words)
+            raise DataError(
+                f"the table lacks {lost}, which run {entry.run!r} has read: which of its rows are new cannot be told. "
+                "Put the column back under its name; or, where all rows are others, give them a source of another name"
+            ).about(code="history")
 
 
 def _name_of(rows: np.ndarray) -> str:
