@@ -36,7 +36,7 @@ from dekrr.mesh.audit_trail import TRAIL, read
 from dekrr.mesh.carrier import relay
 from dekrr.mesh.files import digest_of, parse_study, read_relay, read_standing
 from dekrr.mesh.identity import SiteIdentity
-from dekrr.mesh.network import Keys
+from dekrr.mesh.keys import Keys
 from dekrr.mesh.node import MODEL
 from dekrr.mesh.procedure import procedure_of
 from dekrr.mesh.record import log_to

@@ -143,15 +143,16 @@ class OnLoopback(Sessions):
     """Over Zenoh, on loopback; each site has a thread."""
 
     def drive(self, opening):
-        carrier, mesh = pytest.importorskip("dekrr.mesh.carrier"), pytest.importorskip("dekrr.mesh.network")
+        carrier, mesh = pytest.importorskip("dekrr.mesh.carrier"), pytest.importorskip("dekrr.mesh.driving")
+        addresses = pytest.importorskip("dekrr.mesh.addresses")
         ports = dict(zip(opening, free_ports(len(opening)), strict=True))
         results, errors = {}, {}
 
         def run(name):
             around = {p: f"127.0.0.1:{ports[p]}" for p in self.neighbors[name]}
             try:
-                link = mesh.Link(name, f"127.0.0.1:{ports[name]}", around, None)
-                with contextlib.closing(carrier.Carrier(carrier.Ways(link))) as links:
+                link = addresses.Link(name, f"127.0.0.1:{ports[name]}", around, None)
+                with contextlib.closing(carrier.Carrier(addresses.Ways(link))) as links:
                     results[name] = mesh.MeshNetwork(links).run(opening[name]())
             except Exception as error:
                 error.add_note(f"at site {name!r}")

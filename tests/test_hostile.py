@@ -13,8 +13,9 @@ import pytest
 import zenoh
 
 from dekrr.mesh import keys
+from dekrr.mesh.addresses import Link, zenoh_config
 from dekrr.mesh.files import read_site
-from dekrr.mesh.network import Keys, Link, zenoh_config
+from dekrr.mesh.keys import Keys
 from dekrr.mesh.record import Started
 from dekrr.mesh.session.events import Refused
 from dekrr.messages import MAX_BYTES, Coefficients, Roll, Total, encode

@@ -22,9 +22,10 @@ from typer.testing import CliRunner
 from dekrr.cli.app import app
 from dekrr.disk import LockedFile
 from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, KeysError, ModelFileError, SettingsError
+from dekrr.mesh.addresses import Link, zenoh_config
+from dekrr.mesh.driving import MeshNetwork, _take
 from dekrr.mesh.files import read_site
 from dekrr.mesh.metrics import serve
-from dekrr.mesh.network import Link, MeshNetwork, _take, zenoh_config
 from dekrr.mesh.node import CHECKPOINT, MODEL, SECRET, Node
 from dekrr.mesh.record import RECORD, JsonFormatter, Log, Record, logger
 from dekrr.mesh.session import journal as journals

@@ -222,7 +222,7 @@ def test_a_prototype_tells_that_the_second_training_would_be_refused():
 def test_too_few_rows_for_a_second_training_are_refused_before_anything_is_sent(tmp_path, monkeypatch):
     mesh = mesh_of(tmp_path, n_sites=3, settings={"intervals": True})
     before = (mesh.home("s01") / "site.toml").read_text()
-    monkeypatch.setattr("dekrr.mesh.network.MeshNetwork.run", lambda *_: pytest.fail("the node speaks to others"))
+    monkeypatch.setattr("dekrr.mesh.driving.MeshNetwork.run", lambda *_: pytest.fail("the node speaks to others"))
     with pytest.raises(DataError) as refusal:
         mesh.node("s01").run()
     n_rows, text = len(mesh.rows["s01"][1]), str(refusal.value)

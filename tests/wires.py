@@ -48,7 +48,7 @@ class Carrier(carrier.Carrier):
 
     @contextmanager
     def open(self, run, seen):
-        yield self, {neighbor: Wire(self, neighbor) for neighbor in self.ways.neighbors}
+        yield self
 
     def recv(self):
         return self.try_recv()
@@ -57,18 +57,10 @@ class Carrier(carrier.Carrier):
         arrived = self.wires.setdefault(self.identity.site, deque())
         return arrived.popleft() if arrived else None
 
-
-class Wire:
-    """Puts frames into the queue of a neighbour."""
-
-    def __init__(self, carrier, neighbor):
-        self.carrier, self.neighbor = carrier, neighbor
-
-    def put(self, frame):
-        sender = self.carrier.identity.site
-        self.carrier.leaves(CHANNEL, self.neighbor, frame)
-        arrived = self.carrier.wires.setdefault(self.neighbor, deque())
-        arrived.append((sender, frame))
+    def send(self, neighbor, frame):
+        """Put a frame into the queue of a neighbour."""
+        self.leaves(CHANNEL, neighbor, frame)
+        self.wires.setdefault(neighbor, deque()).append((self.identity.site, frame))
 
 
 class Meetings:
@@ -121,13 +113,9 @@ class Town:
         """Let every site take its turn so many times, and runs that all have begun come to their end."""
         for _ in range(count):
             self.clock.jump(seconds)
-            for name, site in self.sites.items():
-                site._turn(self.sites[name]._carrier, self._speak(name))
+            for site in self.sites.values():
+                site._turn(site._carrier)
             for site in self.sites.values():
                 for run in list(site._runs.values()):
                     if self.meetings.are_over(run):
                         run.join(30)
-
-    def _speak(self, name):
-        carrier = self.sites[name]._carrier
-        return {neighbor: Wire(carrier, neighbor) for neighbor in carrier.ways.neighbors}

@@ -9,10 +9,8 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 try:
@@ -21,39 +19,15 @@ except ImportError:
     raise ImportError("sites as processes need Eclipse Zenoh: pip install 'dekrr[mesh]'", name="zenoh") from None
 
 from ..errors import DataError, DekrrError, KeysError, NetworkError
-from .config import BY_RELAY, SiteFile, StandingFile
+from .addresses import ALIVE, Ways, client_config, relay_config, zenoh_config
 from .identity import SiteIdentity
 from .keys import Keys, changed_at
-from .network import ALIVE, Link, tls_config, zenoh_config
 from .sealing import Seal, Sealing
-from .session.frames import MAX_FRAME
 
 _TICK = 0.25
 _QUEUE = 4096  # frames of a run that wait; a full queue blocks the links
 _TO_ANY = "dekrr/*/*"
 Observer = Callable[[str, str, bytes], None]
-
-
-@dataclass(frozen=True)
-class Ways:
-    """How a site reaches its neighbours."""
-
-    direct: Link  # its neighbours with links of their own
-    relay: str = ""  # the relay's host:port; empty if there is none
-    relayed: tuple[str, ...] = ()  # the neighbours that are reached by the relay
-
-    @property
-    def neighbors(self) -> tuple[str, ...]:
-        """All neighbours."""
-        return (*self.direct.neighbors, *self.relayed)
-
-
-def ways_of(config: SiteFile | StandingFile, folder: Path, *, insecure: bool = False) -> Ways:
-    """Return how a site reaches its neighbours, after a check of its keys; `insecure`: by plain TCP on loopback."""
-    relayed = tuple(name for name, endpoint in config.neighbors.items() if endpoint == BY_RELAY)
-    direct = {name: endpoint for name, endpoint in config.neighbors.items() if name not in relayed}
-    link = Link(config.site, config.listen, direct, None if insecure else Keys.of(config, folder))
-    return Ways(link, config.relay if isinstance(config, StandingFile) else "", relayed)
 
 
 class Carrier:
@@ -117,10 +91,8 @@ class Carrier:
             self._disconnect()
 
     @contextmanager
-    def open(
-        self, run: str, seen: Callable[[str, bool], None]
-    ) -> Iterator[tuple["Channel", Mapping[str, "Publisher"]]]:
-        """Open the channels of a run, one to each neighbour; `seen` hears who is up or down."""
+    def open(self, run: str, seen: Callable[[str, bool], None]) -> Iterator["Channel"]:
+        """Open the channel of a run to all neighbours; `seen` hears who is up or down."""
         with self._lock:
             if not self._sessions:
                 self._connect()
@@ -128,7 +100,7 @@ class Carrier:
             self._channels[run] = channel
             self._declare(run)
         try:
-            yield channel, channel.publishers
+            yield channel
         finally:
             with self._lock:
                 del self._channels[run]
@@ -180,7 +152,7 @@ class Carrier:
             self._sessions.append(direct)
             self._way_of |= dict.fromkeys(ways.direct.neighbors, direct)
         if ways.relayed:
-            relayed = _session(_client_config(ways), ways.relay)
+            relayed = _session(client_config(ways), ways.relay)
             self._sessions.append(relayed)
             self._way_of |= dict.fromkeys(ways.relayed, relayed)
         for session in self._sessions:
@@ -213,7 +185,7 @@ class Carrier:
 
 
 class Channel:
-    """The channels of one run: arrivals, and a publisher per neighbour. One thread uses it."""
+    """What one run hears from all neighbours, and sends to each. One thread uses it."""
 
     def __init__(self, carrier: Carrier, run: str, seen: Callable[[str, bool], None]) -> None:
         self._carrier = carrier
@@ -222,7 +194,6 @@ class Channel:
         self.arrived: queue.Queue[tuple[str, bytes]] = queue.Queue(_QUEUE)
         self._up: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.seals = {p: carrier.sealed(run, p) for p in carrier.ways.neighbors}
-        self.publishers = {p: Publisher(self, p) for p in self.seals}
 
     def watch(self, sample: Any) -> None:
         """Hear from Zenoh, in its own thread, that a neighbour is up or down."""
@@ -262,88 +233,6 @@ class Channel:
             self._carrier.refuse(sender, str(error))
             return None
         return None if frame is None else (sender, frame)
-
-
-class Publisher:
-    """Sends frames of a run to one neighbour."""
-
-    def __init__(self, channel: Channel, neighbor: str) -> None:
-        self._channel = channel
-        self._neighbor = neighbor
-
-    def put(self, frame: bytes) -> None:
-        """Send a frame."""
-        self._channel.send(self._neighbor, frame)
-
-
-def _client_config(ways: Ways) -> dict[str, Any]:
-    """Return Zenoh's configuration of a site that dials a relay. Frames prove themselves, so no rule is needed."""
-    assert ways.direct.keys is not None
-    return {
-        "mode": "client",
-        "connect": {
-            "endpoints": [f"tls/{ways.relay}"],
-            "timeout_ms": -1,
-            "exit_on_failure": False,
-            "retry": {"period_init_ms": 100, "period_max_ms": 1000, "period_increase_factor": 1.5},
-        },
-        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
-        "transport": {
-            "shared_memory": {"enabled": False},
-            "link": {
-                "protocols": ["tls"],
-                "tx": {"lease": 8000, "keep_alive": 4},
-                "rx": {"max_message_size": MAX_FRAME},
-                "tls": tls_config(ways.direct.keys),
-            },
-        },
-    }
-
-
-def relay_config(listen: str, sites: tuple[str, ...], keys: Keys) -> dict[str, Any]:
-    """Return Zenoh's configuration of a relay: each site may speak in its own name, and hears what is for it alone."""
-    rules, subjects, policies = [], [], []
-
-    def rule(site: str, label: str, flow: str, key: str, messages: list[str]) -> str:
-        name = f"{label} {site}"
-        rules.append({"id": name, "flows": [flow], "key_exprs": [key], "messages": messages, "permission": "allow"})
-        return name
-
-    listens = ["declare_liveliness_subscriber", "liveliness_query"]
-    for site in sites:
-        subjects.append({"id": site, "cert_common_names": [site]})
-        allowed = [
-            rule(site, "speaks", "ingress", f"dekrr/*/{site}/*", ["put"]),
-            rule(site, "hears", "egress", f"{_TO_ANY}/{site}", ["put"]),
-            rule(site, "listens", "ingress", f"{_TO_ANY}/{site}", ["declare_subscriber"]),
-            rule(site, "lives", "ingress", f"dekrr/*/{ALIVE}/{site}", ["liveliness_token"]),
-            rule(site, "watches", "ingress", f"dekrr/*/{ALIVE}/*", listens),
-            rule(site, "sees", "egress", f"dekrr/*/{ALIVE}/*", ["liveliness_token"]),
-            rule(site, "told who listens", "egress", f"{_TO_ANY}/*", ["declare_subscriber"]),
-        ]
-        policies.append({"rules": allowed, "subjects": [site]})
-    return {
-        "mode": "router",
-        "listen": {"endpoints": [f"tls/{listen}"], "exit_on_failure": True},
-        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
-        "transport": {
-            "shared_memory": {"enabled": False},
-            "unicast": {"max_sessions": 4 * len(sites) + 4, "accept_timeout": 3000, "accept_pending": 1000},
-            "link": {
-                "protocols": ["tls"],
-                "tx": {"lease": 8000, "keep_alive": 4},
-                "rx": {"max_message_size": MAX_FRAME},
-                "tls": tls_config(keys),
-            },
-        },
-        "access_control": {
-            "enabled": True,
-            "default_permission": "deny",
-            "rules": rules,
-            "subjects": subjects,
-            "policies": policies,
-        },
-    }
 
 
 def _session(config: dict[str, Any], place: str) -> Any:

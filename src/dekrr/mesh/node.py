@@ -27,11 +27,12 @@ from ..privacy.masks import Identity, Signer, Unsigned, derived_secret
 from ..protocols.run import Outcome
 from ..protocols.site import Procedure, Site
 from ..tables.columns import Columns
+from .addresses import ways_of
 from .after_loss import KeptOnDisk, guarded
-from .carrier import Carrier, ways_of
+from .carrier import Carrier
 from .config import SiteFile, protocol_of
+from .driving import MeshNetwork
 from .identity import CertificateSigner, SiteIdentity
-from .network import MeshNetwork
 from .procedure import Warm, procedure_of
 from .reading import MessageReader
 from .record import Exposed, LooksWrong, ModelNotWritten, Noisy, Released, Started, Stopped, finished

@@ -19,8 +19,9 @@ import msgspec
 from ..errors import DataError, DekrrError
 from ..model import SiteModel, load
 from . import policy as policies
+from .addresses import ways_of
 from .audit_trail import TRAIL, AuditTrail
-from .carrier import Carrier, ways_of
+from .carrier import Carrier, Channel
 from .clock import Clock
 from .config import SiteFile, StandingFile
 from .identity import SiteIdentity
@@ -36,7 +37,7 @@ from .status import STATE, write_state
 from .store import Store
 from .studies.book import LAST, Book, StudyState
 from .studies.ends import ends, last_failure, why_over
-from .studies.gossip import CHANNEL, Gossip, told
+from .studies.gossip import CHANNEL, Gossip
 from .studies.items import Call, Report
 from .studies.versions import HELD_BACK, STUDIES, Versions
 from .study_run import StudyRun, digest_of_file
@@ -97,16 +98,15 @@ class StandingSite:
             stack.callback(self.trail.close)
             stack.callback(self._carrier.close)
             stack.callback(_end, self._runs)
-            opened = self._carrier.open(CHANNEL, self._see)
-            arrivals, speak = stack.enter_context(opened)
+            channel = stack.enter_context(self._carrier.open(CHANNEL, self._see))
             logger.info("%s is running; neighbours: %s", self.config.site, ", ".join(sorted(self.config.neighbors)))
             while not self._stopping.is_set():
-                self._turn(arrivals, speak)
+                self._turn(channel)
             logger.info("%s is stopped%s", self.config.site, _how(self._stopped_by, self._runs))
 
-    def _turn(self, arrivals: Any, speak: Any) -> None:
+    def _turn(self, channel: Channel) -> None:
         """Hear, look and act once. Whatever fails is told, and tried again in the next turn."""
-        steps = (lambda: self._hear(arrivals, speak), lambda: self._look(speak), self._act, self._tell_state)
+        steps = (lambda: self._hear(channel), lambda: self._look(channel), self._act, self._tell_state)
         went_well = [self._goes_well(step) for step in steps]
         self._turned = self.clock.monotonic()
         if all(went_well):
@@ -142,19 +142,19 @@ class StandingSite:
         if up:
             self._due["tell"] = 0.0
 
-    def _hear(self, arrivals: Any, speak: Any) -> None:
+    def _hear(self, channel: Channel) -> None:
         """Take in what neighbours say about studies; wait for a quarter of a second if they say nothing."""
-        arrival = arrivals.recv()
+        arrival = channel.recv()
         while arrival is not None:
             sender, frame = arrival
             answers, news = self._gossip.take(sender, frame)
             for answer in answers:
-                speak[sender].put(answer)
+                channel.send(sender, answer)
             if news:
                 self._due["tell"] = self._due["statements"] = 0.0
-            arrival = arrivals.try_recv()
+            arrival = channel.try_recv()
 
-    def _look(self, speak: Any) -> None:
+    def _look(self, channel: Channel) -> None:
         """Look for statements of this site's people, a new policy and a new certificate, and tell the neighbours."""
         if self._is_due("look", _LOOK_EVERY / 4) and self.book.refresh():
             self._due["tell"] = self._due["statements"] = 0.0
@@ -170,7 +170,8 @@ class StandingSite:
                 self.trail.decide("certificate ends", days=round(days, 1))
         if self._is_due("tell", _TELL_EVERY):
             for frame in (*self._gossip.news(), self._gossip.tell()):
-                told(speak, frame)
+                for neighbor in self.config.neighbors:
+                    channel.send(neighbor, frame)
         if self._is_due("seal", 1.0):
             self.trail.seal()
 

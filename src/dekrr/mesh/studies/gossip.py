@@ -5,8 +5,7 @@ receiver's, for instance because a link was down, the receiver answers with all 
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
@@ -93,9 +92,3 @@ class Gossip:
         items = self._book.get(lacking)[:_MOST_AT_ONCE]
         assert all(len(item.said) <= MAX_BYTES for item in items)
         return [msgspec.msgpack.encode(Items([item])) for item in items]
-
-
-def told(speak: Mapping[str, Any], frame: bytes) -> None:
-    """Send a frame to all neighbours."""
-    for publisher in speak.values():
-        publisher.put(frame)
