@@ -41,9 +41,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from dekrr.features import FeatureMap
-from dekrr.mesh.carrier import Carrier, Ways
+from dekrr.mesh.addresses import Ways, ways_of
+from dekrr.mesh.carrier import Carrier
 from dekrr.mesh.files import read_site
-from dekrr.mesh.node import Node, link_of
+from dekrr.mesh.node import Node
 from dekrr.mesh.record import RECORD, Record
 from dekrr.mesh.session.events import Exchanged
 from dekrr.messages import Coefficients, encode, expect
@@ -75,29 +76,29 @@ def bare_rounds(link, rounds, barrier, n_ready):
     """Exchange frames with the neighbours, and nothing else; return the seconds of a round, by the clock and of CPU."""
     body = encode(Coefficients(np.zeros(D), PROGRESS))
     frame = msgspec.msgpack.encode(["data", "bare", link.name, (), 0, msgspec.Raw(body)])
-    with closing(Carrier(Ways(link))) as carrier, carrier.open("bare", lambda *_: None) as (arrivals, speak):
+    with closing(Carrier(Ways(link))) as carrier, carrier.open("bare", lambda *_: None) as channel:
         heard = set()
         while n_ready.value < barrier.parties:  # until every link is up
-            for publisher in speak.values():
-                publisher.put(b"ready")
+            for neighbor in link.neighbors:
+                channel.send(neighbor, b"ready")
             time.sleep(0.05)
-            while len(heard) < len(link.neighbors) and (arrival := arrivals.try_recv()) is not None:
+            while len(heard) < len(link.neighbors) and (arrival := channel.try_recv()) is not None:
                 heard.add(arrival[0])
                 if len(heard) == len(link.neighbors):
                     with n_ready.get_lock():
                         n_ready.value += 1
         barrier.wait()
         time.sleep(0.5)
-        while arrivals.try_recv() is not None:
+        while channel.try_recv() is not None:
             pass
         barrier.wait()
         counts = dict.fromkeys(link.neighbors, 0)
         watch = Watch()
         for number in range(1, rounds + 1):
-            for publisher in speak.values():
-                publisher.put(frame)
+            for neighbor in link.neighbors:
+                channel.send(neighbor, frame)
             while min(counts.values()) < number:
-                if (arrival := arrivals.recv()) is not None:
+                if (arrival := channel.recv()) is not None:
                     counts[arrival[0]] += 1
         costs = watch.per_round(rounds)
         barrier.wait()
@@ -135,7 +136,7 @@ def mesh_rounds(path, *, solver):
 
 def site(path, rounds, barrier, n_ready, results):
     """Be one site: the bare exchange, the carried one, the run, and the bare exchange again."""
-    link = link_of(read_site(path), path.parent, insecure=False)
+    link = ways_of(read_site(path), path.parent).direct
     before = bare_rounds(link, rounds, barrier, n_ready[0])
     barrier.wait()
     carried = mesh_rounds(path, solver=False)
@@ -231,7 +232,7 @@ def main():
     parser.add_argument("--fits", action="store_true", help="compare whole fits with masks and without")
     arguments = parser.parse_args()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dekrr.mesh.node", "dekrr.mesh.commands.network", "pandas", "pyarrow.parquet"])
+    context.set_forkserver_preload(["dekrr.mesh.node", "dekrr.mesh.commands.setting_up", "pandas", "pyarrow.parquet"])
     if arguments.fits:
         compare_fits(arguments.sites, arguments.repeats)
         return

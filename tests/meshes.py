@@ -17,8 +17,8 @@ import typer
 
 from dekrr import load
 from dekrr.mesh import keys
-from dekrr.mesh.commands.network import site_tables
-from dekrr.mesh.commands.node import node
+from dekrr.mesh.commands.setting_up import site_tables
+from dekrr.mesh.commands.taking_part import node
 from dekrr.mesh.files import read_network, read_site, to_toml
 from dekrr.mesh.node import MODEL, SECRET, Node, kept_secret
 from dekrr.mesh.procedure import procedure_of
@@ -128,7 +128,9 @@ class Mesh:
     def process(self, name, target=None):
         """Start a node as a process of its own."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["dekrr.mesh.node", "dekrr.mesh.commands.node", "pandas", "pyarrow.parquet"])
+        context.set_forkserver_preload(
+            ["dekrr.mesh.node", "dekrr.mesh.commands.taking_part", "pandas", "pyarrow.parquet"]
+        )
         process = context.Process(target=target or run_node, args=(str(self.home(name) / "site.toml"),), daemon=True)
         process.start()
         return process

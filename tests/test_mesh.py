@@ -25,7 +25,7 @@ from dekrr.errors import AbsenceError, AgreementError, DataError, GoneError, Key
 from dekrr.mesh.addresses import Link, zenoh_config
 from dekrr.mesh.driving import MeshNetwork, _take
 from dekrr.mesh.files import read_site
-from dekrr.mesh.metrics import serve
+from dekrr.mesh.monitoring import serve
 from dekrr.mesh.node import CHECKPOINT, MODEL, SECRET, Node
 from dekrr.mesh.record import RECORD, JsonFormatter, Log, Record, logger
 from dekrr.mesh.session import journal as journals

@@ -29,7 +29,7 @@ from dekrr.mesh import store as store_module
 from dekrr.mesh.audit_trail import TRAIL, AuditTrail, read, verify
 from dekrr.mesh.files import digest_of, read_standing
 from dekrr.mesh.identity import SiteIdentity
-from dekrr.mesh.metrics import serve
+from dekrr.mesh.monitoring import serve
 from dekrr.mesh.policy import Policy, SourcePolicy, read_policy
 from dekrr.mesh.record import JsonFormatter
 from dekrr.mesh.store import STORE, Store

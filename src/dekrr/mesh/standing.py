@@ -27,7 +27,7 @@ from .config import SiteFile, StandingFile
 from .identity import SiteIdentity
 from .keys import changed_at, warn_of_end
 from .ledger import Folder, Ledger
-from .metrics import tell_systemd
+from .monitoring import tell_systemd
 from .new_rows import RowCounts
 from .node import MODEL, Node
 from .procedure import Warm

@@ -1,18 +1,38 @@
 """`dekrr study`, `dekrr audit`, `dekrr relay`: what people at a standing site do."""
 
+import getpass
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ...errors import SettingsError, one_line
-from .network import say
+from ..audit_page import audit_page
+from ..audit_trail import TRAIL, read
+from ..audit_trail import verify as verified
+from ..carrier import relay as relaying
+from ..config import StandingFile, StudyFile
+from ..files import digest_of, parse_study, read_relay, read_standing
+from ..identity import SiteIdentity, Trust
+from ..keys import Keys
+from ..ledger import Folder, Ledger
+from ..policy import POLICY, Policy, read_policy, refusals, source_rules
+from ..site_rows import LEDGER
+from ..standing import KEPT
+from ..studies.book import Book, StudyState
+from ..studies.describe import describe_rows, in_a_line
+from ..studies.ends import WHOLE, ends, last_failure, shortened, told, why_over
+from ..studies.in_words import in_words
+from ..studies.items import Call, Proposal, Revocations
+from ..studies.preview import preview as previewed
+from ..studies.versions import STUDIES, Versions
+from .setting_up import say
 
 study_app = typer.Typer(help="Propose, approve and follow studies of standing sites.", no_args_is_help=True)
 audit_app = typer.Typer(help="Check and read this site's audit trail.", no_args_is_help=True)
@@ -21,21 +41,14 @@ SITE = Path("site.toml")
 Named = Annotated[str, typer.Argument(help="The study's name, or the beginning of its digest.")]
 
 
-def _opened(site: Path) -> tuple[Any, Any, Any]:
+def _opened(site: Path) -> tuple[StandingFile, Book, Policy]:
     """Return the site's file, the book of its studies, and its policy."""
-    from .. import policy
-    from ..files import read_standing
-    from ..identity import SiteIdentity
-    from ..studies.book import Book
-
     config = read_standing(site)
     book = Book(site.parent, SiteIdentity.of(config, site.parent))
-    return config, book, policy.read_policy(site.parent / policy.POLICY)
+    return config, book, read_policy(site.parent / POLICY)
 
 
-def _versions(site: Path, state: Any, book: Any) -> Any:
-    from ..studies.versions import STUDIES, Versions
-
+def _versions(site: Path, state: StudyState, book: Book) -> Versions:
     return Versions(site.parent / STUDIES / state.label, book.store)
 
 
@@ -45,10 +58,6 @@ def propose(
     site: SiteOption = SITE,
 ) -> None:
     """Sign a study in this site's name, and let it pass to all sites; this site must approve it, too."""
-    from ..files import digest_of, parse_study
-    from ..studies.items import Proposal
-    from ..studies.preview import preview as previewed
-
     text = file.read_text(encoding="utf-8")
     study = parse_study(text, str(file))
     config, book, _ = _opened(site)
@@ -71,13 +80,6 @@ def propose(
 @study_app.command()
 def show(name: Named, site: SiteOption = SITE) -> None:
     """Print a study, in its words and in ours; who has decided what; which rules it breaks; how its runs ended."""
-    from ..ledger import Folder, Ledger
-    from ..policy import refusals
-    from ..site_rows import LEDGER
-    from ..standing import KEPT
-    from ..studies.ends import WHOLE, ends, told
-    from ..studies.in_words import in_words
-
     config, book, policy = _opened(site)
     state = book.find(name)
     say(state.text)
@@ -98,8 +100,6 @@ def show(name: Named, site: SiteOption = SITE) -> None:
 @study_app.command("list")
 def list_studies(site: SiteOption = SITE) -> None:
     """List all studies that this site knows, with the runs, the version in use, and why the last run failed."""
-    from ..studies.ends import ends, last_failure, shortened, why_over
-
     config, book, _ = _opened(site)
     table = Table()
     for heading in ("study", "digest", "proposer", "state", "this site", "runs", "current"):
@@ -121,8 +121,6 @@ def list_studies(site: SiteOption = SITE) -> None:
 
 
 def _person() -> str:
-    import getpass
-
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -137,9 +135,6 @@ def approve(
     site: SiteOption = SITE,
 ) -> None:
     """Approve a study for this site: its runs then train on this site's rows. A rule of the policy cannot be waived."""
-    from ..policy import refusals, source_rules
-    from ..studies.describe import describe_rows, in_a_line
-
     config, book, policy = _opened(site)
     state = book.find(name, digest)
     if len(digest) < 8 or not state.digest.startswith(digest):
@@ -182,8 +177,6 @@ def stop(name: Named, reason: Annotated[str, typer.Option(help="Why.")] = "", si
 @study_app.command("run")
 def run_again(name: Named, reason: Annotated[str, typer.Option(help="Why.")] = "", site: SiteOption = SITE) -> None:
     """Call for another run of an approved study, over the rows that the sites have now."""
-    from ..studies.items import Call
-
     config, book, _ = _opened(site)
     state = book.find(name)
     if not state.may_run:
@@ -215,9 +208,6 @@ def preview(
     site: SiteOption = SITE,
 ) -> None:
     """Run a study at this site alone, with made-up neighbours, and list what would leave. Nothing leaves."""
-    from ..policy import refusals
-    from ..studies.preview import preview as previewed
-
     config, book, policy = _opened(site)
     found = _found(study, book)
     for broken in refusals(policy, found, config.site, config.sources):
@@ -238,9 +228,6 @@ def describe(
     site: SiteOption = SITE,
 ) -> None:
     """Print counts, means and missing values of what a study reads here, rounded, none of few rows. Nothing leaves."""
-    from ..policy import source_rules
-    from ..studies.describe import describe_rows
-
     config, book, policy = _opened(site)
     found = _found(study, book)
     table = Table()
@@ -253,10 +240,8 @@ def describe(
     say(f"An approval by a person here {'has' if sends else 'does not have'} this table (describe in policy.toml).")
 
 
-def _found(study: str, book: Any) -> Any:
+def _found(study: str, book: Book) -> StudyFile:
     """Return the study of a file, or of a name."""
-    from ..files import parse_study
-
     path = Path(study)
     return parse_study(path.read_text(encoding="utf-8"), study) if path.is_file() else book.find(study).study
 
@@ -267,8 +252,6 @@ def revoke(
     site: SiteOption = SITE,
 ) -> None:
     """Pass the authority's list of revoked certificates on to all sites."""
-    from ..studies.items import Revocations
-
     _, book, _ = _opened(site)
     book.say(Revocations(pem=revoked.read_text(), time=time.time()))
     say(f"{len(book.identity.trust.revocations or [])} certificates are revoked; all sites will be told")
@@ -279,8 +262,6 @@ def verify(
     site: SiteOption = SITE,
 ) -> None:
     """Check that the audit trail is whole: its chain, its signatures, and the lines that reports of runs name."""
-    from ..audit_trail import verify as verified
-
     trail, config, _ = _trail(site)
     first, last, unsigned = verified(*trail)
     note = f"; the last {unsigned} are not signed yet" if unsigned else ""
@@ -293,18 +274,13 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("audit.html"), site: SiteOption = SITE
 ) -> None:
     """Write a page for a data protection officer: which studies, who decided, what left, to whom, how much."""
-    from ..audit_page import audit_page
-    from ..audit_trail import read
-
     trail, config, book = _trail(site)
     out.write_text(audit_page(config.site, read(*trail), book), encoding="utf-8")
     say(f"{out} is the report on the audit trail")
 
 
-def _trail(site: Path) -> tuple[Any, Any, Any]:
+def _trail(site: Path) -> tuple[tuple[Path, Trust, str, list[tuple[int, str]]], StandingFile, Book]:
     """Return what is needed to check the trail, the site's file, and the book of its studies."""
-    from ..audit_trail import TRAIL
-
     config, book, _ = _opened(site)
     heads = [
         (said.audit_line, said.audit_hash)
@@ -319,10 +295,6 @@ def relay(
     file: Annotated[Path, typer.Argument(help="The relay's file.", exists=True, dir_okay=False)],
 ) -> None:
     """Relay frames between sites that accept no connections. The relay sees names and sizes; frames are sealed."""
-    from ..carrier import relay as relaying
-    from ..files import read_relay
-    from ..keys import Keys
-
     config = read_relay(file)
     keys = Keys.of(config, file.parent)
     over = threading.Event()

@@ -23,8 +23,8 @@ from ...errors import DataError, NetworkError, SettingsError
 from ..config import NetworkFile
 from ..files import differences, read_network, read_site, site_file
 from ..record import HELD_OUT
-from .network import SITE_FILE, SITES, site_tables
-from .node import INTERRUPTED, TERMINATED, Signalled, kilobytes, stop_on, waited_for
+from .setting_up import SITE_FILE, SITES, site_tables
+from .taking_part import INTERRUPTED, TERMINATED, Signalled, kilobytes, stop_on, waited_for
 
 _WARNINGS = ("noisy", "exposed", "looks wrong")  # events that a person should read
 _WHERE_KNOWN = (*HELD_OUT, "gone")  # columns that most networks do not need

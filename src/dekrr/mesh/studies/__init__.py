@@ -1,6 +1,8 @@
-"""Studies of standing sites: what is to be trained, who has approved it, its runs and its models.
+"""Studies of standing sites: who has approved what, its runs and its models.
 
-- `study`: what a study says. `items`: signed statements of sites: proposals, decisions, calls for runs, reports.
-- `book`: all statements that a site knows, on its disk. `versions`: a study's models.
-- `gossip`: how sites pass statements on. `preview`: what a study would send, found out at the site alone.
+- `items`: signed statements of sites: proposals, decisions, calls for runs, reports. `book`: all that a site knows.
+  `gossip`: how sites pass them on.
+- `in_words`, `describe`, `preview`: what a person should know before: the study, this site's rows, what would leave.
+- `versions`: a study's models. `acceptance`: which are taken into use. `ends`, `outward`: how runs ended, and why, for
+  this site's people and for other sites.
 """

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from ...errors import NetworkError, SettingsError
 from ..files import is_site_file, read_network, read_site
-from .network import SITE_FILE, SITES
+from .setting_up import SITE_FILE, SITES
 
 INTERRUPTED, TERMINATED = 130, 143
 _PROGRESS_EVERY = 0.5
@@ -85,7 +85,7 @@ def _show(
     metrics, page = ports
     page = config.page.port if page is None and config.page is not None else page
     if metrics is not None:
-        from ..metrics import serve
+        from ..monitoring import serve
 
         serve(metrics, status)
     if page is not None:

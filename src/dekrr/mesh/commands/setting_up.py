@@ -1,26 +1,61 @@
-"""`dekrr network`, `dekrr keys`: the files, keys and certificates of a mesh."""
+"""`dekrr network`, `dekrr keys`, `dekrr site`: the files, keys and certificates of a mesh."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
+from cryptography import x509
 from rich.console import Console
 
+from ...data import make_sites
 from ...disk import filling, replacing
-from ...errors import KeysError
+from ...errors import KeysError, SettingsError
+from .. import keys as certificates
 from ..config import NetworkFile
-from ..files import OWN, differences, read_network, read_site, site_file, to_toml
-
-if TYPE_CHECKING:
-    from ..keys import Authority
+from ..files import OWN, differences, read_network, read_site, read_standing, site_file, to_toml
+from ..identity import REVOKED, revocation_list
+from ..policy import POLICY
 
 network_app = typer.Typer(help="Describe a network of sites and make its keys.", no_args_is_help=True)
+site_app = typer.Typer(help="Make the files of a standing site.", no_args_is_help=True)
 keys_app = typer.Typer(help="Make this site's private key, or a token for callers.", no_args_is_help=True)
 SITES = "sites"
 SITE_FILE, NETWORK_FILE = "site.toml", "network.toml"
+POLICY_TEXT = """\
+# What this site takes part in. A line that begins with # has the default; see docs/studies.md.
+# approval = "person"             # "policy": what breaks no rule is approved without a person
+# proposers = []                  # the sites that may propose; none listed: every site
+# methods = ["dekrr", "allreduce"]
+# most_features = 0               # of a site, and of the shared part; 0: any number
+# masks = false                   # true: also with differential privacy
+# lone_neighbor = "refuse"        # "warn": a study may go on where masks hide nothing, as of two sites
+# most_epsilon = 0.0              # 0: no differential privacy is demanded
+# longest_days = 0                # until a study expires; 0: any number
+# accept = "no-worse"             # when a new model is used: "no-worse", "person" or "any"
+# tolerance = 0.1                 # of "no-worse"
+
+# the guards of this site's rows: a study may ask for stricter ones only
+# least_min_rows = 10
+# least_rows_per_feature = 1.5
+# most_leverage = 0.999
+# most_maps = 64
+# least_shortlist_rows = 30.0
+# least_sigma = 0.05
+# least_colluders = 0             # 0: half of the other sites, rounded up
+# most_delta = 0.0                # 0: N^-2 for N rows
+"""
+SOURCE_TEXT = """
+[sources.{name}]
+# columns = []                    # the columns that may be used; none listed: all
+# never = []                      # columns that may never be used
+# least_rows = 0
+# runs_per_month = 4              # 0: any number
+# total_epsilon = 10.0
+# describe = false                # true: an approval has a table of these rows, as dekrr study describe shows it
+"""
 NetworkArgument = Annotated[Path, typer.Argument(help="The network file.", exists=True, dir_okay=False)]
 
 
@@ -35,9 +70,6 @@ def example(
     """Make up a network to try: stations along a coast with a table of rows for each, and the network file."""
     import pandas as pd
 
-    from ...data import make_sites
-    from ..keys import write_new
-
     X, y, labels = make_sites(n_sites=n_sites, rows_per_site=200, random_state=0)
     columns = ["place", *(f"x{i}" for i in range(1, X.shape[1]))]
     told = {"lone_neighbor": "warn"} if n_sites == 2 else {}  # masks hide nothing of two sites
@@ -49,10 +81,10 @@ def example(
     for j, label in enumerate(sorted(set(labels.tolist()))):
         name = label.replace(" ", "-")
         table = pd.DataFrame(X[labels == label], columns=columns).assign(y=y[labels == label])
-        write_new(folder / f"{name}.csv", table.to_csv(index=False).encode())
+        certificates.write_new(folder / f"{name}.csv", table.to_csv(index=False).encode())
         entry = {"name": name, "endpoint": f"127.0.0.1:{port + j}", "data": f"{name}.csv"}
         lines.append("[[site]]\n" + to_toml(entry))
-    write_new(folder / NETWORK_FILE, "\n".join(lines).encode())
+    certificates.write_new(folder / NETWORK_FILE, "\n".join(lines).encode())
     say(f"{n_sites} sites in {folder}. Next: dekrr network init {folder / NETWORK_FILE}")
 
 
@@ -76,8 +108,6 @@ def init(
 
     With --no-keys only the authority's private key is made: each site runs dekrr keys new, and you sign its request.
     """
-    from .. import keys as certificates
-
     described = read_network(network)
     folder = out or network.parent / SITES
     tables = site_tables(described, network.parent.resolve())
@@ -106,10 +136,8 @@ def init(
         )
 
 
-def _make_home(home: Path, table: Mapping[str, Any], authority: "Authority", *, keys: bool) -> None:
+def _make_home(home: Path, table: Mapping[str, Any], authority: certificates.Authority, *, keys: bool) -> None:
     """Make a site's folder."""
-    from .. import keys as certificates
-
     certificates.write_new(home / SITE_FILE, to_toml(table).encode())
     certificates.write_new(home / certificates.AUTHORITY_CERTIFICATE, authority.pem)
     if keys:
@@ -122,8 +150,6 @@ def _make_home(home: Path, table: Mapping[str, Any], authority: "Authority", *, 
 
 def _update(tables: Mapping[str, Mapping[str, Any]], folder: Path, *, keys: bool) -> None:
     """Write the files of sites anew. Keys, models, records and what a site decides for itself stay as they are."""
-    from .. import keys as certificates
-
     authority = certificates.Authority.load(folder)
     n_same = 0
     for name, table in tables.items():
@@ -150,10 +176,8 @@ def _update(tables: Mapping[str, Mapping[str, Any]], folder: Path, *, keys: bool
             say(f"note: {path.parent} no longer belongs to a site of the network file; it is left as it is")
 
 
-def _renew(home: Path, table: Mapping[str, Any], authority: "Authority") -> None:
+def _renew(home: Path, table: Mapping[str, Any], authority: certificates.Authority) -> None:
     """Sign a certificate for the key of a site whose host has changed, where the key is here."""
-    from .. import keys as certificates
-
     host, path = _host(table["listen"]), home / certificates.CERTIFICATE
     if not path.exists() or certificates.host_of(certificates.read_certificate(path)) == host:
         return
@@ -179,8 +203,6 @@ def sign(
     out: Annotated[Path | None, typer.Option(help="The file to write, for instance for a renewal.")] = None,
 ) -> None:
     """Sign a site's request: its name must be a site of the network, and its host the one that neighbours dial."""
-    from .. import keys as certificates
-
     described = read_network(network)
     folder = authority or network.parent / SITES
     asked = certificates.read_request(request)
@@ -205,11 +227,6 @@ def revoke(
     ] = None,
 ) -> None:
     """Add a certificate to the authority's list of revoked ones; dekrr study revoke passes the list on to all sites."""
-    from cryptography import x509
-
-    from .. import keys as certificates
-    from ..identity import REVOKED, revocation_list
-
     folder = authority or network.parent / SITES
     path = folder / REVOKED
     before = x509.load_pem_x509_crl(path.read_bytes()) if path.exists() else None
@@ -229,8 +246,6 @@ def new_keys(
     out: Annotated[Path, typer.Option(help="The folder for the key and the request.")] = Path(),
 ) -> None:
     """Make a private key, and a certificate request to send to the network's authority."""
-    from .. import keys as certificates
-
     key, request = certificates.new_request(site, host)
     certificates.write_new(out / certificates.KEY, key, private=True)
     certificates.write_new(out / certificates.REQUEST, request)
@@ -248,10 +263,64 @@ def new_token(
     typer.echo(new_token(file, name))
 
 
+@site_app.callback()
+def group() -> None:
+    """Make the files of a standing site."""
+
+
+@site_app.command("init")
+def init_site(
+    site: Annotated[str, typer.Argument(help="The site's name.")],
+    neighbor: Annotated[
+        list[str],
+        typer.Option(help="NAME=HOST:PORT; NAME=relay by the relay; NAME= for one that dials this site."),
+    ],
+    source: Annotated[list[str], typer.Option(help="NAME=FILE: studies name data sources, not files.")],
+    listen: Annotated[str, typer.Option(help="HOST:PORT; left out: this site accepts no connections.")] = "",
+    relay: Annotated[str, typer.Option(help="The relay's HOST:PORT.")] = "",
+    host: Annotated[str, typer.Option(help="The host in the certificate; by default that of --listen.")] = "",
+    out: Annotated[Path, typer.Option(help="The folder to make, or to write to.")] = Path(),
+) -> None:
+    """Write site.toml, a policy.toml that explains itself, a private key, and the request for a certificate."""
+    host = host or _host(listen)
+    if not host:
+        raise SettingsError("--host: a site that accepts no connections needs one for its certificate")
+    sources = _pairs("--source", source)
+    names = {
+        "authority": certificates.AUTHORITY_CERTIFICATE,
+        "certificate": certificates.CERTIFICATE,
+        "key": certificates.KEY,
+    }
+    table = {"site": site, "listen": listen or None, "relay": relay or None}
+    text = to_toml({**table, "neighbors": _pairs("--neighbor", neighbor), "sources": sources, "keys": names})
+    out.mkdir(parents=True, exist_ok=True)
+    certificates.write_new(out / SITE_FILE, text.encode())
+    try:
+        read_standing(out / SITE_FILE)
+    except SettingsError:
+        (out / SITE_FILE).unlink()
+        raise
+    policy = POLICY_TEXT + "".join(SOURCE_TEXT.format(name=name) for name in sources)
+    certificates.write_new(out / POLICY, policy.encode())
+    key, request = certificates.new_request(site, host)
+    certificates.write_new(out / certificates.KEY, key, private=True)
+    certificates.write_new(out / certificates.REQUEST, request)
+    needed = f"{certificates.CERTIFICATE} and {certificates.AUTHORITY_CERTIFICATE}"
+    say(
+        f"{out / SITE_FILE} and {out / POLICY} are this site's own. {out / certificates.KEY} stays here. Send "
+        f"{out / certificates.REQUEST} to be signed, put {needed} beside it, and start: dekrr node {out / SITE_FILE}"
+    )
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    """Return names and values of an option that may be given several times."""
+    if wrong := [text for text in given if "=" not in text]:
+        raise SettingsError(f"{option}: write NAME=VALUE, not {', '.join(wrong)}")
+    return dict(text.split("=", 1) for text in given)
+
+
 def site_tables(network: NetworkFile, folder: Path) -> dict[str, dict[str, Any]]:
     """Return the contents of every site's site.toml, as tables."""
-    from .. import keys as certificates
-
     endpoints = {entry.name: entry.endpoint for entry in network.site}
     graph = network.neighbors()
     tables: dict[str, dict[str, Any]] = {}
