@@ -5,7 +5,7 @@ whose amplitudes are all sqrt(2/D) are the paper's equation (9). The cos/sin pai
 with the phases 0 and -pi/2.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -195,6 +195,12 @@ class FeatureMap:
         """
         n_features = len(phases)
         return cls(frequencies, phases, np.full(n_features, np.sqrt(2 / max(n_features, 1))))
+
+    @classmethod
+    def joined(cls, maps: Iterable["FeatureMap"]) -> "FeatureMap":
+        """Return the map that has the features of several, side by side."""
+        frequencies, *others = zip(*((one.frequencies, one.phases, one.amplitudes) for one in maps), strict=True)
+        return cls(np.hstack(frequencies), *map(np.concatenate, others))
 
     @property
     def n_features(self) -> int:

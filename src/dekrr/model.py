@@ -236,12 +236,7 @@ class Member:
 
 def joined(members: Sequence[Member]) -> Member:
     """Return members as one, whose prediction is the weighted sum of theirs: one product instead of one for each."""
-    maps = [member.feature_map for member in members]
-    feature_map = FeatureMap(
-        np.hstack([part.frequencies for part in maps]),
-        np.concatenate([part.phases for part in maps]),
-        np.concatenate([part.amplitudes for part in maps]),
-    )
+    feature_map = FeatureMap.joined(member.feature_map for member in members)
     return Member(feature_map, np.concatenate([member.weight * member.coefficients for member in members]))
 
 

@@ -163,11 +163,7 @@ def _accumulate(
     maps = [own, *others.values()]
     ends = np.cumsum([feature_map.n_features for feature_map in maps])
     slices = [slice(end - m.n_features, end) for end, m in zip(ends, maps, strict=True)]
-    joint = FeatureMap(
-        np.hstack([m.frequencies for m in maps]),
-        np.concatenate([m.phases for m in maps]),
-        np.concatenate([m.amplitudes for m in maps]),
-    )
+    joint = FeatureMap.joined(maps)
     with_own = np.zeros((own.n_features, joint.n_features))
     grams = [np.zeros((m.n_features, m.n_features)) for m in maps[1:]]
     moment = np.zeros(())  # the first block's moment sets the shape

@@ -40,7 +40,7 @@ from ..types import Array, Block
 from .dekrr import agreement_of, plan, start_of
 from .masking import MOST_SPANS, Masks, largest_sums
 from .preparation import ROOM, agree_on_quantiles
-from .roll_call import RollCall
+from .roll_call import RollCall, Roster
 from .run import Start, weigh_rows
 from .shared_part import (
     RIDGES,
@@ -164,12 +164,9 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     site, findings = start.site, tuple(begun.findings())
     if not roster.names_all or not begun.responses_vary:
         return Looked(findings=findings, limits=limits)
-    sigma = bandwidth_of((yield from agree_on_spreads(start)))
-    wanted = max(1, min(_MOST_FEATURES, roster.n_rows // _ROWS_PER_FEATURE))
     # Sums are over the rows that are not held out, which are fewest where a fold is as large as guards let it be.
-    n_features = shared_size(wanted, roster, site.rows.n_columns, settings.rows_per_feature / (1.0 - LARGEST / FOLDS))
-    kind = Candidates("looking", n_features, rough=False, voted=False)
-    feature_map = with_columns([(yield from elect(start, sigma, kind, linear=True))], sigma)
+    per_feature = settings.rows_per_feature / (1.0 - LARGEST / FOLDS)
+    feature_map = yield from _features(start, roster, _MOST_FEATURES, per_feature, always_linear=True)
     # Sums without one fold and without another differ by sums over few rows, which guards would have to count.
     folds = range(FOLDS if roster.n_sites <= _MANY_SITES and not settings.rows_per_feature else 1)
     parts = [held_out(start, settings, fold) for fold in folds]
@@ -193,18 +190,17 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     told = np.clip(told, -_MOST_COEFFICIENT, _MOST_COEFFICIENT)
     without = yield from tree.sum(told, _MOST_COEFFICIENT)
     most = np.inf if tree.masks is None else MOST_SPANS * 2.0**tree.masks.responses
-    fitted, responses, weights = [], [], []
+    n_outputs, fitted = site.rows.n_outputs, []
     for k, (_, held) in enumerate(parts):
         of_all = np.frombuffer(_solved_once(total[k].tobytes(), shape)).reshape(shape)
         models = np.array([np.zeros(shape), of_all, *without[:, k].reshape(-1, *shape)])
         features = feature_map(held.X)
         by_models = np.array([features @ model for model in models]) + levels[k].levels(models, [ratio])
-        fitted.append(by_models.reshape(len(models), held.n_rows, site.rows.n_outputs))
-        responses.append(held.y.reshape(held.n_rows, site.rows.n_outputs))
-        weights.append(np.ones(held.n_rows) if held.weight is None else held.weight)
-    predicted, y = np.concatenate(fitted, axis=1), np.concatenate(responses)
-    errors = ((np.clip(predicted, -most, most) - y) ** 2).sum(axis=2) * np.concatenate(weights)
-    n_outputs = site.rows.n_outputs
+        fitted.append(by_models.reshape(len(models), held.n_rows, n_outputs))
+    predicted = np.concatenate(fitted, axis=1)
+    y = np.concatenate([held.y.reshape(held.n_rows, n_outputs) for _, held in parts])
+    weights = np.concatenate([np.ones(held.n_rows) if held.weight is None else held.weight for _, held in parts])
+    errors = ((np.clip(predicted, -most, most) - y) ** 2).sum(axis=2) * weights
 
     def largest_told(masks: Masks) -> float:
         return float(2.0**masks.rows * (most + 2.0**masks.responses) ** 4 * n_outputs**2)
@@ -284,16 +280,8 @@ def _is_against(begun: _Begun, settings: DeKRRSettings) -> Procedure[bool]:
     that nothing is extrapolated. Each site's responses are in its own units, so that none counts for more by them.
     """
     start, roster, wanted = begun.start, begun.tree.roster, settings.shared
-    sigma = bandwidth_of((yield from agree_on_spreads(start)))
-    most = _MOST_FEATURES if not isinstance(wanted, int) else min(_MOST_FEATURES, wanted)
-    wanted = max(1, min(most, roster.n_rows // _ROWS_PER_FEATURE))
-    n_columns = start.rows.n_columns
-    n_features = shared_size(wanted, roster, n_columns, settings.rows_per_feature)
-    linear = n_features > n_columns
-    kind = Candidates("looking", n_features, rough=False, voted=False)
-    feature_map = yield from elect(start, sigma, kind, linear=linear)
-    if linear:
-        feature_map = with_columns([feature_map], sigma)
+    most = min(_MOST_FEATURES, wanted) if isinstance(wanted, int) else _MOST_FEATURES
+    feature_map = yield from _features(start, roster, most, settings.rows_per_feature)
     low, middle, high = np.quantile(start.rows.sample.y, [0.25, 0.5, 0.75], axis=0)
     unit = np.where(high > low, high - low, np.inf)
 
@@ -313,6 +301,18 @@ def _is_against(begun: _Begun, settings: DeKRRSettings) -> Procedure[bool]:
     norms = np.linalg.norm(fitted, axis=0) * np.linalg.norm(y, axis=0)
     correlations = (fitted * y).sum(axis=0) / np.maximum(norms, np.finfo(float).tiny)
     return bool((correlations <= min(_MOST_CORRELATION, -_LEAST_Z / np.sqrt(max(len(y), 1)))).any())
+
+
+def _features(
+    start: Start, roster: Roster, most: int, rows_per_feature: float, *, always_linear: bool = False
+) -> Procedure[FeatureMap]:
+    """Return smooth features that all sites draw alike; with the columns where these are fewer, or always."""
+    sigma = bandwidth_of((yield from agree_on_spreads(start)))
+    wanted = max(1, min(most, roster.n_rows // _ROWS_PER_FEATURE))
+    n_features = shared_size(wanted, roster, start.rows.n_columns, rows_per_feature)
+    linear = always_linear or n_features > start.rows.n_columns
+    drawn = yield from elect(start, sigma, Candidates("looking", n_features, rough=False, voted=False), linear=linear)
+    return with_columns([drawn], sigma) if linear else drawn
 
 
 def _largest(feature_map: FeatureMap, n_outputs: int, masks: Masks) -> Array:

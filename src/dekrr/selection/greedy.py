@@ -445,5 +445,5 @@ def with_columns(maps: Sequence[FeatureMap], sigma: float, long_wave: float = Mi
 
 def cosines_of(maps: Sequence[FeatureMap]) -> FeatureMap:
     """Return the features of several maps in one, with equal amplitudes."""
-    frequencies, phases = np.hstack([one.frequencies for one in maps]), np.concatenate([one.phases for one in maps])
-    return FeatureMap.unweighted(frequencies, phases)
+    joint = FeatureMap.joined(maps)
+    return FeatureMap.unweighted(joint.frequencies, joint.phases)

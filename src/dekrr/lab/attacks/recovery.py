@@ -46,11 +46,7 @@ class Recovery:
 
 def stack(*maps: FeatureMap) -> FeatureMap:
     """Return one map with the features of all maps, side by side."""
-    return FeatureMap(
-        np.hstack([m.frequencies for m in maps]),
-        np.concatenate([m.phases for m in maps]),
-        np.concatenate([m.amplitudes for m in maps]),
-    )
+    return FeatureMap.joined(maps)
 
 
 def recover_rows(
