@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dekrr.errors import DataError
 from dekrr.mesh.files import parse_study
 from dekrr.mesh.policy import Policy, refusals
 from dekrr.mesh.procedure import procedure_of
@@ -101,6 +102,21 @@ def test_rows_with_a_weight_that_few_rows_have_are_in_no_sum(tmp_path, weight):
     assert np.flatnonzero(rows["b"]._alone).tolist() == [7, 8, 9]
     told = [m.values for _, sender, _, m, _ in heard if sender == "b" and type(m).__name__ == "Total"]
     assert {float(values[0]) for values in told if len(values) == 1} == {297.0}
+
+
+@pytest.mark.parametrize(("heavy", "is_in"), [(20, False), (150, True)])
+def test_rows_that_outweigh_all_others_are_as_many_as_the_shared_part_needs(tmp_path, heavy, is_in):
+    """Sums of 63 shared features were sent over rows that were worth 18, and masks did not hide them either."""
+    tables = {}
+    for seed, name in enumerate(SITES):
+        tables[name] = table_of(300, seed).assign(weight=np.random.default_rng(seed).uniform(1, 2, 300))
+    tables["b"].loc[: heavy - 1, "weight"] *= 1e6
+    study = study_of({"n_features": 2, "shared": 80, "exclude": "none"}, weight="weight")
+    if is_in:
+        run_of(tmp_path, tables, study)
+        return
+    with pytest.raises(DataError, match=r"has 1. rows, too few for sums of the .. features that all sites share, by its rows' w"):
+        run_of(tmp_path, tables, study)
 
 
 @pytest.mark.parametrize(

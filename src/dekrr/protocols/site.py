@@ -164,6 +164,10 @@ class Site:
         """Refuse sums of features that all sites share from which rows could be computed."""
         per_feature = settings.rows_per_feature
         check_rows_of_shared(self.name, rows.n_rows, feature_map, self.neighbors, per_feature)
+        # How many features there are follows from numbers of rows, which are told. What rows are worth by their weights
+        # is not told: half as many are enough, as for other sums.
+        by_weights = "that all sites share, by its rows' weights"
+        check_rows_of_shared(self.name, rows.n_effective, feature_map, self.neighbors, per_feature / 2, by_weights)
         if settings.max_leverage < 1 and self.neighbors and rows.n_rows:
             check_leverages(self.name, rows, None, dict.fromkeys(self.neighbors, feature_map), per_feature)
 
