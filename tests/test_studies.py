@@ -311,6 +311,16 @@ def test_what_a_gate_lets_pass(policy, figures, reason):
     assert bool(why) == bool(reason)
 
 
+def test_a_gate_puts_nothing_down_to_chance_if_a_site_looked_wrong():
+    held_out = Figures("held-out RSE", 0.2, 0.19, 0.18, 400)
+    assert "model in use" in why_held_back(Policy(), held_out, looked_wrong=True)
+    assert not why_held_back(Policy(), held_out._replace(new=0.19), looked_wrong=True)
+    on_own = Figures("RSE on own rows", 0.1, 0.2, 1.0, 400, 0.05)
+    assert "looked wrong" in why_held_back(Policy(), on_own, looked_wrong=True)
+    assert not why_held_back(Policy(), on_own._replace(used=None), looked_wrong=True), "alone is all that there is"
+    assert not why_held_back(Policy(accept="any"), on_own, looked_wrong=True)
+
+
 def test_the_figures_of_a_gate_are_held_out_ones_where_a_record_has_them(consortium):
     versions = Versions(consortium.home("a") / "studies" / "air-1")
     for number, error in ((1, 0.2), (2, 0.3)):

@@ -108,7 +108,8 @@ class StudyRun(threading.Thread):
     def _why_held_back(self) -> str:
         site = self._site
         config = site.file_of_run(self._state, self.number)
-        return why_held_back(site.policy, figures(config, site.folder, self._versions, self.number))
+        found = figures(config, site.folder, self._versions, self.number)
+        return why_held_back(site.policy, found, looked_wrong=bool(self._remarks))
 
     def _take_part(self, place: Path) -> None:
         node = self._site.node_of(self._state, self.number, place)

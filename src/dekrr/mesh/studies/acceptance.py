@@ -62,8 +62,11 @@ def figures(config: SiteFile, folder: Path, versions: Versions, number: int) -> 
     return Figures("RSE on own rows", found, before, _MEAN, n_rows, _SLACK)
 
 
-def why_held_back(policy: Policy, found: Figures | None) -> str:
+def why_held_back(policy: Policy, found: Figures | None, *, looked_wrong: bool = False) -> str:
     """Return why a version is not taken into use; an empty string if it is.
+
+    If a site looked wrong in the run, a version that is worse than the one in use is not put down to chance, and
+    errors on rows of the training say too little.
 
     Examples
     --------
@@ -78,9 +81,18 @@ def why_held_back(policy: Policy, found: Figures | None) -> str:
         return ""
     if found.cut_short:
         return f"its run was cut short by {found.cut_short}; dekrr study use takes it anyway"
+    if looked_wrong and found.used is not None and found.slack:
+        return (
+            "a site looked wrong in its run, and no held-out rows say what that does; dekrr study use takes it anyway"
+        )
     worse = 1 + policy.tolerance + 2 / math.sqrt(max(found.n_rows, 1))  # what chance does to few rows
     for other, what in ((found.used, "that of the model in use"), (found.alone, "that of this site alone")):
-        if other is not None and not found.new <= worse * max(other, _NOTHING) + found.slack:  # nan is worse, too
+        if other is None:
+            continue
+        most = worse * max(other, _NOTHING) + found.slack
+        if looked_wrong and other is found.used:
+            most = max(other, _NOTHING)
+        if not found.new <= most:  # nan is worse, too
             return (
                 f"its {found.what} is {found.new:.4g} on {found.n_rows} rows of this site, and {what} {other:.4g}; "
                 "dekrr study use takes it anyway"
