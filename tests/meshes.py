@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ import pandas as pd
 import typer
 
 from dekrr import load
+from dekrr.disk import lock
 from dekrr.mesh import keys
 from dekrr.mesh.commands.setting_up import site_tables
 from dekrr.mesh.commands.taking_part import node
@@ -194,12 +196,22 @@ def run_command(path):
             sys.exit(stop.exit_code)
 
 
+_taken = []  # files that are locked until this process ends, one for each port
+
+
 def free_ports(count):
-    """Return ports that nobody listens on, outside the range from which outgoing connections take theirs."""
-    found = []
+    """Return ports that nobody listens on, and that no other process of tests gets, before this one ends.
+
+    They are outside the range from which outgoing connections take theirs.
+    """
+    folder, found = Path(tempfile.gettempdir(), "dekrr-ports-of-tests"), []
+    folder.mkdir(exist_ok=True)
     for port in random.SystemRandom().sample(range(20_000, 32_000), 12_000):
-        with contextlib.suppress(OSError), socket.socket() as each:
+        with contextlib.suppress(OSError), socket.socket() as each, contextlib.ExitStack() as stack:
+            taken = stack.enter_context((folder / str(port)).open("w"))
+            lock(taken.fileno())
             each.bind(("127.0.0.1", port))
+            _taken.append(stack.pop_all())
             found.append(port)
         if len(found) == count:
             return found

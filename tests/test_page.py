@@ -4,7 +4,6 @@ import http.client
 import json
 import logging
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -457,9 +456,7 @@ def following(url, wanted, seconds=100):
 def test_a_node_and_a_network_serve_their_pages(tmp_path):
     """`dekrr up` prints its page's address; a node has one where its file says so; both tell of the run."""
     mesh = Mesh(tmp_path, 3)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     path = mesh.home("s00") / "site.toml"
     path.write_text(f"{path.read_text()}\n[page]\nport = {port}\n")
     command = [sys.executable, "-c", "from dekrr.cli import main; main()", "up", str(tmp_path / "network.toml")]

@@ -46,6 +46,7 @@ from dekrr.serving.current import CurrentModel, find_model
 from dekrr.serving.guards import Limits, Tokens, new_token
 from dekrr.serving.server import Place, server_of
 from dekrr.serving.service import Service
+from meshes import free_ports
 
 COLUMNS = ["length", "wi,dth"]
 
@@ -751,11 +752,8 @@ def test_a_damaged_newer_model_changes_nothing(path):
 
 @contextmanager
 def running(path, limits=None, **place):
-    """Run a server in a thread on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = server_of(path, Place(port=port, **place), limits or Limits(), watch=0.02)
+    """Run a server in a thread on a port that the system gives it."""
+    server = server_of(path, Place(port=0, **place), limits or Limits(), watch=0.02)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -763,7 +761,7 @@ def running(path, limits=None, **place):
         while not server.started and time.monotonic() < until:
             time.sleep(0.02)
         assert server.started
-        yield port
+        yield server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True
         thread.join(60)
@@ -922,9 +920,7 @@ def dekrr(*arguments, **options):
 
 def test_the_command(path):
     """It serves, reads a newer model on SIGHUP, and ends on SIGTERM."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     process = dekrr("serve", path, "--port", port, "--watch", "0")
     try:
         address = f"http://127.0.0.1:{port}"
