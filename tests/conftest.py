@@ -8,6 +8,7 @@ from pathlib import Path
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import settings
 
@@ -43,6 +44,15 @@ def benchmark_named(monkeypatch):
     for name in set(sys.modules) - known:
         if "benchmarks" in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
+
+
+def write_made_up_sets(folder, n_rows):
+    """Write made-up rows under the names of two data sets, with as many columns as these have."""
+    rng = np.random.default_rng(0)
+    for name, d in (("houses", 8), ("airquality", 13)):
+        X = rng.uniform(size=(n_rows, d))
+        y = np.sin(4 * X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.normal(size=n_rows)
+        pd.DataFrame(X, columns=[f"x{i}" for i in range(d)]).assign(y=y).to_parquet(folder / f"{name}.parquet")
 
 
 @pytest.fixture(scope="session")

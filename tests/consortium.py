@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -76,6 +77,14 @@ class Consortium:
             self.give_keys("relay", self.relay_host)
             about = {"name": "relay", "listen": self.relay_host, "sites": self.names, "keys": site["keys"]}
             (self.home("relay") / "relay.toml").write_text(to_toml(about))
+
+    def copied_to(self, folder):
+        """Return the same sites in a fresh copy of their files."""
+        copy = object.__new__(Consortium)
+        copy.__dict__.update(self.__dict__)
+        copy.folder = folder
+        shutil.copytree(self.folder, folder)
+        return copy
 
     def give_keys(self, name, endpoint, **validity):
         home = self.home(name)

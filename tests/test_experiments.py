@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
+from conftest import write_made_up_sets
 from dekrr import AllReduceRegressor, DeKRRRegressor, DKLARegressor
 from dekrr.cli.app import app
 from dekrr.data import authors_split, make_sites
@@ -43,11 +44,7 @@ from dekrr.settings import ALONE
 def small_data(tmp_path_factory):
     """A data directory with made-up sets of 400 rows under the names of real ones."""
     folder = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    for name, d in (("houses", 8), ("airquality", 13)):
-        X = rng.uniform(size=(400, d))
-        y = np.sin(4 * X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.normal(size=400)
-        pd.DataFrame(X, columns=[f"x{i}" for i in range(d)]).assign(y=y).to_parquet(folder / f"{name}.parquet")
+    write_made_up_sets(folder, 400)
     return folder
 
 

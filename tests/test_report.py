@@ -2,11 +2,10 @@ import re
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import pandas as pd
 import pytest
 
 from browsers import STICKING_OUT, WIDTHS, is_bright, launched, new_tab
+from conftest import write_made_up_sets
 from dekrr.errors import DataError
 from dekrr.lab.experiments.figures import INK, pictures_of, svg_of
 from dekrr.lab.experiments.plans import EXPERIMENTS, Options, plan, run_name
@@ -18,11 +17,7 @@ from dekrr.lab.experiments.running import Results, execute, task_of
 def results(tmp_path_factory):
     """Results of every experiment, from tiny fits of made-up data."""
     folder = tmp_path_factory.mktemp("results")
-    rng = np.random.default_rng(0)
-    for name, d in (("houses", 8), ("airquality", 13)):
-        X = rng.uniform(size=(300, d))
-        y = np.sin(4 * X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.normal(size=300)
-        pd.DataFrame(X, columns=[f"x{i}" for i in range(d)]).assign(y=y).to_parquet(folder / f"{name}.parquet")
+    write_made_up_sets(folder, 300)
     kept = Results(folder / "results")
     for name in EXPERIMENTS:
         options = Options(data=("houses", "airquality")[: 2 if name == "table" else 1], protocol="paper", quick=True)

@@ -54,11 +54,7 @@ def three(tmp_path_factory):
 
 @pytest.fixture
 def consortium(tmp_path, three):
-    copy = object.__new__(Consortium)
-    copy.__dict__.update(three.__dict__)
-    copy.folder = tmp_path / "sites"
-    shutil.copytree(three.folder, copy.folder)
-    return copy
+    return three.copied_to(tmp_path / "sites")
 
 
 @pytest.fixture

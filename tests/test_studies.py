@@ -3,7 +3,6 @@
 import errno
 import json
 import logging
-import shutil
 import time
 from typing import get_args
 
@@ -57,11 +56,7 @@ def three(tmp_path_factory):
 @pytest.fixture
 def consortium(tmp_path, three):
     """A fresh copy of three sites with their keys."""
-    copy = object.__new__(Consortium)
-    copy.__dict__.update(three.__dict__)
-    copy.folder = tmp_path / "sites"
-    shutil.copytree(three.folder, copy.folder)
-    return copy
+    return three.copied_to(tmp_path / "sites")
 
 
 def identity(consortium, name):

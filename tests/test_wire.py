@@ -75,18 +75,12 @@ def test_fewer_bytes_at_the_same_error():
     assert errors["int8"] == pytest.approx(errors["double"], rel=1e-3)
 
 
+CENSORED = {**ALONE, "n_features": 20, "sigma": 0.5, "alpha": 1e-3, "consensus": 1.0, "tol": 1e-6, "random_state": 0}
+
+
 def test_censoring_saves_messages_and_ends_at_the_same_place():
     X, y, sites = make_sites(random_state=0)
-    settings = {
-        **ALONE,
-        "n_features": 20,
-        "sigma": 0.5,
-        "alpha": 1e-3,
-        "consensus": 1.0,
-        "tol": 1e-6,
-        "random_state": 0,
-    }
-    every, censored = (DeKRRRegressor(**settings, censor_start=start).fit(X, y, sites=sites) for start in (0.0, 1.0))
+    every, censored = (DeKRRRegressor(**CENSORED, censor_start=start).fit(X, y, sites=sites) for start in (0.0, 1.0))
     saved = censored.traffic_.messages_by_kind["Unchanged"]
     assert every.traffic_.messages_by_kind["Unchanged"] == 0
     assert saved > 0
@@ -101,17 +95,8 @@ def test_unknown_precision():
 @pytest.mark.parametrize(("start", "decay", "settles"), [(1.0, 0.8, True), (100.0, 0.99, False), (100.0, 1.0, False)])
 def test_silence_is_not_taken_for_convergence(start, decay, settles):
     X, y, sites = make_sites(random_state=0)
-    settings = {
-        **ALONE,
-        "n_features": 20,
-        "sigma": 0.5,
-        "alpha": 1e-3,
-        "consensus": 1.0,
-        "tol": 1e-6,
-        "random_state": 0,
-    }
-    every = DeKRRRegressor(**settings).fit(X, y, sites=sites)
-    censored = DeKRRRegressor(**settings, censor_start=start, censor_decay=decay, max_rounds=150)
+    every = DeKRRRegressor(**CENSORED).fit(X, y, sites=sites)
+    censored = DeKRRRegressor(**CENSORED, censor_start=start, censor_decay=decay, max_rounds=150)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         censored.fit(X, y, sites=sites)

@@ -177,13 +177,7 @@ class MPINetwork:
         return [site for site, rank in zip(neighbors, place(neighbors, self.n_ranks), strict=True) if rank == self.rank]
 
     def share(self, data: bytes) -> list[bytes]:
-        """Return the data of all ranks, at every rank. All ranks must come here together.
-
-        Parameters
-        ----------
-        data : bytes
-            Of this rank.
-        """
+        """Return the data of all ranks, at every rank. All ranks must come here together."""
         with contextlib.closing(Ranks(self.comm, self.patience)) as ranks:
             shared = ranks.share(data)
             ranks.drain()

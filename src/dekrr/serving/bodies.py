@@ -185,23 +185,7 @@ def media_type_of(header: str, *, default: str = JSON) -> str:
 
 
 class RowReader:
-    """Reads the rows of request bodies for one model.
-
-    Examples
-    --------
-    >>> from dekrr.features import FeatureMap
-    >>> from dekrr.model import Header, Member
-    >>> header = Header(site="a", method="", kernel="gaussian", sigma=1.0, n_columns=2, columns=["length", "width"])
-    >>> member = Member(FeatureMap.unweighted(np.ones((2, 3)), np.zeros(3)), np.ones(3))
-    >>> read = RowReader(SiteModel(header, (member,)), max_rows=10)
-    >>> read(b'{"rows": [{"length": 1.0, "width": 0.5}]}', JSON)
-    array([[1. , 0.5]])
-    >>> read(b'{"rows": [{"length": 1.0, "widht": 0.5}]}', JSON)
-    Traceback (most recent call last):
-        ...
-    dekrr.serving.bodies.Refusal: row 0 lacks the column 'width' and has the unknown column 'widht'; the model takes
-    'length', 'width'
-    """
+    """Reads the rows of request bodies for one model."""
 
     def __init__(self, model: SiteModel, max_rows: int) -> None:
         self.columns = columns_of(model)

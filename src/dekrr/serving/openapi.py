@@ -1,5 +1,6 @@
 """The OpenAPI description of the service, from the columns of the model."""
 
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -31,15 +32,7 @@ def schema_of(current: Version) -> dict[str, Any]:
         "method": header.method,
         "model": current.name,
         "columns": [
-            {
-                "name": column.name,
-                "kind": column.kind,
-                "lower": column.lower,
-                "upper": column.upper,
-                "clipped": column.clipped,
-                "categories": column.categories,
-                "may be missing": column.may_be_missing,
-            }
+            {name.replace("_", " "): value for name, value in asdict(column).items() if name != "example"}
             for column in columns
         ],
         "named": named,

@@ -96,18 +96,9 @@ def problem_of_table(
 ) -> Scene:
     """Return a problem of a table of one's own: half of each site's rows train, the others are known to be no members.
 
-    Parameters
-    ----------
-    path : path
-        A CSV or Parquet file.
-    target, site : str
-        The column to predict, and the one that has the site of each row.
-    columns : sequence of str, default=()
-        The columns to predict from; by default all others that are numbers. Rows with gaps in them are left out.
-    n_features : int, optional
-        By default a quarter of the rows that train at the smallest site, at most 60, as the guards allow.
-    sigma : float, optional
-        By default half the median distance between rows.
+    Rows with gaps are left out. The columns to predict from are by default all others that are numbers, the features a
+    quarter of the rows that train at the smallest site, at most 60, as the guards allow, and sigma half the median
+    distance between rows.
     """
     frame = read_table(path)
     missing = [name for name in (target, site, *columns) if name not in frame.columns]

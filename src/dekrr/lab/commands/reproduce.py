@@ -74,13 +74,7 @@ _command("all", "All of these experiments, one after another.")
 
 
 def command_line(name: str, options: Options) -> str:
-    """Return the command line of an experiment with these options.
-
-    Examples
-    --------
-    >>> command_line("table", Options(data=("houses",), protocol="paper", seed=3))
-    'dekrr reproduce table --data houses --protocol paper --seed 3'
-    """
+    """Return the command line of an experiment with these options."""
     words = ["dekrr", "reproduce", name]
     words += [word for data in options.data for word in ("--data", data)]
     words += [word for method in options.methods for word in ("--method", method)]

@@ -377,14 +377,7 @@ _DENSE, _SPARSE = 150, 60
 
 
 def recorded_rounds(n_rounds: int) -> np.ndarray:
-    """Return the rounds to record: all of the first rounds, then fewer and fewer, and the last round.
-
-    Examples
-    --------
-    >>> rounds = recorded_rounds(1500)
-    >>> rounds[:3].tolist(), rounds[-1], len(rounds)
-    ([0, 1, 2], np.int64(1500), 211)
-    """
+    """Return the rounds to record: all of the first rounds, then fewer and fewer, and the last round."""
     dense = np.arange(min(n_rounds, _DENSE) + 1)
     sparse = np.round(np.geomspace(_DENSE, max(n_rounds, _DENSE), _SPARSE + 1)).astype(int)
     return np.unique(np.concatenate([dense, sparse[sparse <= n_rounds], [n_rounds]]))

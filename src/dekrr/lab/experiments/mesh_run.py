@@ -116,15 +116,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_run_report(path: Path, out: Path | None = None) -> Path:
-    """Write the page of the runs whose records are at `path`, and return the page's path.
-
-    Parameters
-    ----------
-    path : Path
-        A record, or a folder with sites' records.
-    out : Path, optional
-        The page; ``report.html`` beside the record or in the folder by default.
-    """
+    """Write the page of the runs whose records are at `path`, beside them by default, and return the page's path."""
     records = read_records(records_in(path))
     runs: dict[str, list[SiteRecord]] = {}
     for record in records:
@@ -169,9 +161,10 @@ def pictures_of_run(records: Sequence[SiteRecord], name: str) -> list[Picture]:
 
     def sent(axes: Any) -> None:
         bottom = np.zeros(len(records))
-        max_neighbors = max((len(record.end.get("neighbors", {})) for record in records), default=0)
-        for place in range(max_neighbors):
-            sizes = np.array([_sent_to(record, place) / 1e3 for record in records])
+        ends = [sorted(record.end.get("neighbors", {}).items()) for record in records]
+        sent_by = [[about["bytes sent"] for _, about in end] for end in ends]
+        for place in range(max(map(len, sent_by), default=0)):
+            sizes = np.array([sent[place] / 1e3 if place < len(sent) else 0.0 for sent in sent_by])
             axes.barh(range(len(records)), sizes, left=bottom, height=0.7, edgecolor="white", linewidth=0.6)
             bottom += sizes
         axes.set_yticks(range(len(records)), [record.site for record in records])
@@ -201,11 +194,6 @@ def _medians(rounds: np.ndarray, milliseconds: np.ndarray) -> tuple[list[float],
         [float(np.median(rounds[i : i + stride])) for i in starts],
         [max(1e-3, float(np.median(milliseconds[i : i + stride]))) for i in starts],
     )
-
-
-def _sent_to(record: SiteRecord, place: int) -> float:
-    sizes = [about["bytes sent"] for _, about in sorted(record.end.get("neighbors", {}).items())]
-    return sizes[place] if place < len(sizes) else 0.0
 
 
 def _sites(records: Sequence[SiteRecord]) -> Table:
