@@ -164,6 +164,38 @@ class _Part:
         return self._weight * float(np.sum(difference**2))
 
 
+class _Centred:
+    """A block, centred by the mean of the reference rows, and divided by its mean energy."""
+
+    def __init__(self, block: SumsBlock, X: Array, y: Array, view: View) -> None:
+        self._block = block
+        self._left, self._right = of_rows(block, X, y)
+        self._mean = self._left.T @ self._right / len(y)
+        self._excess = block.sums - view.rows_in(block) * self._mean
+        self._weight = 1 / np.mean(np.sum(self._left**2, axis=1) * np.sum(self._right**2, axis=1))
+
+    def products(self, X: Array, y: Array) -> Array:
+        """Return the inner products of the centred phi of rows with that of the reference rows."""
+        left, right = of_rows(self._block, X, y)
+        kernel = (left @ self._left.T) * (right @ self._right.T)
+        kernel -= np.sum((left @ self._mean) * right, axis=1)[:, None]
+        kernel -= np.sum((self._left @ self._mean) * self._right, axis=1) - np.sum(self._mean**2)
+        return np.asarray(self._weight * kernel)
+
+    def with_sums(self, X: Array, y: Array) -> Array:
+        """Return the inner products of the centred phi of rows with the sums minus their expectation."""
+        left, right = of_rows(self._block, X, y)
+        sums = np.sum((left @ self._excess) * right, axis=1)
+        return np.asarray(self._weight * (sums - np.sum(self._mean * self._excess)))
+
+    def energies(self, X: Array, y: Array) -> Array:
+        """Return the squared norms of the centred phi of rows."""
+        left, right = of_rows(self._block, X, y)
+        energy = np.sum(left**2, axis=1) * np.sum(right**2, axis=1)
+        centred = energy - 2 * np.sum((left @ self._mean) * right, axis=1) + np.sum(self._mean**2)
+        return np.asarray(self._weight * centred)
+
+
 class Membership:
     """Membership inference: the likelihood ratio of "this row is in the sums", in a normal model for all sums.
 
@@ -176,22 +208,27 @@ class Membership:
     """
 
     def __init__(self, view: View, X: Array, y: Array, ridge: float = 1e-4) -> None:
-        masks = {block.folds.tobytes(): block.folds for block in view.blocks}
-        sources = [_Source([b for b in view.blocks if b.folds.tobytes() == m], X, y, view) for m in masks]
-        self._sources, self._has = sources, np.array(list(masks.values()))
+        blocks: dict[bytes, list[SumsBlock]] = {}
+        for block in view.blocks:
+            blocks.setdefault(block.folds.tobytes(), []).append(block)
+        self._sources = [[_Centred(block, X, y, view) for block in group] for group in blocks.values()]
+        self._has = np.array([group[0].folds for group in blocks.values()])
         sizes = np.asarray(view.fold_sizes, dtype=float)
         self._shares = sizes / sizes.sum()
         self._roots = np.sqrt(sizes / len(y))
         folds = range(len(sizes))
-        kernels = [source.products(X, y) for source in sources]
+        kernels = self._summed(_Centred.products, X, y)
         gram = np.block([[self._weigh(f, g, kernels) for g in folds] for f in folds])
         self._ridge = ridge * float(np.trace(gram))
         gram[np.diag_indices(len(gram))] += self._ridge
         self._factor = cho_factor(gram, overwrite_a=True)
-        with_sums = [source.with_sums(X, y) for source in sources]
-        self._solved_sums = cho_solve(
-            self._factor, np.concatenate([self._roots[f] * self._over(f, with_sums) for f in folds])
-        )
+        with_sums = self._summed(_Centred.with_sums, X, y)
+        right = np.concatenate([self._roots[f] * self._over(f, with_sums) for f in folds])
+        self._solved_sums = cho_solve(self._factor, right)
+
+    def _summed(self, what: Callable[[_Centred, Array, Array], Array], X: Array, y: Array) -> list[Array]:
+        """Return the sums over the blocks of the same folds."""
+        return [np.asarray(sum(what(block, X, y) for block in group)) for group in self._sources]
 
     def _over(self, fold: int, values: Sequence[Array]) -> Array:
         """Add the values of those sources that have a fold."""
@@ -204,9 +241,9 @@ class Membership:
 
     def scores(self, X: Array, y: Array) -> Array:
         """Return the log-likelihood ratios of rows, shape (n_rows,); members have higher ratios."""
-        cross = [source.products(X, y) for source in self._sources]
-        with_sums = [source.with_sums(X, y) for source in self._sources]
-        energies = [source.energies(X, y) for source in self._sources]
+        cross, with_sums, energies = (
+            self._summed(what, X, y) for what in (_Centred.products, _Centred.with_sums, _Centred.energies)
+        )
         ratios = []
         folds = range(len(self._shares))
         for fold in folds:
@@ -222,46 +259,6 @@ class Membership:
         trials[:, column] = np.tile(values, len(X))
         scores = self.scores(trials, np.repeat(y, len(values))).reshape(len(X), -1)
         return np.asarray(values[np.argmax(scores, axis=1)])
-
-
-class _Source:
-    """Blocks over the same folds, centred by the means of the reference rows."""
-
-    def __init__(self, blocks: list[SumsBlock], X: Array, y: Array, view: View) -> None:
-        self._blocks = blocks
-        self._reference = [of_rows(block, X, y) for block in blocks]
-        self._means = [left.T @ right / len(y) for left, right in self._reference]
-        energies = [np.mean(np.sum(left**2, axis=1) * np.sum(right**2, axis=1)) for left, right in self._reference]
-        self._weights = [1 / energy for energy in energies]
-        self._excess = [b.sums - view.rows_in(b) * mean for b, mean in zip(blocks, self._means, strict=True)]
-
-    def products(self, X: Array, y: Array) -> Array:
-        total = 0.0
-        for block, (left, right), mean, weight in zip(
-            self._blocks, self._reference, self._means, self._weights, strict=True
-        ):
-            z_left, z_right = of_rows(block, X, y)
-            kernel = (z_left @ left.T) * (z_right @ right.T)
-            kernel -= np.sum((z_left @ mean) * z_right, axis=1)[:, None]
-            kernel -= np.sum((left @ mean) * right, axis=1) - np.sum(mean**2)
-            total = total + weight * kernel
-        return np.asarray(total)
-
-    def with_sums(self, X: Array, y: Array) -> Array:
-        """Return the inner products of the centred phi of rows with the sums minus their expectation."""
-        total = 0.0
-        for block, mean, excess, weight in zip(self._blocks, self._means, self._excess, self._weights, strict=True):
-            left, right = of_rows(block, X, y)
-            total = total + weight * (np.sum((left @ excess) * right, axis=1) - np.sum(mean * excess))
-        return np.asarray(total)
-
-    def energies(self, X: Array, y: Array) -> Array:
-        total = 0.0
-        for block, mean, weight in zip(self._blocks, self._means, self._weights, strict=True):
-            left, right = of_rows(block, X, y)
-            energy = np.sum(left**2, axis=1) * np.sum(right**2, axis=1)
-            total = total + weight * (energy - 2 * np.sum((left @ mean) * right, axis=1) + np.sum(mean**2))
-        return np.asarray(total)
 
 
 @dataclass(frozen=True)
