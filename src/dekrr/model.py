@@ -28,7 +28,7 @@ from .protocols.run import Outcome, neighborhood_weights
 from .rules import is_missing
 from .scaling import AS_IT_IS, NAMES, UNSCALED, AnyScaling, Response, Scaling
 from .tables.columns import Column, Columns, is_frame
-from .tables.sources import AnyColumns, inputs_of, is_source, is_spread, open_source, open_spread
+from .tables.sources import AnyColumns, Batch, inputs_of, is_source, is_spread, open_source, open_spread
 from .types import Array
 
 _SLACK = 1e-9  # of a column's span, for rounding
@@ -207,13 +207,7 @@ def as_rows(X: Any, header: Header) -> Array:
         if missing:
             raise DataError(f"the rows lack columns {missing}; the model was trained on {list(columns)}")
         X = X[list(columns)]
-    rows = np.asarray(X, dtype=np.float64)
-    if rows.ndim != 2 or rows.shape[1] != n_columns:
-        raise DataError(f"expected rows of {n_columns} columns, got an array of shape {rows.shape}")
-    if not np.isfinite(rows).all():
-        row, column = np.argwhere(~np.isfinite(rows))[0]
-        raise DataError(f"row {row}, column {column} is {rows[row, column]}; fill or drop NaN and infinite values")
-    return rows
+    return inputs_of(Batch("the rows", 0, X), n_columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -406,7 +400,8 @@ class SiteModel:
     def fit(self, X: Any, y: Any = None) -> "SiteModel":
         """Raise `SettingsError`: a site's model comes of a training that all sites take part in."""
         raise SettingsError(
-            "a site's model cannot be fitted by itself: fit DeKRRRegressor, or LocalRegressor for one site"
+            "a site's model cannot be fitted by itself: fit DeKRRRegressor or DeKRRClassifier, or LocalRegressor for "
+            "one site"
         )
 
     @property
@@ -756,10 +751,6 @@ class SiteClassifier(SiteModel):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy of `predict(X)`."""
         return accuracy(y, self.predict(X), sample_weight)
-
-    def fit(self, X: Any, y: Any = None) -> "SiteClassifier":
-        """Raise `SettingsError`: a site's model comes of a training that all sites take part in."""
-        raise SettingsError("a site's model cannot be fitted by itself: fit DeKRRClassifier")
 
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags, TargetTags

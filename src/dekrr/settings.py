@@ -673,31 +673,5 @@ class EstimatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-__all__ = [
-    "ALONE",
-    "DEPLOYED",
-    "GONE",
-    "GRIDS",
-    "PRIVATE",
-    "WIRE_PRECISIONS",
-    "WITH_SHARED",
-    "AllReduceSettings",
-    "DKLASettings",
-    "DeKRRSettings",
-    "DifferentialPrivacy",
-    "Entry",
-    "EstimatorSettings",
-    "FeatureSettings",
-    "GuardSettings",
-    "Setting",
-    "SharedSettings",
-    "TuningSettings",
-    "Wire",
-    "check",
-    "entries",
-    "grid_of",
-    "grid_with_parts",
-    "is_auto",
-    "parts_of",
-    "private_sigma",
-]
+__all__ = ["ALONE", "DEPLOYED", "GONE", "GRIDS", "PRIVATE", "WIRE_PRECISIONS", "WITH_SHARED"]
+__all__ += [name for name, one in vars().items() if name[0] != "_" and getattr(one, "__module__", "") == __name__]

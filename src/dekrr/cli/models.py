@@ -7,22 +7,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 
-from ..errors import DataError, PoorFitWarning, SettingsError
-from ..estimators import DeKRRRegressor
+from ..errors import DataError, PoorFitWarning, SettingsError, UnusableError
+from ..estimators import DeKRRClassifier, DeKRRRegressor
 from ..estimators.base import keywords_of, parameters_of
 from ..estimators.model_set import advise
 from ..estimators.network import sites_of
 from ..model import SiteModel
 from ..settings import Entry, FeatureSettings, entries
+from ..tables.columns import raw_of
 from ..tables.rows import Rows
 from ..tables.sources import open_source
-from .class_fitting import fit_classes, has_words
 from .outputs import not_left_empty, print_json, require_folder, table_at
 from .ranks import NetworkOption, network_of
-from .scoring import Errors, errors_on, parts_of
+from .scoring import Errors, errors_on, frame_of, parts_of
 
 SUFFIX = ".safetensors"
 _SETTINGS = {name: parameter.entry for name, parameter in parameters_of(DeKRRRegressor).items()}
@@ -122,27 +123,64 @@ def fit(
             "network": ranks,
             "store_sums": False,  # nothing goes on from this fit
         }
-        errors = None
-        if classes or has_words(data, target[0]):
-            classifier, figures = fit_classes(data, target, picked, holdout, settings)
-            _finish(classifier, out, site, figures, as_json=as_json)
-            return
+        has_classes, errors = classes or has_words(data, target[0]), None
+        if has_classes:
+            _require_of_classes(target, settings)
         if holdout:
+            given = (data, targets, picked, holdout, settings)
             try:
-                errors, tuned = _held_out(data, targets, picked, holdout, settings, tells=tells)
+                errors, tuned = _held_out(*given, tells=tells, has_classes=has_classes)
             except DataError:  # a look at the file itself tells its name, and rows as they are counted there
-                with suppress(_AllRead):
-                    look = _Reader(**keywords_of(_Reader, settings | {"verbose": 0, "network": None}))
-                    look.fit(data, targets, **picked)
+                if not has_classes:
+                    with suppress(_AllRead):
+                        look = _Reader(**keywords_of(_Reader, settings | {"verbose": 0, "network": None}))
+                        look.fit(data, targets, **picked)
                 raise
             settings |= tuned
-        regressor = DeKRRRegressor(**keywords_of(DeKRRRegressor, settings), intervals=intervals)
-        with _without_advice(errors is not None or not tells):
-            regressor.fit(data, targets, **picked)
+        with _without_advice(not has_classes and (errors is not None or not tells)):
+            fitted = _fitted(data, targets, picked, settings, intervals=intervals, has_classes=has_classes)
         if tells:
-            _finish(regressor, out, site, errors, as_json=as_json)
-            if errors is not None:
-                advise(regressor, *(float(figures[0]) for figures in (errors.own(), errors.union())))
+            _finish(fitted, out, site, errors, as_json=as_json)
+            if errors is not None and not has_classes:
+                advise(fitted, *(float(figures[0]) for figures in (errors.own(), errors.union())))
+
+
+def has_words(data: Path, target: str) -> bool:
+    """Return whether the first rows of a column are words, which are classes then, and not dates or numbers."""
+    for batch in open_source(data).read([target]):
+        values = np.asarray(frame_of(batch)[target])
+        if values.dtype.kind not in "OUST":
+            return False
+        try:
+            kind = raw_of(values).kind
+        except UnusableError:  # numbers with a stray word, for instance, which are refused elsewhere
+            return False
+        if kind != "empty":
+            return kind == "category"
+    return False
+
+
+def _require_of_classes(target: list[str], settings: dict[str, Any]) -> None:
+    if len(target) > 1:
+        raise SettingsError(f"the target has classes, so that there can be one: give --target {target[0]} alone")
+    if settings.pop("transform") is not None:
+        raise SettingsError("classes are no numbers that could be changed for training: leave --transform out")
+    if settings["network"] is not None:
+        raise SettingsError("classes are fitted in one process: leave --network out")
+
+
+def _fitted(
+    given: Any, target: Any, picked: dict[str, Any], settings: dict[str, Any], *, intervals: bool, has_classes: bool
+) -> Any:
+    """Return an estimator fitted to a file, or to what a function reads in batches; classes take it into memory."""
+    if not has_classes:
+        regressor = DeKRRRegressor(**keywords_of(DeKRRRegressor, settings), intervals=intervals)
+        return regressor.fit(given, target, **picked)
+    import pandas as pd
+
+    batches = given() if callable(given) else map(frame_of, open_source(given).read(None))
+    every = pd.concat(list(batches), ignore_index=True)
+    return DeKRRClassifier(**keywords_of(DeKRRClassifier, settings)).fit(every, target, **picked)
 
 
 class _AllRead(Exception):
@@ -178,18 +216,35 @@ def _write(models: Mapping[Hashable, SiteModel], out: Path) -> None:
 
 
 def _held_out(
-    data: Path, target: Any, picked: dict[str, Any], share: float, settings: dict[str, Any], *, tells: bool
+    data: Path,
+    target: Any,
+    picked: dict[str, Any],
+    share: float,
+    settings: dict[str, Any],
+    *,
+    tells: bool,
+    has_classes: bool,
 ) -> tuple[Errors | None, dict[str, float]]:
     """Return the errors on held-out rows of a fit to the others, where they are told, and the tuned settings."""
-    trial = DeKRRRegressor(**keywords_of(DeKRRRegressor, settings), intervals=False)
     kept, held = (parts_of(data, picked["sites"], share, held_out=part) for part in (False, True))
-    with _without_advice():
-        trial.fit(kept, target, **picked)
+    with _without_advice(not has_classes):
+        trial = _fitted(kept, target, picked, settings, intervals=False, has_classes=has_classes)
     tuned = {name: getattr(trial, f"{name}_") for name in _TUNED} if trial.tuning_ else {}
     if not tells:
         return None, tuned
+
+    def of_known_classes() -> Iterator[Any]:
+        for frame in held():
+            known = frame[target].isin(trial.classes_.tolist())
+            if not known.all():
+                rare = ", ".join(map(str, frame[target][~known].unique()[:5]))
+                typer.echo(f"note: no error is measured on rows of classes that few rows have: {rare}", err=True)
+            yield frame[known].reset_index(drop=True)
+
     models = {model.header.site: model for model in trial.models_.values()}
-    return errors_on(models, open_source(held).read(None), target, picked["sites"]), tuned
+    rows = open_source(of_known_classes if has_classes else held).read(None)
+    errors = errors_on(models, rows, target, picked["sites"])
+    return (None if has_classes and not errors.n_rows else errors), tuned
 
 
 def _numbers_or_auto(name: str, given: str) -> float | list[float] | str:

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import DataError, SettingsError
-from ..estimators.model_set import intervals_of, too_few, without_own
-from ..intervals import borrowed_text, too_few_text
+from ..estimators.model_set import by_owner, intervals_of, words_on_intervals
 from ..labels import factorise, listed, names_of
 from ..model import SiteClassifier, SiteModel, load
 from ..tables.sources import inputs_of, open_source
@@ -62,12 +61,9 @@ def predict(
     first = next(iter(by_site.values()))
     if interval is not None:
         _require_intervals(by_site)
-        borrowing = without_own(by_site)  # type: ignore[arg-type]
-        if borrowing:
-            typer.echo(f"note: {borrowed_text(borrowing)}", err=True)
-        without = too_few(by_site, interval)  # type: ignore[arg-type]
-        if without:
-            typer.echo(f"note: {too_few_text(without, interval, 'the ends of these intervals are infinite')}", err=True)
+        known: Any = by_site
+        for words in words_on_intervals(known, None, interval):
+            typer.echo(f"note: {words}", err=True)
     if site is None and len(by_site) > 1:
         note = f"each row is predicted by the mean of {len(by_site)} models; --site COLUMN uses each site's own model"
         typer.echo(f"note: {note}", err=True)
@@ -78,7 +74,6 @@ def predict(
             table = frame_of(batch)
             owners = _owners(table, site, by_site, data, unknown_sites)
             found = _predictions(rows, owners, by_site)
-            known: Any = by_site
             ends = None if interval is None else intervals_of(known, rows, owners, interval)
             if first.header.classes is not None:
                 _add_classes(table, column, found, owners, by_site)
@@ -108,16 +103,12 @@ def _owners(table: Any, site: str | None, by_site: dict[str, SiteModel], data: P
 
 
 def _predictions(rows: Array, owners: np.ndarray, by_site: dict[str, SiteModel]) -> Array:
-    n_outputs = next(iter(by_site.values())).n_outputs
-    prediction = np.empty((len(rows), n_outputs))
-    for name in set(owners):
-        own = np.asarray(owners == name)
-        if name:
-            prediction[own] = by_site[name].predict_encoded(rows[own]).reshape(-1, n_outputs)
-        else:
-            mean = np.mean([model.predict_encoded(rows[own]) for model in by_site.values()], axis=0)
-            prediction[own] = mean.reshape(-1, n_outputs)
-    return prediction
+    def of_site(name: str, rows: Array) -> Array:
+        models = [by_site[name]] if name else by_site.values()
+        return np.asarray(np.mean([model.predict_encoded(rows) for model in models], axis=0))
+
+    found = by_owner(rows, *factorise(owners, len(rows)), of_site)
+    return found.reshape(len(rows), next(iter(by_site.values())).n_outputs)
 
 
 def _columns_of(model: SiteModel, column: str) -> list[str]:
@@ -139,12 +130,12 @@ def _add_classes(table: Any, column: str, found: Array, owners: np.ndarray, by_s
     known = [model for model in by_site.values() if isinstance(model, SiteClassifier)]
     if len(known) < len(by_site) or any(model.header.classes != first.header.classes for model in known):
         raise DataError("the models have different classes: use models of one fit")
-    probabilities = np.empty((len(found), len(known[0].classes_)))
-    for name in set(owners):
-        own = np.asarray(owners == name)
-        codes = found[own, 0] if found.shape[1] == 1 else found[own]
+
+    def of_site(name: str, rows: Array) -> Array:
         model = next((model for model in known if model.header.site == name), known[0])
-        probabilities[own] = model.probabilities_of(codes)
+        return model.probabilities_of(rows[:, 0] if rows.shape[1] == 1 else rows)
+
+    probabilities = by_owner(found, *factorise(owners, len(found)), of_site).reshape(len(found), len(known[0].classes_))
     table[column] = known[0].classes_[np.argmax(probabilities, axis=1)]
     for k, label in enumerate(known[0].classes_.tolist()):
         table[f"{column}_{label}"] = probabilities[:, k]

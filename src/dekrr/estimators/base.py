@@ -22,7 +22,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 
 from ..errors import NotNumbersError, SettingsError, warn
-from ..labels import factorise, listed, places_of, refuse_rows_as_sites
+from ..labels import factorise, listed, refuse_rows_as_sites
 from ..metrics import relative, rse
 from ..model import FarRows, Header, Outside, SiteModel, model_of, out_of_range, response_range_of
 from ..networks.base import Connect, Traffic
@@ -331,7 +331,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         encode: bool = False,
     ) -> dict[Hashable, Rows]:
         """Return the rows of each site; the `first` ones say what columns there are, and what they become."""
-        here = self._here(seed, first=first)
+        here, is_encoded = self._here(seed, first=first), False
         if first:
             self._targets = [y] if isinstance(y, str) else list(y) if tables.is_names(y) else None
             self.__dict__.pop("columns_", None)
@@ -345,7 +345,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 require_columns(X, column_names(X))
             if hasattr(self, "columns_") or (first and not is_plain(X, column_names(X))):
                 sites = deal(len(X)) if sites is None else sites
-                return only_here(self._read_frame(X, y, sites, seed, sample_weight, first=first), here)
+                X, is_encoded = self._encoded(X, sites, first=first), True
         elif tables.trains_from_sources(X, y):
             sources = tables.open_sources(X, y, sites, sample_weight)
             if first:
@@ -364,11 +364,12 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             )
         if y is not None:
             tables.refuse_missing_responses(y)
-        where = tables.naming(sites)
-        with tables.telling_of_words(X):
-            X, y = validate_data(
-                self, X, y, dtype=np.float64, reset=first, ensure_all_finite=False, y_numeric=True, multi_output=True
-            )
+        where, options = tables.naming(sites), {"dtype": np.float64, "y_numeric": True, "multi_output": True}
+        if is_encoded:
+            X, y = check_X_y(X, y, **options)
+        else:
+            with tables.telling_of_words(X):
+                X, y = validate_data(self, X, y, reset=first, ensure_all_finite=False, **options)
         y = self._response.forward(y.astype(np.float64), where)
         block = Block(X, y, tables.weights_of(sample_weight, len(y)))
         is_private = getattr(self, "privacy", None) is not None  # it pays for rows that count once
@@ -384,21 +385,15 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Return the function that says which sites are driven in this process; None where all are."""
         return None
 
-    def _read_frame(
-        self, X: Any, y: Any, sites: Any, seed: int, sample_weight: Any, *, first: bool
-    ) -> dict[Hashable, Rows]:
-        """Return the rows of each site of a frame whose columns are to be made numbers."""
-        labels, index = factorise(sites, len(X))
+    def _encoded(self, X: Any, sites: Any, *, first: bool) -> Array:
+        """Return the rows of a frame as numbers; at `first` the sites agree on what its columns become."""
         if first:
+            labels, index = factorise(sites, len(X))
             refuse_rows_as_sites(labels, len(X))
             facts = tables.facts_of_frame(X, labels, index)
             _set_columns(self, list(next(iter(facts.values())).columns))
             self._agree_on_columns(facts)
-        tables.refuse_missing_responses(y)
-        numbers, y = check_X_y(self.columns_.encode(X), y, dtype=np.float64, y_numeric=True, multi_output=True)
-        weight = tables.weights_of(sample_weight, len(y))
-        y = self._response.forward(y.astype(np.float64), tables.naming(sites))
-        return tables.by_site(numbers, y, labels, index, seed, weight)
+        return self.columns_.encode(X)
 
     def _agree_on_columns(self, facts: Mapping[Hashable, Any]) -> None:
         """Set what columns become, as all sites agree on it over the edges of the graph."""
@@ -528,13 +523,13 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return model_set.mean_of(model_set.different(self._together), X)
         labels, index = factorise(sites, len(X))
         model_set.refuse_unknown(self, labels)
-        everyone, prediction = partial(model_set.mean_of, model_set.different(self._together)), None
-        for label, own in zip(labels, places_of(index, len(labels)), strict=True):
+        everyone = model_set.different(self._together)
+
+        def of_site(label: Hashable, rows: Array) -> Array:
             known = label in self.models_
-            part = self.models_[label].predict_encoded(X[own]) if known else everyone(X[own])
-            prediction = np.empty((len(X), *part.shape[1:])) if prediction is None else prediction
-            prediction[own] = part
-        return np.empty(0) if prediction is None else prediction
+            return self.models_[label].predict_encoded(rows) if known else model_set.mean_of(everyone, rows)
+
+        return model_set.by_owner(X, labels, index, of_site)
 
     def predict_interval(self, X: Any, sites: Any = None, coverage: float = 0.9) -> Array:
         """Return intervals that cover the response of each row with a chance of `coverage`, by its own site's model.
@@ -556,7 +551,8 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             model_set.refuse_unknown(self, factorise(sites, len(X))[0])
         _tell_of_outside(FarRows(self._bounds, X))
         ends = model_set.intervals_of(self.models_, X, sites, coverage)
-        model_set.tell_of_too_few(self.models_, sites, coverage)
+        for words in model_set.words_on_intervals(self.models_, sites, coverage):
+            warn(words)
         return ends
 
     def fit_summary(self) -> model_set.FitSummary:

@@ -126,12 +126,8 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X : frame, or array-like of shape (n_rows, n_columns)
         y : array-like of shape (n_rows,), or str
             The class of every row: words or numbers; or the name of the column that has it.
-        sites : array-like of shape (n_rows,), or str, optional
+        sites, columns, sample_weight : optional
             As in `DeKRRRegressor.fit`.
-        columns : sequence of str, optional
-            The columns of a frame to predict from; by default all others.
-        sample_weight : array-like of shape (n_rows,), or str, optional
-            How often each row counts.
         """
         if y is None:
             raise DataError("DeKRRClassifier requires y to be passed, but the target y is None")
@@ -233,13 +229,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return platt.logits(found), platt.probabilities(found)
 
     def predict_proba(self, X: Any, sites: Any = None) -> Array:
-        """Return the probability of each class, by each row's own site's model.
-
-        Returns
-        -------
-        ndarray of shape (n_rows, n_classes)
-            In the order of `classes_`.
-        """
+        """Return the probability of each of `classes_`, shape (n_rows, n_classes), by each row's own site's model."""
         return self._found(X, sites)[1]
 
     def decision_function(self, X: Any, sites: Any = None) -> Array:
@@ -296,13 +286,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(np.mean([self._measured(y, each, loss, sample_weight) for each in found]))
 
     def cross_site_errors(self, X: Any, y: Any, sites: Any) -> Any:
-        """Return the log loss of each site's model on each site's rows; see `DeKRRRegressor.cross_site_errors`.
-
-        Returns
-        -------
-        frame of shape (n_sites, n_sites)
-            Rows are models, columns are the sites of rows.
-        """
+        """Return the log loss of each site's model on each site's rows; see `DeKRRRegressor.cross_site_errors`."""
         check_is_fitted(self)
         X, y, sites, _ = self._named(X, y, sites, None)
         y, encoded = np.asarray(y), self.regressor_._checked(X)

@@ -75,6 +75,16 @@ def mean_of(models: Sequence[Any], X: Array) -> Array:
     return np.asarray(np.mean([model.predict_encoded(X, elsewhere=anywhere) for model in models], axis=0))
 
 
+def by_owner(X: Array, labels: Sequence[Hashable], index: np.ndarray, of_site: Callable[[Any, Array], Array]) -> Array:
+    """Return what `of_site` gives for a label and its rows, in the order of the rows; see `labels.factorise`."""
+    found = None
+    for label, own in zip(labels, places_of(index, len(labels)), strict=True):
+        part = of_site(label, X[own])
+        found = np.empty((len(X), *part.shape[1:])) if found is None else found
+        found[own] = part
+    return np.empty(0) if found is None else found
+
+
 def refuse_unknown(regressor: Any, labels: Sequence[Hashable]) -> None:
     """Refuse rows of sites that were not in `fit`, if the estimator does."""
     unknown = [label for label in labels if label not in regressor.models_]
@@ -119,40 +129,25 @@ def intervals_of(models: Mapping[Hashable, Any], X: Array, sites: Any, coverage:
     if sites is None:
         return _hull(list(different.values()), X, coverage)
     labels, index = factorise(sites, len(X))
-    ends = None
-    for label, own in zip(labels, places_of(index, len(labels)), strict=True):
-        if label in models and models[label].calibration is not None:
-            part = models[label].interval_encoded(X[own], coverage)
-        else:
-            part = _hull(list(different.values()), X[own], coverage)
-        ends = np.empty((len(X), *part.shape[1:])) if ends is None else ends
-        ends[own] = part
-    return np.empty((0, 2)) if ends is None else ends
+
+    def of_site(label: Hashable, rows: Array) -> Array:
+        own = [models[label]] if label in models and models[label].calibration is not None else different.values()
+        return _hull(list(own), rows, coverage)
+
+    return by_owner(X, labels, index, of_site) if labels else np.empty((0, 2))
 
 
-def tell_of_too_few(models: Mapping[Hashable, Any], sites: Any, coverage: float) -> None:
-    """Warn once about all sites of rows that held out too few rows for a coverage, or none at all."""
-    without, borrowing = too_few(models, coverage), without_own(models)
+def words_on_intervals(models: Mapping[Hashable, Any], sites: Any, coverage: float) -> list[str]:
+    """Return what is to be told of all sites of rows that held out too few rows for a coverage, or none at all."""
+    found = {label: model.calibration for label, model in models.items()}
+    without = [label for label, one in found.items() if one is not None and not one.reaches(coverage)]
+    borrowing = [label for label, one in found.items() if one is None or not one.n_held_out]
     if sites is not None:
         asked = set(factorise(sites, len(sites))[0])
         without = [label for label in without if label in asked or not asked <= set(models)]
         borrowing = [label for label in borrowing if label in asked]
-    if borrowing:
-        warn(borrowed_text(borrowing))
-    if without:
-        warn(too_few_text(without, coverage, "the ends of these intervals are infinite"))
-
-
-def too_few(models: Mapping[Hashable, Any], coverage: float) -> list[Hashable]:
-    """Return the sites that held out too few rows for a coverage."""
-    known = {label: model.calibration for label, model in models.items()}
-    return [label for label, found in known.items() if found is not None and not found.reaches(coverage)]
-
-
-def without_own(models: Mapping[Hashable, Any]) -> list[Hashable]:
-    """Return the sites that held no rows out."""
-    known = {label: model.calibration for label, model in models.items()}
-    return [label for label, found in known.items() if found is None or not found.n_held_out]
+    words = [borrowed_text(borrowing)] if borrowing else []
+    return words + ([too_few_text(without, coverage, "the ends of these intervals are infinite")] if without else [])
 
 
 def _hull(models: Sequence[Any], X: Array, coverage: float) -> Array:

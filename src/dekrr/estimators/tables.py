@@ -179,22 +179,22 @@ def refuse_missing_responses(y: Any) -> None:
             f"the responses are of type {values.dtype}: a regressor predicts numbers; make them so, as in hours since "
             "a date"
         )
-    if values.dtype == object and values.ndim == 1:
-        missing = [row for row, value in enumerate(values) if value is None]
-        if missing:
-            raise DataError(f"Input y contains NaN or infinity: row {missing[0]} is None; drop such rows")
     if values.dtype.kind in "OUST" and values.ndim == 1:
-        texts = [row for row, value in enumerate(values) if isinstance(value, str)]
-        words = [row for row in texts if not is_number(values[row])]
-        if texts and not words:
-            raise DataError(
-                f"the response of row {texts[0]} is {values[texts[0]]!r}, a number written as text: make all of them "
-                "numbers, as in table[name] = pd.to_numeric(table[name])"
-            )
+        rows = list(enumerate(values.tolist()))
+        missing = next((row for row, value in rows if value is None), None)
+        if missing is not None:
+            raise DataError(f"Input y contains NaN or infinity: row {missing} is None; drop such rows")
+        texts = [(row, value) for row, value in rows if isinstance(value, str)]
+        words = [(row, value) for row, value in texts if not is_number(value)]
         if words:
+            row, word = words[0]
             raise DataError(
-                f"the response of row {words[0]} is {values[words[0]]!r}: a regressor predicts numbers; "
-                "DeKRRClassifier predicts classes"
+                f"the response of row {row} is {word!r}: a regressor predicts numbers; DeKRRClassifier predicts classes"
+            )
+        if texts:
+            raise DataError(
+                f"the response of row {texts[0][0]} is {texts[0][1]!r}, a number written as text: make all of them "
+                "numbers, as in table[name] = pd.to_numeric(table[name])"
             )
     if values.dtype.kind != "f" or values.ndim not in (1, 2) or (np.abs(values) <= LARGEST).all():
         return
@@ -408,10 +408,7 @@ def is_names(y: Any) -> bool:
 
 
 def open_sources(X: Any, y: Any, sites: Any, weight: Any) -> dict[Hashable, Source]:
-    """Return the source of each site, or the only one, with the site column's name as its key.
-
-    `y`, `sites` and `weight` are names of columns, of several outputs too.
-    """
+    """Return the source of each site, or the only one, with the site column's name as its key."""
     if weight is not None and not isinstance(weight, str):
         raise DataError(f"for sources, sample_weight is the name of a column; got {type(weight).__name__}")
     if y is not None and not isinstance(y, str) and not is_names(y):
@@ -517,10 +514,7 @@ def rows_of(
 
 
 def parts_of(X: Any, columns: AnyColumns, y: str | Sequence[str] | None, sites: Any) -> Iterator[LabelledRows]:
-    """Yield rows, responses where `y` names them, and site labels, of each batch of a source or of several.
-
-    `sites` are one per row, or the name of their column.
-    """
+    """Yield rows, responses where `y` names them, and site labels, of each batch of a source or of several."""
     if is_mapping(X):
         for label, given in X.items():
             for part in _parts_of_one(given, columns, y, None):

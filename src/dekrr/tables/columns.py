@@ -9,7 +9,7 @@ import datetime
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from numbers import Real
 from typing import Any, Literal, NamedTuple, NoReturn, cast
@@ -220,10 +220,7 @@ class Raw(NamedTuple):
 
 
 def raw_of(values: np.ndarray, start: int = 0) -> Raw:
-    """Return an array as a raw column, or raise an `UnusableError` that says why it cannot be used.
-
-    `start` is the number of rows before these, for messages.
-    """
+    """Return an array as a raw column, or raise an `UnusableError` that says why it cannot be used."""
     if values.ndim != 1:
         raise UnusableError(f"has values of shape {values.shape[1:]}; give each its own column")
     code = values.dtype.kind
@@ -272,21 +269,24 @@ def _objects(values: np.ndarray, start: int) -> Raw:
         dates = np.full(len(values), np.datetime64("NaT"), dtype="datetime64[us]")
         dates[[row for row, _ in known]] = [_naive(value) for _, value in known]
         return Raw("datetime", dates)
-    if kinds <= {"category", "number", "boolean"}:
-        row, value = next((row, value) for row, value in known if isinstance(value, str))
+
+    def first(*wrong: str) -> tuple[int, Any]:
+        return next((start + row, value) for row, value in known if _kind_of(value) in wrong)
+
+    if "?" in kinds:
+        row, value = first("?")
         raise UnusableError(
-            f"has words and numbers: row {start + row} is {value!r}. Replace the words by None where numbers are "
-            "missing, or make all values words to get categories"
+            f"row {row} is of type {type(value).__name__}; turn it into a number or a word, or drop the column"
         )
-    others = [(row, value) for row, value in known if _kind_of(value) not in WORDS]
-    if not others:
-        row, value = next((row, value) for row, value in known if _kind_of(value) != "datetime")
+    if "datetime" in kinds:
+        row, value = first("boolean", "number", "category")
         raise UnusableError(
-            f"has dates and other values: row {start + row} is {value!r}. Make these None where a date is not known"
+            f"has dates and other values: row {row} is {value!r}. Make these None where a date is not known"
         )
-    row, value = others[0]
+    row, value = first("category")
     raise UnusableError(
-        f"row {start + row} is of type {type(value).__name__}; turn it into a number or a word, or drop the column"
+        f"has words and numbers: row {row} is {value!r}. Replace the words by None where numbers are missing, or make "
+        "all values words to get categories"
     )
 
 
@@ -304,43 +304,33 @@ def _kind_of(value: Any) -> str:
 
 def _words(values: np.ndarray, known: list[tuple[int, Any]], start: int) -> Raw:
     different = dict.fromkeys(word for _, word in known)
-    dates = _dates(values, known, different, start)
-    if dates is not None:
-        return dates
-    longest = max(map(len, different))
-    if longest > LONGEST:
-        raise UnusableError(
-            f"is free text of up to {longest} characters; turn it into categories or numbers, or drop it"
-        )
-    _refuse_strays(known, different, start)
-    words = np.full(len(values), None, dtype=object)
-    words[[row for row, _ in known]] = [word for _, word in known]
-    return Raw("category", words)
-
-
-def _dates(values: np.ndarray, known: list[tuple[int, Any]], different: Iterable[str], start: int) -> Raw | None:
-    """Return words as the dates that they all are; None where a word is no date."""
-    try:
-        found = dates_of_words(different)
-    except OrderError as error:
-        rows = [next(row for row, word in known if word == other) for other in error.args]
-        raise UnusableError(
-            f"has dates with the day first, such as {error.args[0]!r} in row {start + rows[0]}, and with the month "
-            f"first, such as {error.args[1]!r} in row {start + rows[1]}: write them in one order, or as 2023-10-31"
-        ) from None
-    if found is None:
-        return None
     rows = [row for row, _ in known]
     words = np.full(len(values), None, dtype=object)
     words[rows] = [word for _, word in known]
+    try:
+        read = dates_of_words(different)
+    except OrderError as error:
+        first, second = (f"{word!r} in row {start + int(np.flatnonzero(words == word)[0])}" for word in error.args)
+        raise UnusableError(
+            f"has dates with the day first, such as {first}, and with the month first, such as {second}: write them in "
+            "one order, or as 2023-10-31"
+        ) from None
+    if read is None:
+        longest = max(map(len, different))
+        if longest > LONGEST:
+            raise UnusableError(
+                f"is free text of up to {longest} characters; turn it into categories or numbers, or drop it"
+            )
+        _refuse_strays(known, different, start)
+        return Raw("category", words)
 
     def column(read: dict[str, int]) -> np.ndarray:
         dates = np.full(len(values), np.datetime64("NaT"), dtype="datetime64[us]")
         dates[rows] = np.array([read[word] for _, word in known]).astype("datetime64[us]")
         return dates
 
-    swapped = column(found.swapped) if found.swapped else None
-    return Raw("datetime", column(found.values), swapped, words, found.order, found.short)
+    swapped = column(read.swapped) if read.swapped else None
+    return Raw("datetime", column(read.values), swapped, words, read.order, read.short)
 
 
 def _refuse_strays(known: list[tuple[int, Any]], different: Collection[str], start: int) -> None:
@@ -378,18 +368,10 @@ def as_words(raw: Raw) -> np.ndarray:
         return raw.values
     if raw.words is not None:
         return raw.words
-    none = raw.missing
-    if raw.kind == "boolean":
-        texts: Iterable[str] = (str(bool(value)) for value in raw.values)
-    elif raw.kind == "number":
-        texts = (f"{value:.15g}" for value in raw.values)
-    else:
-        texts = (str(value) for value in raw.values)
-    words = np.full(len(none), None, dtype=object)
-    for row, text in enumerate(texts):
-        if not none[row]:
-            words[row] = text
-    return words
+    forms: dict[str, Callable[[Any], str]] = {"boolean": lambda value: str(bool(value)), "number": "{:.15g}".format}
+    form = forms.get(raw.kind, str)
+    words = [None if none else form(value) for value, none in zip(raw.values, raw.missing, strict=True)]
+    return np.array(words, dtype=object)
 
 
 RawTable = dict[str, Raw]
@@ -495,10 +477,7 @@ def _array(column: Any, *, exact: bool) -> np.ndarray:
 
 
 def read_raw(table: Any, names: Sequence[str], where: str = "the frame", start: int = 0) -> RawTable:
-    """Return some columns of a table; refuse those that cannot be used, all of them at once.
-
-    `where` and `start`, the number of rows before these, are for messages.
-    """
+    """Return some columns of a table; refuse those that cannot be used, all of them at once."""
     require_columns(table, names, where)
     found: RawTable = {}
     reasons, unusable = [], []

@@ -276,26 +276,12 @@ class ArrayRows(Rows):
         hashes: np.ndarray | None = None,
     ) -> None:
         self._block = Block(X, y, weight)
+        self.X, self.y, self.weight = X, y, weight
         self.hashes = hashes
         self.weighted = weight is not None
         self.n_columns = int(X.shape[1])
         self.expansion = expansion
         self.seed = seed
-
-    @property
-    def X(self) -> Array:
-        """The inputs, shape (n_rows, n_columns)."""
-        return self._block.X
-
-    @property
-    def y(self) -> Array:
-        """The responses, shape (n_rows,) or (n_rows, n_outputs)."""
-        return self._block.y
-
-    @property
-    def weight(self) -> Array | None:
-        """The weight of each row, shape (n_rows,); None where each counts once."""
-        return self._block.weight
 
     @property
     def n_rows(self) -> int:
