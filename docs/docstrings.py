@@ -45,7 +45,9 @@ def complete(app: Any, what: str, name: str, thing: Any, options: Any, lines: li
     """Add the parameters that a docstring leaves to a table or to others of its class; before numpydoc reads it."""
     text = "\n".join(lines)
     if what == "class":
-        text += settings_of(thing) + parameters_of_chooser(thing)
+        if section := settings_of(thing):
+            text = re.sub(_SECTION, "", text, flags=re.M | re.S) + section
+        text += parameters_of_chooser(thing)
     elif what in ("method", "function") and (section := section_on_parameters(name, text)):
         text = re.sub(_SECTION, "", text, flags=re.M | re.S).rstrip() + f"\n\n{section}"
     lines[:] = text.split("\n")
@@ -61,8 +63,6 @@ def settings_of(kind: Any) -> str:
     from dekrr.settings import entries
 
     if not (kind.__module__.startswith("dekrr.settings") and hasattr(kind, "__struct_fields__")):
-        return ""
-    if "Parameters\n---" in (inspect.getdoc(kind) or ""):
         return ""
     parts = ["", "", "Parameters", "----------"]
     for name, entry in entries(kind).items():

@@ -752,10 +752,7 @@ class NetworkRegressor(FeatureRegressor):
 
     def _here(self, seed: int, *, first: bool) -> Here | None:
         """Return the function that says which sites are driven in this process; None where all are."""
-        return here_of(self.network, lambda labels: self._graph_of(labels, seed) if first else self.graph_)
+        return here_of(self.network, lambda labels: self._graph(labels, seed) if first else self.graph_)
 
-    def _graph(self, rows: Mapping[Hashable, Rows], seed: int) -> Any:
-        return self._graph_of(list(rows), seed)
-
-    def _graph_of(self, labels: Sequence[Hashable], seed: int) -> Any:
-        return build(self.topology, labels, self.n_neighbors, seed)
+    def _graph(self, labels: Iterable[Hashable], seed: int) -> Any:
+        return build(self.topology, list(labels), self.n_neighbors, seed)

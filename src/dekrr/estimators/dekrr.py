@@ -243,7 +243,13 @@ class Standing:
 
     def all_rows(self, graph: Any, new: Mapping[Hashable, Rows]) -> dict[Hashable, Rows]:
         """Return all rows of each site of a graph, as far as they were kept."""
-        self._refuse_new_edges(graph)
+        added = [edge for edge in graph.edges if not self.graph.has_edge(*edge)]
+        if added and self.rows is None:
+            a, b = added[0]
+            raise SettingsError(
+                f"the edge from {a!r} to {b!r} is new: over a new edge sites send sums over all their rows, and those "
+                "of the first fit were not kept. Fit with store_rows=True to let sites join later"
+            )
         rows: dict[Hashable, Rows] = {}
         n_columns = next(iter(self.outcomes.values())).feature_map.n_columns
         weighted = self.weights is not None or any(part.weighted for part in new.values())
@@ -253,13 +259,8 @@ class Standing:
                 continue
             parts = [every[label] for every in (self.rows or {}, new) if label in every]
             if self.rows is None and label in self.n_rows:
-                n_new = sum(part.n_rows for part in parts)
                 weights = None if self.weights is None else self.weights[label]
-                if weights is not None or any(part.weighted for part in parts):
-                    weights = weights or Weighed(float(self.n_rows[label]), float(self.n_rows[label]))
-                    for part in parts:
-                        weights = weights.plus(part.weights)
-                parts = [ForgottenRows(self.n_rows[label] + n_new, n_columns, weights)]
+                parts.insert(0, ForgottenRows(self.n_rows[label], n_columns, weights))
             rows[label] = ChainedRows(parts) if len(parts) > 1 else parts[0]
         return rows
 
@@ -267,15 +268,6 @@ class Standing:
     def has_parts(self) -> bool:
         """Whether models have more parts than the agreed one."""
         return any(outcome.sigma is not None for outcome in self.outcomes.values())
-
-    def _refuse_new_edges(self, graph: Any) -> None:
-        added = [edge for edge in graph.edges if not self.graph.has_edge(*edge)]
-        if added and self.rows is None:
-            a, b = added[0]
-            raise SettingsError(
-                f"the edge from {a!r} to {b!r} is new: over a new edge sites send sums over all their rows, and those "
-                "of the first fit were not kept. Fit with store_rows=True to let sites join later"
-            )
 
 
 _BLOCK_ROWS = 1 << 14
@@ -411,12 +403,11 @@ class DeKRRRegressor(NetworkRegressor):
     _keep_of_second = staticmethod(keep_intervals)
 
     def run_settings(self, **changes: Any) -> DeKRRSettings:
-        """Return the settings of a run; those that are tuned are the first of their grids.
+        """Return the settings of a run, with `changes`; those that are tuned are the first of their grids.
 
         Parameters
         ----------
         **changes : object
-            Settings to have instead.
         """
         leverage = entries(DeKRRSettings)["max_leverage"]
         parts = self._parts()
@@ -454,9 +445,9 @@ class DeKRRRegressor(NetworkRegressor):
             given["column_scales"] = tuple(scales.tolist())
         return parts_of(given, possible=self.exchange == "sums", private=self.privacy is not None)
 
-    def _grid(self, name: str, given: Any = None) -> tuple[float, ...]:
+    def _grid(self, name: str) -> tuple[float, ...]:
         """Return the values of a setting to choose from; with a shared part or privacy "auto" is one value."""
-        given = getattr(self, name) if given is None else given
+        given = getattr(self, name)
         if self.privacy is not None and is_auto(given):
             return (PRIVATE[name],)
         return grid_with_parts(name, given, self._parts()["shared"])

@@ -490,10 +490,10 @@ class Choosing:
             mapping=self.setting("mapping"),
         )
 
-    def choosers(self, labels: Sequence[Hashable], sigma: float | None = None) -> dict[Hashable, Chooser]:
+    def choosers(self, labels: Sequence[Hashable]) -> dict[Hashable, Chooser]:
         """Return each site's chooser; sites of one size share it."""
         sizes = self.sizes(labels)
-        of_size = {size: self.chooser(size, sigma) for size in set(sizes.values())}
+        of_size = {size: self.chooser(size) for size in set(sizes.values())}
         return {label: of_size[size] for label, size in sizes.items()}
 
 
