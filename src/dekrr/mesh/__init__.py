@@ -11,4 +11,5 @@
   time, `witness` what it writes to `audit_trail`; `reveals` says what messages tell, and `audit_page` shows all that.
 - To watch a site: `record` has its events, in a log and in run.jsonl, `status` its state; `page` and `monitoring` show
   them. `standard_error`: the log outlives its reader.
+- `prototype`: a deployment in one process, for an estimator with deployment=True.
 """
