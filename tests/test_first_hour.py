@@ -216,9 +216,9 @@ def test_a_deployment_foresees_rows_that_stand_alone_among_features():
 
 
 def test_a_refusal_in_the_run_of_a_deployment_says_that_it_is_one(monkeypatch):
-    from dekrr.estimators import dekrr
+    from dekrr.mesh import prototype
 
-    monkeypatch.setattr(dekrr, "_standing_alone", lambda *given: {})
+    monkeypatch.setattr(prototype, "_standing_alone", lambda *given: {})
     grid = np.repeat(np.linspace(0, 1, 44), 5)
     x = np.concatenate([grid, lonely(50), grid])[:, None]
     alone = {"features": "plain", "shared": None, "local": None, "column_scales": None, "deployment": True}

@@ -11,7 +11,7 @@ from rich.table import Table
 from ..errors import DataError
 from ..labels import factorise, names_of, places_of
 from ..model import SiteClassifier, SiteModel
-from ..tables.sources import Batch, inputs_of, open_source
+from ..tables.sources import Batch, column_of, inputs_of, numbers_of, open_source
 from ..types import Array
 
 _FEW = 20  # the first rows of a site, which are never held out
@@ -59,8 +59,7 @@ class Errors:
         """Take in some rows; without the name of a site column, every model is scored on all of them."""
         frame = frame_of(batch)
         for column in (*targets, *([site] if site else [])):
-            if column not in frame.columns:
-                raise DataError(f"{batch.where} has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
+            column_of(batch, column)  # which refuses those that are not there
         if not len(frame):
             return
         truth = self._truth(frame, batch, targets)
@@ -81,7 +80,7 @@ class Errors:
         first = next(iter(self._models.values()))
         if first.n_outputs != len(targets):
             raise DataError(f"the models predict {first.n_outputs} columns, not {len(targets)}: give --target for each")
-        return np.column_stack([_numbers(frame[name], batch, name) for name in targets])
+        return np.column_stack([numbers_of(batch, column_of(batch, name), repr(name)) for name in targets])
 
     def _losses(self, model: Any, rows: Any, truth: Array) -> Array:
         """Return the losses of rows, shape (n_rows, n_losses)."""
@@ -194,19 +193,6 @@ def errors_on(models: Mapping[str, SiteModel], batches: Iterable[Batch], targets
     for batch in batches:
         errors.add(batch, [targets] if isinstance(targets, str) else targets, site)
     return errors
-
-
-def _numbers(column: Any, batch: Batch, target: str) -> Array:
-    try:
-        truth = np.asarray(column, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise DataError(f"{batch.where}: column {target!r} has values that are not numbers") from None
-    if not np.isfinite(truth).all():
-        row = int(np.flatnonzero(~np.isfinite(truth))[0])
-        raise DataError(
-            f"{batch.where}: row {batch.start + row}, column {target!r} is {truth[row]}: drop rows without a response"
-        )
-    return truth
 
 
 def _whole(value: Any) -> str:

@@ -77,7 +77,7 @@ def block_of(
     if is_pair(batch.table):
         responses = np.asarray(batch.table[1])
         columns_of_y = responses.T if responses.ndim == 2 else [responses]
-        outputs = [_numbers(batch, column, "the response", _OF_RESPONSE) for column in columns_of_y]
+        outputs = [numbers_of(batch, column, "the response", _OF_RESPONSE) for column in columns_of_y]
         y = np.column_stack(outputs) if responses.ndim == 2 else outputs[0]
         X = inputs_of(batch, columns)
         if len(X) != len(y):
@@ -91,11 +91,11 @@ def block_of(
         raise DataError(f"{batch.where} has named columns: say which is the response, as in fit(..., y='power')")
     X = inputs_of(batch, columns)
     several = [response] if isinstance(response, str) else response
-    outputs = [_numbers(batch, column_of(batch, name), repr(name), _OF_RESPONSE) for name in several]
+    outputs = [numbers_of(batch, column_of(batch, name), repr(name), _OF_RESPONSE) for name in several]
     y = outputs[0] if isinstance(response, str) else np.column_stack(outputs)
     if weight is None:
         return Block(X, y)
-    weights = _numbers(batch, column_of(batch, weight), repr(weight))
+    weights = numbers_of(batch, column_of(batch, weight), repr(weight))
     require_weights(weights, f"{batch.where}, column {weight!r}: ", batch.start)
     return Block(X, y, weights)
 
@@ -127,14 +127,14 @@ def inputs_of(batch: Batch, columns: AnyColumns) -> Array:
         rows = np.asarray(table)
         if rows.ndim != 2 or rows.shape[1] != n_columns:
             raise DataError(f"{batch.where}: expected rows of {n_columns} columns, got an array of shape {rows.shape}")
-        parts = [_numbers(batch, column, str(j)) for j, column in enumerate(rows.T)] if rows.dtype.kind == "O" else []
+        parts = [numbers_of(batch, column, str(j)) for j, column in enumerate(rows.T)] if rows.dtype.kind == "O" else []
         rows = np.column_stack(parts) if parts else np.asarray(rows, dtype=np.float64)
         _require_finite(batch, rows, columns)
         return rows
     values = np.empty((n_rows_of(batch.table), n_columns))
     there = names_in(batch.table)
     for j, name in enumerate(columns):
-        values[:, j] = _numbers(batch, column_of(batch, name, there), repr(name), finite=False)
+        values[:, j] = numbers_of(batch, column_of(batch, name, there), repr(name), finite=False)
     _require_finite(batch, values, columns)
     return values
 
@@ -157,9 +157,10 @@ def column_of(batch: Batch, name: str, there: list[str] | None = None) -> np.nda
     return np.asarray(column)
 
 
-def _numbers(
+def numbers_of(
     batch: Batch, values: np.ndarray, name: str, remedy: str = "drop or encode the column", *, finite: bool = True
 ) -> Array:
+    """Return a column of a batch as numbers; refuse others by row and name."""
     if values.dtype.kind in "OUST":
         row = _first_word(values)
         if row is not None:
