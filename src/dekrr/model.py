@@ -548,17 +548,9 @@ def from_bytes(data: bytes, path: Any = "the model") -> SiteModel:
 
 
 def load(path: str | os.PathLike[str]) -> SiteModel:
-    """Read a model that `SiteModel.save` wrote.
+    """Read the model of a site that `SiteModel.save` wrote.
 
-    Returns
-    -------
-    SiteModel
-        The model of one site; its `predict` takes rows.
-
-    Raises
-    ------
-    ModelFileError
-        When the file is damaged, is not a model, or has a newer format.
+    A file that is damaged, is not a model, or has a newer format raises `ModelFileError`.
     """
     if os.path.isdir(path):
         raise ModelFileError(f"{path} is a folder: give one of its model files, which end in .safetensors")

@@ -36,7 +36,7 @@ __all__ = ["OWN", "UNION", "LeaveOneSiteOut", "Scorer", "SiteKFold"]
 class _Splitter:
     """What both splitters share: where the sites of rows come from."""
 
-    def __init__(self, sites: str | None) -> None:
+    def __init__(self, *, sites: str | None = None) -> None:
         self.sites = sites
 
     def get_metadata_routing(self) -> Any:
@@ -83,7 +83,7 @@ class SiteKFold(_Splitter):
     """
 
     def __init__(self, n_splits: int = 5, *, sites: str | None = None, random_state: int = 0) -> None:
-        super().__init__(sites)
+        super().__init__(sites=sites)
         self.n_splits = n_splits
         self.random_state = random_state
 
@@ -134,9 +134,6 @@ class LeaveOneSiteOut(_Splitter):
     >>> [test.tolist() for train, test in LeaveOneSiteOut().split(sites, sites=sites)]
     [[0, 2], [1]]
     """
-
-    def __init__(self, *, sites: str | None = None) -> None:
-        super().__init__(sites)
 
     def split(self, X: Any, y: Any = None, groups: Any = None, sites: Any = None) -> Iterator[tuple[Any, Any]]:
         """Yield the indices of the rows to train on and to test on, site by site; see `SiteKFold.split`."""

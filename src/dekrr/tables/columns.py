@@ -714,15 +714,7 @@ def _rounded(value: float, spread: float) -> float:
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A column of the user's table, and what it becomes.
-
-    Examples
-    --------
-    >>> Column(name="wind", kind="category", categories=("E", "N", "W"), missing=True).names_out
-    ['wind=E', 'wind=N', 'wind=W', 'wind missing']
-    >>> Column(name="when", kind="datetime", parts=("year", "hour")).names_out
-    ['when year', 'when hour sin', 'when hour cos']
-    """
+    """A column of the user's table, and what it becomes."""
 
     name: str
     # "none" is left out: nothing can be learnt from it
