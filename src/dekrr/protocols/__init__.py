@@ -7,8 +7,8 @@ Who carries the messages is the business of `dekrr.networks`.
 `dekrr.train` is the paper's Algorithm 1, line by line. The modules from the bottom up:
 
 - `site`: a site, and the types of a procedure.
-- `roll_call`: who is there; `masking`: sums that one site can read; `spanning_tree`: sums over all sites, masked or not;
-  `preparation`: what columns become, and the units of rows.
+- `roll_call`: who is there; `masking`: sums that one site can read; `spanning_tree`: sums over all sites,
+  masked or not; `preparation`: what columns become, and the units of rows.
 - `run`: chooser, settings and policies in one object, and what a site has after each stage and at the end.
 - `choosing`: how many features, which, and how they are told; `exchange`: sums, sums with noise, or the paper's rows;
   `cross_validation`: settings chosen from grids.

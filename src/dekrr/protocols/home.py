@@ -350,7 +350,7 @@ def _own_weight(own: Array, neighbors: Array, y: Array, weight: Array | None, pr
 
 def _best_for_all(tree: Tree, predictions: Array, y: Array, rows: ArrayRows) -> Procedure[tuple[Array, Array]]:
     """Return the weights of candidates that are best for all sites, and the products of errors per row."""
-    most = np.inf if tree.masks is None else (MOST_SPANS + 1) * 2.0**tree.masks.responses
+    most = (MOST_SPANS + 1) * tree.largest_response
     errors = np.clip(predictions - y, -most, most)
     of_told = error_products(errors, np.zeros_like(y), rows.weight) * rows.expansion
     count = float(rows.n_rows if rows.weight is None else rows.weight.sum()) * rows.expansion

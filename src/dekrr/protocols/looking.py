@@ -189,7 +189,7 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     told[place] = [_solved(each, shape).ravel() for each in total - packed]
     told = np.clip(told, -_MOST_COEFFICIENT, _MOST_COEFFICIENT)
     without = yield from tree.sum(told, _MOST_COEFFICIENT)
-    most = np.inf if tree.masks is None else MOST_SPANS * 2.0**tree.masks.responses
+    most = MOST_SPANS * tree.largest_response
     n_outputs, fitted = site.rows.n_outputs, []
     for k, (_, held) in enumerate(parts):
         of_all = np.frombuffer(_solved_once(total[k].tobytes(), shape)).reshape(shape)
@@ -201,11 +201,8 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     y = np.concatenate([held.y.reshape(held.n_rows, n_outputs) for _, held in parts])
     weights = np.concatenate([np.ones(held.n_rows) if held.weight is None else held.weight for _, held in parts])
     errors = ((np.clip(predicted, -most, most) - y) ** 2).sum(axis=2) * weights
-
-    def largest_told(masks: Masks) -> float:
-        return float(2.0**masks.rows * (most + 2.0**masks.responses) ** 4 * n_outputs**2)
-
-    found = _Measured(*(yield from tree.sum(_told(errors, place), largest_told)))
+    largest_gain = (most + tree.largest_response) ** 4 * n_outputs**2
+    found = _Measured(*(yield from tree.sum(_told(errors, place), lambda masks: 2.0**masks.rows * largest_gain)))
     harmful = _harmful(found)
     if harmful == place:
         findings = tuple(begun.findings(of_response=True)) or (_of_relation(predicted[2 + place], y),)

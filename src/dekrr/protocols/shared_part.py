@@ -318,20 +318,17 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, r
     solve = partial(_path, feature_map, RIDGES)
     path, levels = yield from _ridges_over_tree(start, run, feature_map, rows, solve, len(RIDGES), ratio)
     tree = yield from start.tree()
-    roster, masks = tree.roster, tree.masks
+    roster = tree.roster
     ratios = RATIOS if run.settings.site_effect == "auto" and roster.n_sites > 1 else (ratio,)
-    most, largest = np.inf, 1.0
-    if masks is not None:
-        responses = 2.0**masks.responses
-        most = MOST_SPANS * responses
-        largest = 2.0**masks.rows * (most + responses) ** 2 * max(1, math.prod(held.y.shape[1:]))
+    most, n_outputs = MOST_SPANS * tree.largest_response, math.prod(held.y.shape[1:])
     sample = start.rows.sample
     judges = sample if sample.n_rows < start.rows.n_rows else held
     errors = errors_of(judges, feature_map, path, levels, ratios, most) * judges.expansion
     sizes = np.abs(errors[:, -1:] - errors)  # of what levels gain at this site
     of_held = errors[:, -1] if judges is held else np.zeros(len(path))
     told = np.concatenate([of_held, [held.weights.total], errors.ravel(), sizes.ravel()])
-    total = yield from tree.sum(told, largest)
+    largest_error = (most + tree.largest_response) ** 2 * max(1, n_outputs)
+    total = yield from tree.sum(told, lambda masks: 2.0**masks.rows * largest_error)
     of_held, (n_held,), of_judges, of_sizes = np.split(total, np.cumsum([len(path), 1, errors.size]))
     errors, sizes = of_judges.reshape(errors.shape), of_sizes.reshape(errors.shape)
     gains = errors[:, -1:] - errors

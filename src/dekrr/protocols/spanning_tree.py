@@ -9,6 +9,7 @@ With D features it takes k D numbers in place of D (D + 1) / 2. Most sites of a 
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -139,6 +140,11 @@ class Tree:
 
     roster: Roster
     masks: Masks | None = None
+
+    @property
+    def largest_response(self) -> float:
+        """What no response is above where sums are masked; otherwise infinite."""
+        return math.inf if self.masks is None else 2.0**self.masks.responses
 
     def sum(self, values: Array, largest: Largest = 1.0) -> Procedure[Array]:
         """Return the exact sum of all sites' arrays, which are of one shape."""
