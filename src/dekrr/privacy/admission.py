@@ -182,7 +182,6 @@ def leverages(features: Array, whitening: Array) -> Array:
 
 
 _ALONE = 0.8  # leverage among a map's features from which a row does not count as hidden
-_LEVERAGE_PASSES = 3
 
 
 def check_rows(
@@ -269,7 +268,7 @@ def _stands_alone(rows: ArrayRows, feature_map: FeatureMap) -> np.ndarray:
     """
     features = weighted_features(feature_map, rows.arrays())
     left = np.arange(rows.n_rows)
-    for _ in range(_LEVERAGE_PASSES if rows.n_rows else 0):
+    for _ in range(_PASSES if rows.n_rows else 0):
         typical = leverages(features[left], whiten(features[left].T @ features[left])) <= _ALONE
         if typical.all() or not typical.any():
             break

@@ -18,6 +18,7 @@ of this, it is `dekrr.train`, exactly.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -242,14 +243,13 @@ def _found(outcome: Outcome, chooser: Chooser, settings: DeKRRSettings) -> tuple
     """Return the settings and the chooser with the numbers that a training found, for one without some rows."""
     # A fifth of the rows is what sums over all rows differ by from those over the others, four times as many. Where the
     # fifth is larger, three and a half times as many are left at least. All sites must have the same number here.
-    fixed = msgspec.structs.replace(settings, rows_per_feature=settings.rows_per_feature * (FOLDS - 1.5))
+    found: dict[str, Any] = {"rows_per_feature": settings.rows_per_feature * (FOLDS - 1.5)}
+    tuned, sigma = outcome.tuned, outcome.sigma
     if outcome.shared is not None:
-        ratio = outcome.shared.ratio
-        fixed = msgspec.structs.replace(fixed, site_effect=None if ratio == NO_LEVEL else ratio)
+        found["site_effect"] = None if outcome.shared.ratio == NO_LEVEL else outcome.shared.ratio
     if outcome.column_scales is not None:
-        fixed = msgspec.structs.replace(fixed, column_scales=tuple(outcome.column_scales.tolist()))
-    tuned = outcome.tuned
-    if tuned is None:
-        return fixed, chooser if outcome.sigma is None else chooser.replace(sigma=outcome.sigma)
-    numbers = {"alpha": tuned.alpha, "consensus": tuned.consensus, "own_weight": tuned.own_weight}
-    return msgspec.structs.replace(fixed, **numbers), chooser.replace(sigma=tuned.sigma)
+        found["column_scales"] = tuple(outcome.column_scales.tolist())
+    if tuned is not None:
+        sigma = tuned.sigma
+        found |= {"alpha": tuned.alpha, "consensus": tuned.consensus, "own_weight": tuned.own_weight}
+    return msgspec.structs.replace(settings, **found), chooser if sigma is None else chooser.replace(sigma=sigma)
