@@ -229,18 +229,10 @@ OPSET = 17  # of 2022: old runtimes read it, too
 _IR_VERSION = 8
 _TOLERANCE = 1e-9
 _ROWS_TO_CHECK = 64
-_PARTS = {
-    "header",
-    "members",
-    "scaling",
-    "calibration",
-    "class_calibration",
-    "home",
-    "response",
-}  # intervals are not in the graph, predictions are
-_HEADER_WITHOUT_EFFECT = {"site", "method", "kernel", "sigma", "columns", "n_columns", "n_members", "scaled"}
-_HEADER_WITHOUT_EFFECT |= {"privacy", "format", "version", "parts", "column_scales", "targets", "transform"}
-_IN_THE_GRAPH = {"encoding", "classes"}
+_IN_THE_GRAPH = {"header", "members", "scaling", "class_calibration", "home", "response", "encoding", "classes"}
+# Intervals are not in the graph, predictions are.
+_WITHOUT_EFFECT = {"calibration", "site", "method", "kernel", "sigma", "columns", "n_columns", "n_members", "scaled"}
+_WITHOUT_EFFECT |= {"privacy", "format", "version", "parts", "column_scales", "targets", "transform"}
 _BOUNDS = {"lower", "upper", "lowest", "highest"}
 
 
@@ -456,7 +448,7 @@ def _refuse_unknown_parts(model: SiteModel) -> None:
     given = [(field.name, getattr(model, field.name), field.default) for field in fields(model)]
     header = model.header
     given += [(field.name, getattr(header, field.name), field.default) for field in msgspec.structs.fields(header)]
-    known = _PARTS | _HEADER_WITHOUT_EFFECT | _IN_THE_GRAPH
+    known = _IN_THE_GRAPH | _WITHOUT_EFFECT
     unknown = [name for name, value, default in given if name not in known and not _is_nothing(value, default)]
     unknown += [f"a scaling by {name}" for name in model.scaling.tensors if name not in _BOUNDS]
     if unknown:
