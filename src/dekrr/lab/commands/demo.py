@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ... import estimators, plot
@@ -20,6 +19,7 @@ from ...scaling import Scaling
 from ...settings import ALONE
 from ...types import Array
 from ..yardsticks import Task, best
+from .progress import progress_of
 
 
 @dataclass(frozen=True)
@@ -129,21 +129,17 @@ def _meaning(alone: Row, pooled: Row, together: Row) -> str:
 
 def _fit_all(problem: DemoData, seed: int) -> list[Row]:
     methods = list(_methods(problem.settings, seed))
-    columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     X, y, sites = problem.test
     rows = []
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(methods))
+    with progress_of("demo", len(methods)) as show_done, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         for method, regressor in methods:
-            progress.update(task, description=method)
             start = time.perf_counter()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                regressor.fit(problem.train[0], problem.train[1], sites=problem.train[2])
+            regressor.fit(*problem.train[:2], sites=problem.train[2])
             seconds = time.perf_counter() - start
             own, union = (regressor.rse(X, y, sites=sites, metric=metric) for metric in ("own", "union"))
             rows.append(Row(method, own, seconds, regressor, union))
-            progress.advance(task)
+            show_done(len(rows), method)
     return rows
 
 

@@ -3,6 +3,7 @@
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -193,11 +194,9 @@ def machine() -> dict[str, Any]:
         except ModuleNotFoundError:
             versions[package] = "not installed"
     model = platform.processor() or platform.machine()
-    try:
+    with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
     return {"processor": model, "cores": free_cores(), "python": platform.python_version(), **versions}
 
 
