@@ -97,15 +97,37 @@ def test_symmetric_packing(size):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8])
-def test_coefficients_alone_may_have_fewer_digits(dtype):
+def test_coefficients_and_totals_alone_may_have_fewer_digits(dtype):
     messages.decode(messages.encode(messages.Coefficients(np.zeros(2, dtype=dtype), (0.0, 0.0))), "a")
     for message in (
         messages.Sums(np.zeros(3, dtype=dtype), np.zeros((2, 2))),
         messages.Features(np.zeros((1, 2)), np.zeros(2), np.zeros(2, dtype=dtype), 1),
-        messages.Total(np.zeros(2, dtype=dtype)),
+        *([messages.Total(np.zeros(2, dtype=dtype))] if dtype is np.int8 else []),
     ):
         with pytest.raises(MessageError, match=f"'a' sent {type(message).__name__}.* as {np.dtype(dtype)}"):
             messages.decode(messages.encode(message), "a")
+
+
+@given(st.integers(0, 2**31), st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_numbers_in_fixed_point_are_off_by_half_a_unit(seed, lengths):
+    rng, lengths = np.random.default_rng(seed), np.array(lengths)
+    values, units = rng.normal(size=lengths.sum()) * 10 ** rng.uniform(-3, 3), 10 ** rng.uniform(-5, 5, len(lengths))
+    message = messages.Rounded.of(values, lengths, units, np.zeros(1))
+    heard = messages.decode(messages.encode(message), "a")
+    most = np.repeat(units, lengths) / 2 + 2.0**-29 * np.abs(values).max()
+    assert np.all(np.abs(heard.numbers(lengths, "a") - values) <= most)
+    with pytest.raises(MessageError, match=r"'a' sent .* bytes of numbers"):
+        heard.numbers(lengths + 40, "a")
+
+
+@pytest.mark.parametrize(
+    ("widths", "units", "beside"),
+    [([0], [1.0], []), ([33], [1.0], []), ([8, 8], [1.0], []), ([8], [0.0], []), ([8], [-1.0], []), ([8], [1e300], [])],
+)
+def test_fixed_point_whose_parts_do_not_fit_is_refused(widths, units, beside):
+    message = messages.Rounded(b"abc", widths, np.array(units), np.array(beside))
+    with pytest.raises(MessageError, match="'a' sent numbers in fixed point"):
+        messages.decode(messages.encode(message), "a")
 
 
 def test_of_several_who_owe_a_message_the_first_is_named():

@@ -10,11 +10,11 @@ import dekrr
 from dekrr import DeKRRRegressor, DifferentialPrivacy, MessageError, SettingsError
 from dekrr.data import make_sites
 from dekrr.features import FeatureMap
-from dekrr.messages import Total
+from dekrr.messages import Total, decode, encode
 from dekrr.networks.local import LocalNetwork
 from dekrr.parts.local import constant_of, has_constant
 from dekrr.protocols import dekrr as algorithm
-from dekrr.protocols import shared_part, training
+from dekrr.protocols import shared_part, spanning_tree, training
 from dekrr.protocols.home import leverage_among
 from dekrr.protocols.roll_call import RollCall, roll_call
 from dekrr.protocols.run import Start
@@ -479,7 +479,8 @@ def test_leverages_of_fewer_rows_than_features_are_those_of_the_gram(n_rows):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_sums_of_few_rows_travel_as_a_factor_and_are_the_same(weighted):
+def test_sums_of_few_rows_travel_as_a_factor_and_are_the_same(weighted, monkeypatch):
+    monkeypatch.setattr(spanning_tree, "MANY_SITES", 40)  # nothing is rounded
     X, y, sites = make_sites(n_sites=40, rows_per_site=12, random_state=0)
     weight = np.random.default_rng(0).uniform(0.5, 2.0, len(y)) if weighted else None
     # Without trees, which make much of the last digits, and without a look at rows, which sends as much in either form.
@@ -508,6 +509,31 @@ def test_sums_of_branches_add_up_in_every_form(seed, numbers, size):
     told = sparse.plus([sparse.of(one) for one in votes])
     assert sparse.fits(len(told))
     np.testing.assert_allclose(sparse.whole(told), np.sum(votes, axis=0), rtol=1e-14)
+
+
+@given(st.integers(0, 2**31), st.integers(0, 40), st.floats(1e-9, 1e-2), st.integers(0, 2))
+def test_what_rounding_changes_has_room(seed, n_rows, share, first):
+    rng, form = np.random.default_rng(seed), BranchSums(30, 2, room=share * (n_rows + 1), first=first)
+    Z, beside = rng.normal(size=(n_rows, 30)) * np.geomspace(1, 1e-3, 30), rng.normal(size=2)
+    sums = form.of_rows(Z, beside) if n_rows <= form.most_rows else form.of_gram(Z.T @ Z, beside)
+    heard = form.heard("b", decode(encode(form.sent(sums)), "b"))
+    assert form.fits(len(heard))
+    gram, told = form.whole(heard)
+    assert np.linalg.norm(gram - Z.T @ Z) <= 2 * form.room + 1e-12
+    np.testing.assert_array_equal(told, beside)
+
+
+def test_many_sites_send_less_and_know_as_much():
+    X, y, sites = make_sites(n_sites=30, rows_per_site=20, random_state=0)
+    settings = {"local": None, "exclude": None, "random_state": 0}
+    rounded = DeKRRRegressor(**settings).fit(X, y, sites=sites)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spanning_tree, "MANY_SITES", 30)
+        exact = DeKRRRegressor(**settings).fit(X, y, sites=sites)
+    kinds = rounded.traffic_.bytes_by_kind
+    assert "Rounded" not in exact.traffic_.bytes_by_kind
+    assert kinds["Total"] + kinds["Rounded"] < 0.55 * exact.traffic_.bytes_by_kind["Total"]
+    assert np.std(rounded.predict(X, sites=sites) - exact.predict(X, sites=sites)) < 0.02 * np.std(y)
 
 
 @pytest.mark.parametrize("places", [[-1, 2], [3, 3], [5, 10**6], [1.5, 2]])

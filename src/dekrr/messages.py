@@ -11,7 +11,7 @@ import itertools
 import math
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +25,8 @@ _EXTENSIONS = {  # code: (number of dimensions, element type)
 }
 _CODES = {extension: code for code, extension in _EXTENSIONS.items()}
 SHAPE = struct.Struct("<2I")  # the shape of a matrix
+_MOST_BITS = 32
+_SMALLEST_UNIT, _LARGEST_UNIT = 2.0**-900, 2.0**900
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -212,6 +214,59 @@ class Total(Message, frozen=True, tag="total"):
     values: np.ndarray
 
 
+class Rounded(Message, frozen=True, tag="rounded"):
+    """What a `Total` is, in a network of many sites, in as few bits as its use allows.
+
+    The vector is in rows; the numbers of a row are integers times its unit, each in as many bits as the largest needs
+    (`widths`, 1 to 32). `data` has the rows of one width after those of smaller widths. `beside` are the last numbers
+    of the vector, in double precision.
+    """
+
+    data: bytes
+    widths: list[int]
+    units: np.ndarray
+    beside: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray, lengths: np.ndarray, units: np.ndarray, beside: np.ndarray) -> Self:
+        """Return numbers in rows of such lengths, none of them 0, in these units, or larger ones if need be."""
+        largest = np.maximum.reduceat(np.abs(values), np.cumsum(lengths) - lengths)
+        units = np.maximum(units, np.ldexp(largest, 2 - _MOST_BITS))
+        integers = np.rint(values / np.repeat(units, lengths))
+        widths = 1 + np.frexp(np.rint(largest / units))[1]  # with a bit for the sign
+        octets, width_of = integers.astype("<i4").view(np.uint8).reshape(-1, 4), np.repeat(widths, lengths)
+        data = bytearray()
+        for width in np.unique(widths):
+            bits = np.unpackbits(octets[width_of == width], axis=1, bitorder="little")
+            data += np.packbits(bits[:, :width]).data
+        return cls(bytes(data), widths.tolist(), units, beside)
+
+    @classmethod
+    def coarse(cls, values: np.ndarray, n_bits: int) -> Self:
+        """Return numbers as parts of the largest."""
+        unit = np.abs(values).max(initial=_SMALLEST_UNIT) / (1 << n_bits - 1)
+        return cls.of(values, np.array([len(values)]), np.array([unit]), np.empty(0))
+
+    def numbers(self, lengths: np.ndarray, sender: str) -> np.ndarray:
+        """Return the numbers of rows of such lengths."""
+        widths, n_of_width = np.array(self.widths), np.zeros(_MOST_BITS + 1, dtype=np.intp)
+        if len(widths) == len(lengths):
+            np.add.at(n_of_width, widths, lengths)
+        sizes = -(-n_of_width * np.arange(_MOST_BITS + 1) // 8)
+        if len(widths) != len(lengths) or sizes.sum() != len(self.data):
+            raise MessageError(f"site {sender!r} sent {len(self.data)} bytes of numbers in {len(widths)} rows", sender)
+        data, width_of = np.frombuffer(self.data, np.uint8), np.repeat(widths, lengths)
+        integers, start = np.empty(len(width_of), dtype="<i4"), 0
+        for width in np.unique(widths):
+            bits = np.zeros((n_of_width[width], _MOST_BITS), np.uint8)
+            end, count = start + sizes[width], n_of_width[width] * width
+            bits[:, _MOST_BITS - width :] = np.unpackbits(data[start:end], count=count).reshape(-1, width)
+            whole = np.packbits(bits, axis=1, bitorder="little").view("<i4").ravel()
+            integers[width_of == width] = whole >> _MOST_BITS - width  # which keeps the sign
+            start = end
+        return np.asarray(integers * np.repeat(self.units, lengths))
+
+
 class MaskKey(Message, frozen=True, tag="key"):
     """The sender's public key for masks, its neighbours, and the proof that both are its own."""
 
@@ -263,6 +318,7 @@ AnyMessage = (
     | Coefficients
     | Unchanged
     | Total
+    | Rounded
     | MaskKey
     | MaskKeys
     | Magnitudes
@@ -350,7 +406,7 @@ def decoded(decoder: msgspec.msgpack.Decoder[AnyMessage], data: bytes, sender: s
 def check(message: AnyMessage, sender: str) -> None:
     """Raise `MessageError` if a number outside the arrays is not finite, or if the parts do not fit each other.
 
-    Only coefficients may travel in less than double precision, and only masked sums as words.
+    Only coefficients and totals may travel in single precision, and only masked sums as words.
     """
     if isinstance(message, Shortlist):
         message = message.candidates
@@ -368,9 +424,18 @@ def check(message: AnyMessage, sender: str) -> None:
         if isinstance(message, Coefficients) and message.values.dtype == np.uint64:
             raise MessageError(f"site {sender!r} sent coefficients as uint64, which only masked sums are", sender)
         return
+    if isinstance(message, Rounded) and not (
+        message.units.shape == (len(message.widths),)
+        and message.beside.ndim == 1
+        and all(1 <= width <= _MOST_BITS for width in message.widths)
+        and np.all((message.units > 0) & (message.units < _LARGEST_UNIT))
+    ):
+        raise MessageError(f"site {sender!r} sent numbers in fixed point whose parts do not fit each other", sender)
     for field in message.__struct_fields__:
         value = getattr(message, field)
         if isinstance(value, np.ndarray) and value.dtype != np.float64:
+            if isinstance(message, Total) and value.dtype == np.float32:
+                continue
             name = type(message).__name__
             raise MessageError(f"site {sender!r} sent {name}.{field} as {value.dtype}, expected float64", sender)
     if isinstance(message, Features):

@@ -21,6 +21,7 @@ REVEALS = {
     "Coefficients": "the coefficients of this site's model, and its residual",
     "Unchanged": "the residual",
     "Total": "a sum over several sites, or over this one and those behind it",
+    "Rounded": "a sum over several sites, or over this one and those behind it, rounded",
     "RawColumns": "the kinds of columns, the words in them with rounded numbers of rows, and how dates are written",
     "RowFeatures": "features of every row, from which rows can be computed; studies cannot ask for them",
     "MaskKey": "a public key of this run",

@@ -31,7 +31,7 @@ from .masking import Agreement
 from .roll_call import RollCall
 from .run import HeldOut, Outcome
 from .site import FOLDS, Kept, Procedure, Site
-from .spanning_tree import Tree, tree_of
+from .spanning_tree import Tree, single, tree_of
 
 
 class Predicted(NamedTuple):
@@ -352,14 +352,14 @@ def keep_intervals(done: Second) -> Procedure[None]:
     told = at_home if first.admission is None else elsewhere
     n_outputs = math.prod(first.coefficients.shape[1:])
     sums = np.zeros((2, n_outputs)) if elsewhere is None else elsewhere.sums()
-    errors, count = yield from done.tree.sum(sums, _LARGEST)
+    errors, count = yield from done.tree.sum(sums, _LARGEST, single)
     if not count.any():
         return
     unit = np.maximum(errors / count, np.finfo(float).tiny)  # the mean error, for sites that have none of their own
     flat = Scale.flat(unit, first.feature_map.n_features)
     none = np.zeros((N_BINS, n_outputs))
     counts = [none if one is None else one.counts(scale) for scale in (None, flat) for one in (told, elsewhere)]
-    total = yield from done.tree.sum(np.array(counts), 2.0 * first.roster.n_rows)
+    total = yield from done.tree.sum(np.array(counts), 2.0 * first.roster.n_rows, single)
     pooled = np.maximum(total, 0.0).reshape(2, 2, N_BINS, n_outputs)
 
     def calibration(one: _Scored | None, kind: int) -> Calibration:
@@ -430,12 +430,12 @@ def keep_classes(done: Second) -> Procedure[None]:
     size = 1 + n_classes
     for _ in range(NEWTON_STEPS):
         sums = [p.sums(*of) if len(of[0]) else np.zeros(size + size**2) for p, of in zip(platts, seen, strict=True)]
-        total = yield from done.tree.sum(np.array(sums), 2.0**40)
+        total = yield from done.tree.sum(np.array(sums), 2.0**40, single)
         platts = [platt.stepped(one) for platt, one in zip(platts, total, strict=True)]
     counts = np.array(
         [_counts(platt, *_classes_of(one, one.held_out)) for platt, one in zip(platts, told, strict=True)]
     )
-    total = yield from done.tree.sum(counts, 2.0 * done.first.roster.n_rows)
+    total = yield from done.tree.sum(counts, 2.0 * done.first.roster.n_rows, single)
     pooled = np.maximum(total, 0.0)
     passed_on = ClassCalibration(platts[1], counts[1], pooled[1])
     done.first.classes = ClassCalibration(

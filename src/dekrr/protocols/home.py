@@ -46,7 +46,7 @@ from ..types import Array, Block
 from .masking import MOST_SPANS
 from .run import Outcome, SharedPart
 from .site import FOLDS, Procedure, Site
-from .spanning_tree import Tree
+from .spanning_tree import SparseSums, Tree, coarse
 
 _LEAST_RIDGE = 1e-9  # of Z'Z / N
 _LEAST_LEFT_BY_SHARED = 0.2  # of 1 - leverage
@@ -168,7 +168,9 @@ def _sum_of_leverages(
 
     parts = _parts(signs, shape[0])
     sums = sum((block.T @ part for block, part in zip(blocks(), parts, strict=True)), np.zeros(shape)).ravel()
-    result = (yield from Tree(outcome.roster).result(sums, solved, len(sums))).reshape(shape)
+    tree = Tree(outcome.roster)
+    form = SparseSums(len(sums), tree.among_many(coarse))  # which is off by far less than eight vectors of signs are
+    result = (yield from tree.result(sums, solved, len(sums), form=form, told=coarse)).reshape(shape)
     products = (np.einsum("nk,nk->", part, block @ result) for block, part in zip(blocks(), parts, strict=True))
     return float(sum(products) / _PROBES)
 

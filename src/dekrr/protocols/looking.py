@@ -52,7 +52,7 @@ from .shared_part import (
     shared_size,
 )
 from .site import FOLDS, Limits, Procedure, Site
-from .spanning_tree import Tree, tree_of
+from .spanning_tree import Tree, single, tree_of
 
 FEWEST_SITES = 3  # of two sites nobody can tell which is wrong
 _SHARES = (0.25, 0.1, 0.01, 0.001)  # outside either quartile; smaller ones where that leaves one value of a column
@@ -182,13 +182,13 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
         reduced.append([*pack_symmetric(own.gram), *own.moment.ravel(), own.response_energy, rows.weights.total])
     packed, shape = np.array(reduced), own.moment.shape
     largest = partial(_largest, feature_map, site.rows.n_outputs)
-    total = yield from tree.sum(packed, lambda masks: np.tile(2.0 * largest(masks), len(parts)))
+    total = yield from tree.sum(packed, lambda masks: np.tile(2.0 * largest(masks), len(parts)), single)
     names = tuple(sorted(roster.rows))
     place = names.index(site.name)
     told = np.zeros((len(names), len(parts), own.moment.size))
     told[place] = [_solved(each, shape).ravel() for each in total - packed]
     told = np.clip(told, -_MOST_COEFFICIENT, _MOST_COEFFICIENT)
-    without = yield from tree.sum(told, _MOST_COEFFICIENT)
+    without = yield from tree.sum(told, _MOST_COEFFICIENT, single)
     most = MOST_SPANS * tree.largest_response
     n_outputs, fitted = site.rows.n_outputs, []
     for k, (_, held) in enumerate(parts):
@@ -202,7 +202,9 @@ def look(site: Site, settings: DeKRRSettings) -> Procedure[Looked]:
     weights = np.concatenate([np.ones(held.n_rows) if held.weight is None else held.weight for _, held in parts])
     errors = ((np.clip(predicted, -most, most) - y) ** 2).sum(axis=2) * weights
     largest_gain = (most + tree.largest_response) ** 4 * n_outputs**2
-    found = _Measured(*(yield from tree.sum(_told(errors, place), lambda masks: 2.0**masks.rows * largest_gain)))
+    found = _Measured(
+        *(yield from tree.sum(_told(errors, place), lambda masks: 2.0**masks.rows * largest_gain, single))
+    )
     harmful = _harmful(found)
     if harmful == place:
         findings = tuple(begun.findings(of_response=True)) or (_of_relation(predicted[2 + place], y),)

@@ -55,7 +55,7 @@ from ..types import Array
 from .masking import Agreement
 from .roll_call import RollCall, Roster, roll_call
 from .site import Procedure, Site, without_exchange
-from .spanning_tree import Tree, tree_of
+from .spanning_tree import Extremes, Tree, single, tree_of
 
 SHARE = 1e-3
 ROOM = 0.25  # how far outside its bounds a column is clipped, in spans
@@ -68,10 +68,19 @@ BoundsPair = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def agree_on_scaling(site: Site, roster: Roster) -> Procedure[Scaling]:
-    """Find the bounds of every column and of the response over all sites, in diameter exchanges."""
+    """Find the bounds of every column and of the response over all sites.
+
+    Few sites tell their neighbours, in diameter exchanges; many do so over the tree, where each says it once.
+    """
     lower, upper = site.rows.bounds.lower, site.rows.bounds.upper
     if site.limits is not None:
         lower, upper = np.clip(lower, *site.limits), np.clip(upper, *site.limits)
+    tree = Tree(roster)
+    if tree.rounds:
+        ends = np.append(-lower, upper)
+        form = Extremes(len(ends))
+        lower, upper = np.split((yield from tree.result(ends, np.copy, len(ends), form=form)), 2)
+        return Scaling(-lower, upper, site.limits)
     shapes = dict.fromkeys(site.neighbors, lower.shape)
     for _ in range(roster.diameter):
         inbox = expect((yield site.to_all(Bounds(lower, upper))), Bounds, lower=shapes, upper=shapes)
@@ -137,7 +146,7 @@ def agree_on_quantiles(
     edges = np.tile(first_edges()[:, None], len(coarse))
     for grid in range(MOST_GRIDS):
         counts = factor * rounded_counts(values[:, coarse], edges, fewest)
-        total = yield from tree.sum(counts, 2.0 ** exponent_of(tree.roster.n_rows))
+        total = yield from tree.sum(counts, 2.0 ** exponent_of(tree.roster.n_rows), single)
         first, last = bounds_between(edges, total, whole, share)
         each = np.arange(len(coarse))
         lower[coarse], upper[coarse] = edges[first, each], edges[last, each]

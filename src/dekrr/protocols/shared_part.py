@@ -38,6 +38,7 @@ import numpy as np
 
 from ..errors import MessageError, SettingsError
 from ..features import FeatureMap
+from ..messages import Total
 from ..parts.local import NO_LEVEL, RATIOS, LevelSums, constant_of, has_constant, with_constant
 from ..privacy.admission import longest_shortlist, site_rng
 from ..scaling import Unscaled
@@ -61,7 +62,7 @@ from .masking import MOST_SPANS, Masks, largest_sums
 from .roll_call import Roster
 from .run import Outcome, Run, SharedPart, Start
 from .site import FOLDS, Procedure
-from .spanning_tree import BranchSums, SparseSums
+from .spanning_tree import BranchSums, SparseSums, room_of, single
 
 Scales = tuple[tuple[float, ...], ...]
 Drawn = TypeVar("Drawn", Pool, FeatureMap)
@@ -241,7 +242,9 @@ def elect(start: Start, sigma: float, kind: Candidates, *, linear: bool) -> Proc
     def largest(masks: Masks) -> float:
         return float(2.0 ** (masks.rows + 2 * masks.responses) * max(1, n_outputs))
 
-    told = yield from tree.result(votes, elected, chooser.n_kept, largest, form)
+    told = yield from tree.result(
+        votes, elected, chooser.n_kept, largest, form, single
+    )  # which places of candidates fit in
     places = told.astype(np.intp)
     if not (np.all(told == places) and np.all(np.diff(places) > 0) and places[0] >= 0 and places[-1] < n_candidates):
         raise MessageError(f"site {tree.roster.parent!r} told of features that are no candidates", tree.roster.parent)
@@ -302,7 +305,8 @@ def solve_shared(
                 return [best]
         return path([ridge], sums, n_counted, n_rows, n_levels)
 
-    (found,), levels = yield from _ridges_over_tree(start, run, feature_map, start.rows, cautious, 1, ratio)
+    least = RIDGES[0] if ridge is None else ridge
+    (found,), levels = yield from _ridges_over_tree(start, run, feature_map, start.rows, cautious, 1, ratio, least)
     return SharedPart(feature_map, *found, gram=at_root[0] if at_root else None, ratio=ratio, of_site=levels)
 
 
@@ -316,7 +320,7 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, r
     """
     rows, held = held_out(start, run.settings, fold)
     solve = partial(_path, feature_map, RIDGES)
-    path, levels = yield from _ridges_over_tree(start, run, feature_map, rows, solve, len(RIDGES), ratio)
+    path, levels = yield from _ridges_over_tree(start, run, feature_map, rows, solve, len(RIDGES), ratio, RIDGES[0])
     tree = yield from start.tree()
     roster = tree.roster
     ratios = RATIOS if run.settings.site_effect == "auto" and roster.n_sites > 1 else (ratio,)
@@ -328,7 +332,7 @@ def solve_held_out(start: Start, run: Run, feature_map: FeatureMap, fold: int, r
     of_held = errors[:, -1] if judges is held else np.zeros(len(path))
     told = np.concatenate([of_held, [held.weights.total], errors.ravel(), sizes.ravel()])
     largest_error = (most + tree.largest_response) ** 2 * max(1, n_outputs)
-    total = yield from tree.sum(told, lambda masks: 2.0**masks.rows * largest_error)
+    total = yield from tree.sum(told, lambda masks: 2.0**masks.rows * largest_error, single)
     of_held, (n_held,), of_judges, of_sizes = np.split(total, np.cumsum([len(path), 1, errors.size]))
     errors, sizes = of_judges.reshape(errors.shape), of_sizes.reshape(errors.shape)
     gains = errors[:, -1:] - errors
@@ -376,9 +380,11 @@ def _ridges_over_tree(
     solve: Callable[[OwnSums, float, int, float], list[Ridge]],
     n_fits: int,
     ratio: float,
+    least: float,
 ) -> Procedure[tuple[list[Ridge], LevelSums | None]]:
     """Return the `n_fits` regressions that the root solves from the sums over all sites' rows, and the site's own sums.
 
+    Their ridges are at least `least`.
     The latter are what its level follows from; None where there is no constant among the features.
     """
     settings, tree = run.settings, (yield from start.tree())
@@ -389,7 +395,9 @@ def _ridges_over_tree(
     levels: list[LevelSums] = []
     has_levels = settings.site_effect is not None
     counts_levels = ratio != NO_LEVEL and has_levels  # how many there are, as degrees of freedom
-    form = BranchSums(size, size * n_outputs + 1 + counts_levels)
+    room = room_of(least, size, roster) if tree.rounds else 0.0
+    first = constant_of(feature_map) if tree.rounds and has_constant(feature_map) else 0
+    form = BranchSums(size, size * n_outputs + 1 + counts_levels, room, first)
     # The sums of few rows are larger than the rows: each site makes them when it is its turn to send them.
     later = tree.masks is None and rows.n_rows < size
     as_factor = later and rows.n_rows <= form.most_rows and rows.expansion == 1
@@ -428,7 +436,8 @@ def _ridges_over_tree(
         return np.concatenate([np.append(fit.coefficients.ravel(), [fit.ridge, fit.error]) for fit in fits])
 
     values, n_results = summed if later else summed(), n_fits * (size * n_outputs + 2)
-    result = yield from tree.result(values, solved, n_results, largest, form)
+    told = single if n_fits > 1 else Total  # one solution is few numbers, and what all sites have in the end
+    result = yield from tree.result(values, solved, n_results, largest, form, told)
     fits = [Ridge(one[:-2].reshape(shape), float(one[-2]), float(one[-1])) for one in result.reshape(n_fits, -1)]
     return fits, levels[0] if levels else None
 
