@@ -115,7 +115,9 @@ def test_rows_that_outweigh_all_others_are_as_many_as_the_shared_part_needs(tmp_
     if is_in:
         run_of(tmp_path, tables, study)
         return
-    with pytest.raises(DataError, match=r"has 1. rows, too few for sums of the .. features that all sites share, by its rows' w"):
+    with pytest.raises(
+        DataError, match=r"has 1. rows, too few for sums of the .. features that all sites share, by its rows' w"
+    ):
         run_of(tmp_path, tables, study)
 
 

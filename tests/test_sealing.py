@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from dekrr.errors import KeysError
 from dekrr.mesh import sealing
-from dekrr.mesh.identity import SiteIdentity, Trust
+from dekrr.mesh.identity import SiteIdentity, Trust, revocation_list
 from dekrr.mesh.keys import Authority, new_request
 from dekrr.mesh.sealing import Seal
 
@@ -214,3 +214,18 @@ def test_no_relay_reads_repeats_or_makes_a_frame_and_honest_traffic_recovers(ide
     relay.under_way = {name: [] for name in OTHER}
     assert relay.recovers("at last")
     assert len(set(nonces)) == len(nonces)
+
+
+def test_an_end_knows_when_the_certificate_of_the_other_was_revoked(clock):
+    authority, identities = Authority.new("two"), {}
+    for name in OTHER:
+        key, request = new_request(name, "localhost")
+        certificate = x509.load_pem_x509_certificate(authority.sign(x509.load_pem_x509_csr(request)))
+        trust = Trust(authority.certificate)
+        identities[name] = SiteIdentity(name, load_pem_private_key(key, None), certificate, trust)
+    relay = Relay(identities, clock)
+    relay.seals["a"].send(b"text")
+    relay.deliver()
+    assert relay.got["b"] == [b"text"]
+    identities["a"].trust.learn(revocation_list(authority, [identities["b"].certificate], None).decode())
+    assert {name: seal.is_revoked for name, seal in relay.seals.items()} == {"a": True, "b": False}

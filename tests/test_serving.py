@@ -557,6 +557,17 @@ def test_tokens(path, tmp_path):
         Tokens(file)
 
 
+def test_the_access_log_names_whose_token_was_used(path, tmp_path, caplog):
+    token = new_token(tmp_path / "tokens", "anna")
+    service = service_of(path, tokens=Tokens(tmp_path / "tokens"))
+    with caplog.at_level("INFO", logger="dekrr.serving.access"):
+        post(service, NAMED, authorization=f"Bearer {token}")
+        post(service, NAMED, authorization="Bearer wrong")
+    lines = [record.getMessage() for record in caplog.records if record.name == "dekrr.serving.access"]
+    assert [line.split()[0] for line in lines] == ["anna", "127.0.0.1"]
+    assert token not in "".join(lines)
+
+
 def re_columns(text):
     """Return the words of a page that could be column names of the model."""
     return [word for word in COLUMNS if f">{word}<" in text or f'"{word}"' in text]

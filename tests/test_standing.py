@@ -2,7 +2,10 @@
 
 import ctypes
 import gc
+import io
 import json
+import logging
+import os
 import re
 import resource
 import shutil
@@ -27,11 +30,12 @@ from dekrr.errors import DataError, NetworkError
 from dekrr.mesh import audit_trail, keys, standing
 from dekrr.mesh import store as store_module
 from dekrr.mesh.audit_trail import TRAIL, AuditTrail, read, verify
+from dekrr.mesh.commands import taking_part
 from dekrr.mesh.files import digest_of, read_standing
-from dekrr.mesh.identity import SiteIdentity
+from dekrr.mesh.identity import SiteIdentity, revocation_list
 from dekrr.mesh.monitoring import serve
 from dekrr.mesh.policy import Policy, SourcePolicy, read_policy
-from dekrr.mesh.record import JsonFormatter
+from dekrr.mesh.record import JsonFormatter, log_to
 from dekrr.mesh.store import STORE, Store
 from dekrr.mesh.studies import book as book_module
 from dekrr.mesh.studies import versions as versions_module
@@ -160,8 +164,6 @@ def test_sites_agree_on_what_to_keep_and_then_fall_silent(consortium, clock):
 
 
 def test_a_newer_list_of_revoked_certificates_takes_the_place_of_older_ones(consortium, clock):
-    from dekrr.mesh.identity import revocation_list
-
     a = identity(consortium, "a")
     book = Book(consortium.home("a"), a, clock=clock)
     first = revocation_list(consortium.authority, [identity(consortium, "b").certificate], None)
@@ -481,6 +483,43 @@ def test_a_standing_site_has_metrics_and_tells_whether_it_lives_and_is_ready(con
         served.close()
 
 
+def test_a_neighbour_whose_certificate_was_revoked_is_not_up(consortium, monkeypatch):
+    town = Town(consortium, monkeypatch)
+    site, known = town.sites["a"], identity(consortium, "b").certificate
+    town.wires["certificates"] = {"b": known}
+    for neighbor in "bc":
+        site._see(neighbor, True)
+    town.turn(10)
+    assert site.status()["neighbors"] == {"b": "up", "c": "up"}
+    revoked = revocation_list(consortium.authority, [known], None).decode()
+    town.sites["c"].book.say(Revocations(revoked, town.clock.time()))
+    town.turn(10)
+    assert site.status()["neighbors"] == {"b": "revoked", "c": "up"}
+    assert site.health()["why not ready"] == ["b is revoked"]
+
+
+def test_rows_that_were_replaced_after_an_approval_are_noticed(consortium, monkeypatch, caplog):
+    town = Town(consortium, monkeypatch, JumpingClock())
+    path = consortium.home("b") / "rows.parquet"
+    text = consortium.study().read_text()
+    town.sites["a"].book.say(Proposal(text, town.clock.time()))
+    town.turn(10)
+    for site in town.sites.values():
+        site.book.decide(digest_of(text), "approve", "", "test")
+    later = town.clock.time() + 1.0
+    os.utime(path, (later, later))
+    with caplog.at_level("WARNING", "dekrr"):
+        town.turn(20)
+    reason = "the rows of rows were written after the study was approved here"
+    told = [record.getMessage() for record in caplog.records]
+    assert [line[:5] for line in told if reason in line] == ["b: ru"]
+    trails = {name: read(consortium.home(name) / TRAIL, identity(consortium, name).trust, name) for name in "abc"}
+    kinds = {name: [entry["kind"] for entry in trail] for name, trail in trails.items()}
+    assert {name: kinds[name].count("rows changed") for name in "abc"} == {"a": 0, "b": 1, "c": 0}
+    assert consortium.versions("b").get(1).reason == reason
+    assert consortium.versions("a").get(1).reason == ""
+
+
 def test_half_open_connections_do_not_keep_a_watcher_from_the_health_of_a_site():
     served = serve(0, lambda: {"health": {"lives": True, "why not ready": []}})
     before, opened = threading.active_count(), []
@@ -537,6 +576,22 @@ def test_json_lines_of_a_run_name_its_level_its_study_and_its_number(consortium,
     begun = [line for line in lines if "begins run 1" in line["message"]]
     assert len(begun) == 3
     assert all((line["level"], line["study"], line["number"]) == ("INFO", label, 1) for line in begun)
+
+
+def test_every_line_of_a_json_log_is_json_also_that_of_the_page(consortium, monkeypatch):
+    logger, stream = logging.getLogger("dekrr"), io.StringIO()
+    for name in ("handlers", "propagate"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))
+    level = logger.level
+    try:
+        log_to(stream, as_json=True)
+        home = consortium.home("a")
+        taking_part._show(dict, read_standing(home / "site.toml"), home, (None, 0))
+    finally:
+        logger.setLevel(level)
+    (line,) = map(json.loads, stream.getvalue().splitlines())
+    assert line["message"].startswith("the page of a: http://127.0.0.1:")
+    assert line["level"] == "INFO"
 
 
 def test_systemd_is_told_that_a_site_lives(consortium, monkeypatch, tmp_path):

@@ -780,6 +780,15 @@ def test_a_proposal_that_this_sites_rows_do_not_allow_is_refused_before_others_s
     assert Store(consortium.home("a")).rows("SELECT count(*) FROM statement") == [(0,)]
 
 
+def test_a_table_with_semicolons_is_told_from_one_without_columns(consortium):
+    table = pd.read_parquet(consortium.home("a") / "rows.parquet")
+    table.to_csv(consortium.home("a") / "rows.csv", sep=";", index=False)
+    path = consortium.home("a") / "site.toml"
+    path.write_text(path.read_text().replace("rows.parquet", "rows.csv"))
+    told = consortium.command("a", "propose", consortium.study(), code=1)
+    assert "are not separated by commas: save it with commas" in " ".join(told.split())
+
+
 def test_a_table_of_a_sites_rows_has_no_figure_of_few_rows_and_is_sent_only_if_its_policy_says_so(consortium):
     home, path = consortium.home("a"), consortium.study()
     table = pd.read_parquet(home / "rows.parquet")

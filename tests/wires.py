@@ -40,6 +40,12 @@ class Carrier(carrier.Carrier):
         super().__init__(ways, identity, leaves, refused)
         self.wires = wires
 
+    @property
+    def revoked(self):
+        """The neighbours whose certificates the site knows to be revoked."""
+        files = self.wires.get("certificates", {})
+        return frozenset(name for name, known in files.items() if self.identity.trust.has_revoked(known))
+
     def renew(self, identity):
         self.identity = identity
 

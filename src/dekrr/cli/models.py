@@ -20,7 +20,7 @@ from ..model import SiteModel
 from ..settings import Entry, FeatureSettings, entries
 from ..tables.columns import raw_of
 from ..tables.rows import Rows
-from ..tables.sources import open_source
+from ..tables.sources import hint_of, open_source
 from .outputs import not_left_empty, print_json, require_folder, table_at
 from .ranks import NetworkOption, network_of
 from .scoring import Errors, errors_on, frame_of, parts_of
@@ -287,10 +287,7 @@ def file_name(site: str) -> str:
 def require_column(column: str, there: Sequence[str], data: Path) -> None:
     """Refuse the name of a column that a table does not have."""
     if column not in there:
-        hint = ""
-        if len(there) == 1 and any(mark in there[0] for mark in ";\t|"):
-            hint = ". Its columns are not separated by commas: save it with commas, or as .tsv with tabs"
-        raise DataError(f"{data} has no column {column!r}; it has {', '.join(there)}{hint}")
+        raise DataError(f"{data} has no column {column!r}; it has {', '.join(there)}{hint_of(there)}")
 
 
 def _finish(fitted: Any, out: Path, site: str, errors: Errors | None, *, as_json: bool) -> None:

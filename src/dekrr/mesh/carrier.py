@@ -195,6 +195,11 @@ class Channel:
         self._up: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.seals = {p: carrier.sealed(run, p) for p in carrier.ways.neighbors}
 
+    @property
+    def revoked(self) -> frozenset[str]:
+        """The neighbours whose certificates were revoked after they were linked."""
+        return frozenset(p for p, seal in self.seals.items() if seal.is_revoked)
+
     def watch(self, sample: Any) -> None:
         """Hear from Zenoh, in its own thread, that a neighbour is up or down."""
         neighbor, up = str(sample.key_expr).split("/")[-1], sample.kind == zenoh.SampleKind.PUT

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+from cryptography import x509
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -104,6 +105,11 @@ class Sealing:
     def __init__(self, put: Callable[[bytes], None]) -> None:
         self._put = put
 
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the certificate that the neighbour has shown, if it had to, was revoked since."""
+        return False
+
     def greet(self) -> None:
         """Begin a handshake, if the way has one."""
 
@@ -138,6 +144,12 @@ class Seal(Sealing):
         self._before: _Keys | None = None  # frames may be under way that were sealed before a new handshake
         self._waiting: list[bytes] = []
         self._said = float("-inf")
+        self._theirs: x509.Certificate | None = None  # of the last handshake
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the certificate that the neighbour has shown was revoked since."""
+        return self._theirs is not None and self._identity.trust.has_revoked(self._theirs)
 
     @property
     def _identity(self) -> SiteIdentity:
@@ -245,6 +257,7 @@ class Seal(Sealing):
         certificate = self._identity.trust.check(message.certificate, self._neighbor)
         if not is_signed(certificate, signed, message.signature):
             raise KeysError(f"a handshake in the name of {self._neighbor!r} with a wrong signature")
+        self._theirs = certificate
 
     def _keys_of(self, private: X25519PrivateKey, public: bytes, transcript: bytes) -> _Keys:
         try:

@@ -32,7 +32,7 @@ from ..protocols.site import FOLDS, Procedure, Site
 from ..settings import DeKRRSettings
 from ..tables.columns import Columns, Facts, arrays_of, read_raw
 from ..tables.rows import ArrayRows, HashOf, RowHash, Rows
-from ..tables.sources import Batch, Source, StreamedRows, column_of, inputs_of, open_source, require_weights
+from ..tables.sources import Batch, Source, StreamedRows, column_of, hint_of, inputs_of, open_source, require_weights
 from ..types import Array, Block
 from .config import SiteFile
 from .ledger import Ask, Cells, Folder, Ledger
@@ -50,9 +50,9 @@ def source_of(config: SiteFile, folder: Path) -> Source:
     there = source.columns or []
     missing = [name for name in config.data.used if name not in there]
     if missing:
-        raise DataError(f"{source.name} has no columns {', '.join(missing)}; it has {', '.join(there)}").about(
-            missing[0], "column-missing"
-        )
+        raise DataError(
+            f"{source.name} has no columns {', '.join(missing)}; it has {', '.join(there)}{hint_of(there)}"
+        ).about(missing[0], "column-missing")
     return source
 
 

@@ -75,6 +75,7 @@ class StandingSite:
         self._carrier = Carrier(ways_of(config, folder), self._identity, self._witness.leaves, self._witness.refuse)
         self._runs: dict[tuple[str, int], StudyRun] = {}
         self._up: dict[str, bool] = dict.fromkeys(config.neighbors, False)
+        self._revoked: frozenset[str] = frozenset()
         self._rows_lock = threading.Lock()
         self._stopping = threading.Event()
         self._stopped_by = ""
@@ -161,6 +162,7 @@ class StandingSite:
         if self._is_due("statements", _STATE_EVERY):
             self._witness.catch_up(self._store)
         if self._is_due("files", _LOOK_EVERY):
+            self._revoked = channel.revoked
             self._reload_policy()
             self._renew()
         if self._is_due("warn", _DAILY):
@@ -383,7 +385,7 @@ class StandingSite:
             "site": self.config.site,
             "run": "",
             "time": self.clock.time(),
-            "neighbors": {name: "up" if up else "away" for name, up in self._up.items()},
+            "neighbors": {name: self._state_of(name) for name in self._up},
             "certificate days left": round(self.book.identity.days_left, 2),
             "studies": studies,
             "runs": [run for run in runs if run is not None],
@@ -392,10 +394,14 @@ class StandingSite:
             "health": self.health(),
         }
 
+    def _state_of(self, neighbor: str) -> str:
+        return "revoked" if neighbor in self._revoked else "up" if self._up[neighbor] else "away"
+
     def health(self) -> dict[str, Any]:
         """Return whether the main loop goes round, and why the site could not take part in a run now."""
         standing = self.clock.monotonic() - self._turned
-        why = [f"{name} is away" for name, up in sorted(self._up.items()) if not up]
+        states = {name: self._state_of(name) for name in sorted(self._up)}
+        why = [f"{name} is {state}" for name, state in states.items() if state != "up"]
         why += [self._trouble] if self._trouble else []
         why += ["the certificate has expired"] if self.book.identity.days_left <= 0 else []
         why += [f"the main loop stands still for {standing:.0f} seconds"] if standing > _STUCK else []

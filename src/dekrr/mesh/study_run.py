@@ -45,6 +45,7 @@ class StudyRun(threading.Thread):
         self._stop_reason: str | None = None
         self._quietly = False
         self._remarks: list[str] = []
+        self._looked_wrong = False
         checkpoint = versions.place(number) / CHECKPOINT
         self.resumes = checkpoint.exists() and checkpoint.stat().st_size > 0
 
@@ -81,6 +82,7 @@ class StudyRun(threading.Thread):
         site.trail.decide("run begun", study=self._state.digest, run=number)
         begins = "goes on with" if self.resumes else "begins"
         self._log.info("%s %s run %d of %s", site.config.site, begins, number, self._state.label)
+        self._tell_of_other_rows()
         try:
             if not (place / MODEL).exists():  # a model is written when it is final
                 self._take_part(place)
@@ -105,11 +107,25 @@ class StudyRun(threading.Thread):
             site.report(self._state, number, "model", "")
             self._log.info("%s has the model of run %d of %s: %s", *about, place)
 
+    def _tell_of_other_rows(self) -> None:
+        """Tell, and write down, that the rows of a first run are newer than what the site said to the study."""
+        site, study = self._site, self._state.study
+        decision = self._state.decisions.get(site.config.site)
+        path = site.folder / site.config.sources[study.source]
+        if decision is None or self.number > 1 or self.resumes or not path.exists():
+            return
+        stat = path.stat()
+        if max(stat.st_mtime, stat.st_ctime) > decision.time:
+            reason = f"the rows of {study.source} were written after the study was approved here"
+            self._remarks.append(reason)
+            site.trail.decide("rows changed", study=self._state.digest, run=self.number, reason=reason)
+            self._log.warning("%s: run %d of %s: %s", site.config.site, self.number, self._state.label, reason)
+
     def _why_held_back(self) -> str:
         site = self._site
         config = site.file_of_run(self._state, self.number)
         found = figures(config, site.folder, self._versions, self.number)
-        return why_held_back(site.policy, found, looked_wrong=bool(self._remarks))
+        return why_held_back(site.policy, found, looked_wrong=self._looked_wrong)
 
     def _take_part(self, place: Path) -> None:
         node = self._site.node_of(self._state, self.number, place)
@@ -122,6 +138,7 @@ class StudyRun(threading.Thread):
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, LooksWrong):
+            self._looked_wrong = True
             self._remarks.append(event.reason)
             self._site.trail.decide("looks wrong", study=self._state.digest, run=self.number, reason=event.reason)
             self._site.call_hook("looks wrong", self._state.label)

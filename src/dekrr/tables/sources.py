@@ -406,6 +406,13 @@ def _numbered(where: str, tables: Iterable[Any]) -> Iterator[Batch]:
         start += len(table[1]) if is_pair(table) else n_rows_of(table)
 
 
+def hint_of(names: Sequence[str]) -> str:
+    """Return what to do about a table whose columns are not told apart; an empty string if they are."""
+    if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
+        return ". Its columns are not separated by commas: save it with commas, or as .tsv with tabs"
+    return ""
+
+
 def open_source(given: Any, *, once: bool = False) -> Source:
     """Return the `Source` for an object that a user has given; with `once` an iterator is allowed, too."""
     if isinstance(given, str | os.PathLike):

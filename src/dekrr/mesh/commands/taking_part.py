@@ -95,7 +95,7 @@ def _show(
         view = SiteView(status, folder)
         logger.addHandler(view)
         served = Page(page, config.site, view.sites, view.studies)
-        print(f"the page of {config.site}: {served.url}", file=sys.stderr, flush=True)
+        logger.info("the page of %s: %s", config.site, served.url)
 
 
 def _take_part(
