@@ -25,10 +25,7 @@ code { font-size: .85em; overflow-wrap: anywhere; }
 
 
 def audit_page(site: str, entries: Iterable[dict[str, Any]], book: Book) -> str:
-    """Return the page.
-
-    `entries`: the lines of the trail, verified.
-    """
+    """Return the page, from the lines of the trail, verified."""
     labels = {state.run_id(0).rpartition("-")[0]: state.label for state in book.studies.values()}
     studies = [
         (

@@ -3,6 +3,7 @@
 import datetime
 import json
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -211,10 +212,7 @@ class NetworkFile(Training, frozen=True, kw_only=True):
 
 
 class SiteFile(Training, frozen=True, kw_only=True):
-    """All of the site.toml of a single run, or what one run of a study is at a site; paths are relative to the file.
-
-    `run`: as in network.toml.
-    """
+    """All of the site.toml of a single run, or what one run of a study is at a site; paths are relative to the file."""
 
     run: str
     site: str
@@ -274,6 +272,11 @@ class StandingFile(msgspec.Struct, frozen=True, kw_only=True):
     # one waits for a person, "held back" when a new model is not used.
     hook: tuple[str, ...] = ()
     page: PageTable | None = None
+
+    def run_of(self, study: StudyFile, run: str, folder: Path) -> SiteFile:
+        """Return what one run of a study is at this site, whose file is in `folder`."""
+        file = str((folder / self.sources[study.source]).absolute())
+        return study.site_file(run, self.site, dict(self.neighbors), file, self.scheduler)
 
 
 class RelayFile(msgspec.Struct, frozen=True, kw_only=True):

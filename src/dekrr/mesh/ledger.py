@@ -64,10 +64,7 @@ class Shelf(Protocol):
 
 
 class Folder:
-    """A shelf that is a folder of files for their owner alone.
-
-    `path`: made when something is first put there.
-    """
+    """A shelf that is a folder of files for their owner alone; it is made when something is first put there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -98,10 +95,7 @@ class Folder:
 
 
 class PastRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in a ledger.
-
-    `epsilon`, `delta`: what the run spent, if it was private.
-    """
+    """One run in a ledger."""
 
     run: str
     time: float  # seconds since 1970
@@ -109,7 +103,7 @@ class PastRun(msgspec.Struct, frozen=True, kw_only=True):
     n_rows: int
     fewest: int  # the rows that a sum of this run needs
     weight: str = ""  # the column of its weights; empty if it has none
-    epsilon: float | None = None
+    epsilon: float | None = None  # what the run spent, if it was private
     delta: float | None = None
     about: dict[str, str] = {}  # what the run was, in words, for people
 

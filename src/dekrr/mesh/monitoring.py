@@ -27,10 +27,7 @@ _PROGRESS = {
 
 
 def serve(port: int, status: Callable[[], dict[str, Any]]) -> Answers:
-    """Serve /metrics, /health and /ready on a port of the loopback address.
-
-    `port`: 0 takes a free one. `status`: as `StandingSite.status`.
-    """
+    """Serve /metrics, /health and /ready on a port of the loopback address; 0 takes a free one."""
 
     from prometheus_client import CollectorRegistry, generate_latest
 

@@ -33,15 +33,14 @@ class RowCounts:
             looked, seen = self._looks.get(source, (float("-inf"), (-1, -1)))
             if now - looked > (_EVERY if _state_of(path) != seen else _ANYWAY):
                 self._looks[source] = now, _state_of(path)
-                self._threads[source] = threading.Thread(target=self._count, args=(study, path), daemon=True)
+                self._threads[source] = threading.Thread(target=self._count, args=(study,), daemon=True)
                 self._threads[source].start()
         return self._counts.get(source, 0)
 
-    def _count(self, study: StudyFile, path: Path) -> None:
-        config, n_rows = self._config, 0
+    def _count(self, study: StudyFile) -> None:
+        n_rows = 0
         with suppress(DekrrError, OSError):
-            file = study.site_file("count", config.site, dict(config.neighbors), str(path), config.scheduler)
-            n_rows = open_rows(file, self._folder).n_rows
+            n_rows = open_rows(self._config.run_of(study, "count", self._folder), self._folder).n_rows
         self._counts[study.source] = n_rows
 
 

@@ -28,7 +28,6 @@ from .status import Status
 from .studies.versions import HELD_BACK, place_of
 
 HOST = "127.0.0.1"
-_NOT_STORED = {"cache-control": "no-store"}
 _LOCAL = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", flags=re.I)
 _MOST_EVENTS = 60
 _MOST_POINTS = 400
@@ -65,7 +64,7 @@ class SiteView(logging.Handler):
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Take an event as the object of its JSON."""
-        if event["event"] not in _NOT_SHOWN:
+        if event.get("event", "progress") not in _NOT_SHOWN:
             self._events.append({"time": event["time"], "event": event["event"], "text": _text(event)})
 
     def end(self, code: int, reason: str) -> None:
@@ -263,17 +262,10 @@ class Page:
             raise AssertionError("not reached")
 
         page, headers = _page()
-        self._answers = Answers(
-            port,
-            "the page",
-            {
-                "/": (lambda: (200, page), {"content-type": "text/html; charset=utf-8", **headers}),
-                "/state.json": (
-                    lambda: (200, state()),
-                    {"content-type": "application/json", "cache-control": "no-store"},
-                ),
-            },
-        )
+        html = {"content-type": "text/html; charset=utf-8", **headers}
+        json = {"content-type": "application/json", "cache-control": "no-store"}
+        answers: dict[str, Answer] = {"/": (lambda: (200, page), html), "/state.json": (lambda: (200, state()), json)}
+        self._answers = Answers(port, "the page", answers)
         self.url = self._answers.url
 
     def close(self) -> None:

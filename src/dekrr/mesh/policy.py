@@ -86,8 +86,7 @@ def read_policy(path: Path) -> Policy:
     """Read and check a policy; without a file, a person approves every study, and the usual guards hold."""
     if not path.exists():
         return Policy()
-    table = toml_of(path, path)
-    mistakes: list[str] = []
+    table, mistakes = toml_of(path, path), list[str]()
     sources = table.pop("sources", {})
     rules = convert(table, Policy, "", mistakes)
     parts = {name: convert(part, SourcePolicy, f"sources.{name}.", mistakes) for name, part in sources.items()}

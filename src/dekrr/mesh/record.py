@@ -105,10 +105,7 @@ class Released(Status, Event, frozen=True, tag="ended"):
 
 
 def finished(status: Status, outcome: Outcome, response: Response = AS_IT_IS) -> Finished:
-    """Return the event that an outcome is final.
-
-    `response`: how responses were changed for training; errors are of those that are changed back.
-    """
+    """Return the event that an outcome is final; its errors are of responses that are changed back."""
     tuned, held = outcome.tuned, outcome.held_out
     errors: dict[str, Any] = {
         f"held_out_{name.lower().replace(' ', '_')}": value
@@ -245,10 +242,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to(stream: IO[str] | None = None, *, as_json: bool = False) -> None:
-    """Write everything that is logged under the name dekrr to a stream, by default standard error.
-
-    `as_json`: write JSON objects instead of lines of text.
-    """
+    """Write everything that is logged under the name dekrr to a stream, by default standard error."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger.handlers = [handler]

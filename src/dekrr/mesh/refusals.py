@@ -21,10 +21,7 @@ _REFUSED = re.compile(r" WARN .*zenoh_link_tls\S*: (.*?)(?:: verification time .
 
 @contextmanager
 def told_to(tell: Callable[[str], None]) -> Iterator[None]:
-    """Report why peers are refused while the block runs; the rest of Zenoh's log goes to standard error.
-
-    `tell`: called with the reason at every attempt, in another thread.
-    """
+    """Tell, in another thread, why peers are refused while the block runs; what else Zenoh logs is standard error."""
     zenoh.init_log_from_env_or(_LEVELS)
     sys.stdout.flush()
     readable, writable = os.pipe()

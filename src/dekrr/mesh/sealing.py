@@ -97,10 +97,7 @@ class _Keys:
 
 
 class Sealing:
-    """One end of a way to a neighbour; this one seals nothing.
-
-    `put`: sends bytes to the neighbour.
-    """
+    """One end of a way to a neighbour; this one seals nothing."""
 
     def __init__(self, put: Callable[[bytes], None]) -> None:
         self._put = put

@@ -68,10 +68,7 @@ def _opened(config: SiteFile, folder: Path) -> Source:
 
 
 def read_rows(config: SiteFile, source: Source, columns: Columns | None = None) -> StreamedRows | SpreadRows:
-    """Return a site's rows, which are read in batches or by Dask workers, after a first pass that checks them.
-
-    `columns`: what raw columns become.
-    """
+    """Return a site's rows, which are read in batches or by Dask workers, after a first pass that checks them."""
     data = config.data
     response = data.target if isinstance(data.target, str) else list(data.target)
     # The sample does not depend on the run's seed: runs over the same rows tune on the same ones of them.

@@ -55,10 +55,7 @@ _AGAIN = 2.0  # seconds until a run that could not begin is tried again
 
 
 class StandingSite:
-    """One site that stays.
-
-    `folder`: the site's folder.
-    """
+    """One site that stays."""
 
     def __init__(self, config: StandingFile, folder: Path, clock: Clock | None = None) -> None:
         self.config = config
@@ -294,9 +291,7 @@ class StandingSite:
         elif study.new_rows and (before := versions.last_n_rows):
             # When a single row came is told to nobody.
             now, least = self._row_counts.latest(study), max(study.new_rows, self.policy.least_min_rows)
-            if (
-                now >= max(before, self._called_with.get(state.digest, 0)) + least
-            ):  # when one row came is told to nobody
+            if now >= max(before, self._called_with.get(state.digest, 0)) + least:
                 self._called_with[state.digest] = now  # a run that is refused does not call for the next one
                 self._call(state, number + 1, f"at least {least} new rows")
 
@@ -316,18 +311,13 @@ class StandingSite:
 
     def file_of_run(self, state: StudyState, number: int) -> SiteFile:
         """Return what one run of a study is at this site."""
-        file = str((self.folder / self.config.sources[state.study.source]).absolute())
-        neighbors, scheduler = dict(self.config.neighbors), self.config.scheduler
-        return state.study.site_file(state.run_id(number), self.config.site, neighbors, file, scheduler)
+        return self.config.run_of(state.study, state.run_id(number), self.folder)
 
     def node_of(self, state: StudyState, number: int, place: Path) -> Node:
         """Return the node of a run; rows are judged here, and noted when the run has all its sites."""
         study, config = state.study, self.file_of_run(state, number)
-        keep, name, source = (
-            self.folder / KEPT / study.source,
-            self.config.site,
-            policies.source_rules(self.policy, study),
-        )
+        keep, name = self.folder / KEPT / study.source, self.config.site
+        source = policies.source_rules(self.policy, study)
         keep.mkdir(parents=True, exist_ok=True, mode=0o700)
 
         def rules(n_rows: int, times: list[float]) -> None:

@@ -78,10 +78,7 @@ def status_of(session: Session[Any], *, seconds_waiting: float, wire_bytes: int)
 
 
 def of_one_run(config: SiteFile, folder: Path, run: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the status of a site that takes part in a single run, in the form of `StandingSite.status`.
-
-    `run`: the status of the run as its JSON; None before it is known.
-    """
+    """Return the status of a site with a single run, where it is known, in the form of `StandingSite.status`."""
     left = None
     if config.keys is not None:
         with suppress(KeysError, OSError):

@@ -22,10 +22,7 @@ _REPEATED = 256  # frames about studies to a neighbour that are known again
 
 
 class Witness:
-    """The one that writes.
-
-    `book`: it knows the names of studies.
-    """
+    """The one that writes."""
 
     def __init__(self, site: str, trail: AuditTrail, book: Book) -> None:
         self._site = site

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,16 @@ def _opened(site: Path) -> tuple[StandingFile, Book, Policy]:
     config = read_standing(site)
     book = Book(site.parent, SiteIdentity.of(config, site.parent))
     return config, book, read_policy(site.parent / POLICY)
+
+
+def _print(rows: Iterable[Iterable[str]], *headings: str, right: Collection[str] = ()) -> None:
+    """Print a table, as wide as it needs to be where it is not for a terminal; `right`: columns of numbers."""
+    table = Table()
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def _versions(site: Path, state: StudyState, book: Book) -> Versions:
@@ -101,21 +112,18 @@ def show(name: Named, site: SiteOption = SITE) -> None:
 def list_studies(site: SiteOption = SITE) -> None:
     """List all studies that this site knows, with the runs, the version in use, and why the last run failed."""
     config, book, _ = _opened(site)
-    table = Table()
-    for heading in ("study", "digest", "proposer", "state", "this site", "runs", "current"):
-        table.add_column(heading)
-    reasons = []
+    rows, reasons = [], []
     for state in book.studies.values():
         versions = _versions(site, state, book)
         runs = ", ".join(f"{one.number} {one.state}" for one in versions.states)
         decision = state.decisions.get(config.site)
         here = decision.says if decision else "not decided" if config.site in state.study.sites else "no part"
-        row = [state.label, state.digest[:12], state.proposer, state.state, here, runs, str(versions.current or "")]
-        table.add_row(*row)
+        current = str(versions.current or "")
+        rows.append([state.label, state.digest[:12], state.proposer, state.state, here, runs, current])
         why = why_over(state) or last_failure(ends(state, versions, config.site), config.site)
         if why:
             reasons.append(f"{state.label}: {shortened(why)} (dekrr study show {state.label} has all of it)")
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    _print(rows, "study", "digest", "proposer", "state", "this site", "runs", "current")
     for reason in reasons:
         say(reason)
 
@@ -212,13 +220,9 @@ def preview(
     found = _found(study, book)
     for broken in refusals(policy, found, config.site, config.sources):
         say(f"this site's policy refuses it: {broken}")
-    table = Table()
-    for heading in ("to", "message", "times", "bytes", "what it reveals"):
-        table.add_column(heading, justify="right" if heading in ("times", "bytes") else "left")
     result = previewed(found, config, site.parent)
-    for line in result.lines:
-        table.add_row(line.to, line.message, str(line.times), str(line.size), line.reveals)
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    rows = (map(str, line) for line in result.lines)
+    _print(rows, "to", "message", "times", "bytes", "what it reveals", right=("times", "bytes"))
     say(f"{result.n_rows} rows here; made-up rows at {', '.join(result.neighbors)}. Nothing has left this site.")
 
 
@@ -230,12 +234,8 @@ def describe(
     """Print counts, means and missing values of what a study reads here, rounded, none of few rows. Nothing leaves."""
     config, book, policy = _opened(site)
     found = _found(study, book)
-    table = Table()
-    for heading in ("column", "values", "missing", "mean"):
-        table.add_column(heading, justify="left" if heading == "column" else "right")
-    for column in describe_rows(found, config, site.parent, policy):
-        table.add_row(*column)
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    numbers = "values", "missing", "mean"
+    _print(describe_rows(found, config, site.parent, policy), "column", *numbers, right=numbers)
     sends = source_rules(policy, found).describe
     say(f"An approval by a person here {'has' if sends else 'does not have'} this table (describe in policy.toml).")
 

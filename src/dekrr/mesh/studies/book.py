@@ -43,10 +43,7 @@ _FEWEST_DIGITS = 6  # of a digest that names a study
 
 @dataclass
 class StudyState:
-    """What is known about one study.
-
-    `calls`, `reports`: the last of each site.
-    """
+    """What is known about one study."""
 
     digest: str
     study: StudyFile

@@ -31,8 +31,7 @@ def describe_rows(study: StudyFile, config: StandingFile, folder: Path, policy: 
 
     It is not the study's: counts in multiples of many numbers, of a series of studies, would tell the count.
     """
-    file = str((folder / config.sources[study.source]).absolute())
-    run = study.site_file("describe", config.site, {}, file, config.scheduler)
+    run = config.run_of(study, "describe", folder)
     names = run.data.used
     least = policy.least_min_rows
     parts: list[list[np.ndarray]] = [[] for _ in names]

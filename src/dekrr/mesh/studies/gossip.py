@@ -40,10 +40,7 @@ _decoder: msgspec.msgpack.Decoder[Beat | Have | Items] = msgspec.msgpack.Decoder
 
 
 class Gossip:
-    """One site's part in passing statements on; it does no I/O.
-
-    `refuse`: called with a neighbour and the reason why something from it was refused.
-    """
+    """One site's part in passing statements on; it does no I/O."""
 
     def __init__(self, book: Book, refuse: Callable[[str, str], None]) -> None:
         self._book = book

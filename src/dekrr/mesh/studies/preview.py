@@ -53,8 +53,7 @@ def preview(study: StudyFile, config: StandingFile, folder: Path) -> Preview:
     me = config.site
     others = sorted(site for site in study.sites if site != me)
     neighbors = sorted(p for p in config.neighbors if p in study.sites) or others
-    file = str((folder / config.sources[study.source]).absolute())
-    run = study.site_file("preview", me, dict.fromkeys(neighbors, ""), file, config.scheduler)
+    run = msgspec.structs.replace(config.run_of(study, "preview", folder), neighbors=dict.fromkeys(neighbors, ""))
     if run.method != "dkla":  # the neighbourhoods of the other sites are made up, and nothing leaves
         run = msgspec.structs.replace(run, settings={**run.settings, "lone_neighbor": "warn"})
     if run.settings.get("exclude") == "stop":  # made-up rows may look wrong

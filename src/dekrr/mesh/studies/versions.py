@@ -41,10 +41,7 @@ class RunState(msgspec.Struct, frozen=True):
 
 
 class Versions:
-    """The versions of one study's model.
-
-    `folder`: the study's folder, `studies/NAME` of a site's folder. `store`: the site's; by default it is opened.
-    """
+    """The versions of one study's model; `folder` is `studies/NAME` of a site's folder."""
 
     def __init__(self, folder: Path, store: Store | None = None, clock: Clock | None = None) -> None:
         self.folder = folder
