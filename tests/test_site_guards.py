@@ -89,6 +89,14 @@ def test_bounds_are_those_that_the_site_wrote_or_wider():
     assert broken.startswith("sources.rows.bounds: this site's policy has none of u, v, y; leave bounds out")
 
 
+def test_bounds_of_several_targets_are_one_for_each():
+    policy = Policy(sources={"rows": SourcePolicy(bounds=BOUNDS | {"z": (0.0, 9.0)})})
+    data = 'target = ["y", "z"]\ncolumns = ["u", "v"]'
+    assert not refusals(policy, study_of("bounds = [[0, 0, -2, 0], [1, 1, 2, 9]]", data), "a", ["rows"])
+    (broken,) = refusals(policy, study_of("bounds = [[0, 0, -2, 0], [1, 1, 2, 8]]", data), "a", ["rows"])
+    assert "z within 0 and 9" in broken
+
+
 @pytest.mark.parametrize(
     "settings",
     ["min_rows = 20", "rows_per_feature = 3.0", "max_leverage = 0.9", "max_maps = 8", "shortlist_rows = 60.0"],

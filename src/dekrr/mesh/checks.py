@@ -234,7 +234,7 @@ def _check_bounds(bounds: Any, data: DataTable, mistakes: list[str]) -> None:
     if not isinstance(bounds, list) or [type(bound) for bound in bounds] != [list, list]:
         return  # there are no bounds, or their wrong type is already among the mistakes
     try:
-        public_scaling((tuple(bounds[0]), tuple(bounds[1])), len(data.columns))
+        public_scaling((tuple(bounds[0]), tuple(bounds[1])), len(data.columns), len(data.targets))
     except (SettingsError, ValueError) as error:
         mistakes.append(f"settings.{error}")
 

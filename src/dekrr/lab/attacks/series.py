@@ -57,6 +57,7 @@ def series_of(problem: Scene) -> dict[str, Sequence[Asked]]:
     return {
         "bounds": [Asked({"bounds": narrow})],
         "thresholds": [Asked({"min_rows": 1, "rows_per_feature": 0.0})],
+        "short waves": [Asked({"column_scales": [1e6, *[1.0] * (victim.X.shape[1] - 1)]})],
         "seeds": [Asked({"seed": seed}) for seed in range(5)],
         "new rows": [Asked({}, before), Asked({}, after)],
         "new rows, fewer features": [Asked({}, before), Asked({"n_features": 1}, after)],
