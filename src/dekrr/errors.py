@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 from typing import Self
 
-_PACKAGE = str(Path(__file__).parent)
+PACKAGE = str(Path(__file__).parent)
 _LONGEST = 300  # characters of a text from elsewhere
 
 
@@ -134,29 +134,9 @@ class PoorFitWarning(DekrrWarning):
 def warn(text: str, category: type[Warning] = DekrrWarning) -> None:
     """Warn, and point at the line of the caller's code that called into this package."""
     frame, level = sys._getframe(1), 2
-    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
     warnings.warn(text, category, stacklevel=level)
-
-
-class WarnOnce:
-    """Warns as `warn` does, but not twice with the same text: sites of one process may have the same to tell.
-
-    It points at the line that called into this package when it was made, since sites may run in threads.
-    """
-
-    def __init__(self) -> None:
-        self._told: set[str] = set()
-        frame = sys._getframe(1)
-        while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
-            frame = frame.f_back
-        self._place = frame.f_code.co_filename, frame.f_lineno
-
-    def __call__(self, text: str, category: type[Warning] = DekrrWarning) -> None:
-        """Warn, unless the text was told before."""
-        if text not in self._told:
-            self._told.add(text)
-            warnings.warn_explicit(text, category, *self._place)
 
 
 def one_line(text: str, longest: int = _LONGEST) -> str:

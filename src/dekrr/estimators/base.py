@@ -563,9 +563,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def score(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> float:
         """Return the coefficient of determination R^2 of `predict(X, sites)`, the mean over outputs."""
         if isinstance(y, str) or tables.is_names(y):
-            if sample_weight is not None:
-                raise SettingsError("rows of sources cannot be weighted in score")
-            return 1 - self.rse(X, y, sites)
+            return 1 - self.rse(X, y, sites, sample_weight=sample_weight)
         return float(r2_score(y, self.predict(X, sites), sample_weight=sample_weight))
 
     def rse(self, X: Any, y: Any, sites: Any = None, metric: str = "own", sample_weight: Any = None) -> float:
@@ -582,7 +580,7 @@ class SiteRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise SettingsError(f'unknown metric {metric!r}; choose "own" or "union"')
         if isinstance(y, str) or tables.is_names(y):
             if sample_weight is not None:
-                raise SettingsError("rows of sources cannot be weighted in rse")
+                raise SettingsError("rows of sources cannot be weighted in a score")
             return self._streamed_rse(X, y, sites, metric)
         if metric == "own":
             return rse(y, self.predict(X, sites), sample_weight)

@@ -8,6 +8,7 @@ watched, and nothing is sent for it.
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from .. import messages
-from ..errors import SettingsError, WarnOnce
+from ..errors import PACKAGE, DekrrWarning, SettingsError
 from ..kernels import name_of
 from ..labels import listed, names_of
 from ..model import SiteModel, from_bytes
@@ -356,13 +357,31 @@ def seed_of(random_state: Any) -> int:
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
+def _told_once() -> Callable[..., None]:
+    """Return what warns, not twice with the same text: sites of one process may have the same to tell.
+
+    It points at the line that called into this package when it was made, since sites may run in threads.
+    """
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back is not None:
+        frame = frame.f_back
+    place, told = (frame.f_code.co_filename, frame.f_lineno), set[str]()
+
+    def tell(text: str, category: type[Warning] = DekrrWarning) -> None:
+        if text not in told:
+            told.add(text)
+            warnings.warn_explicit(text, category, *place)
+
+    return tell
+
+
 def sites_of(
     rows: Mapping[Hashable, Rows], graph: Graph, *, seed: int = 0, names: Mapping[Hashable, str] | None = None
 ) -> dict[Hashable, Site]:
     """Return a site for each label, with its neighbours and rows; names are by default as from `labels.names_of`."""
     labels = list(rows)
     names = names or dict(zip(labels, names_of(labels), strict=True))
-    once = WarnOnce()
+    once = _told_once()
     return {
         label: Site(names[label], tuple(names[p] for p in graph[label]), own_rows, seed=seed, tell=once)
         for label, own_rows in rows.items()
