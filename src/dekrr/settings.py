@@ -483,20 +483,6 @@ def parts_of(given: Mapping[str, Any], *, possible: bool = True, private: bool =
     return parts
 
 
-def grid_with_parts(name: str, given: Any, shared: Any) -> tuple[float, ...]:
-    """Return `grid_of` a setting of the agreed part; beside a shared part, "auto" is one value.
-
-    Examples
-    --------
-    >>> from dekrr.settings import grid_with_parts
-    >>> grid_with_parts("alpha", "auto", "auto"), len(grid_with_parts("alpha", "auto", None))
-    ((0.0001,), 7)
-    """
-    if name in WITH_SHARED and is_auto(given) and shared is not None:
-        return (WITH_SHARED[name],)
-    return grid_of(name, given)
-
-
 def private_sigma(n_columns: int) -> float:
     """Return what "auto" is for the bandwidth in a private run: the distance of rows that fill their bounds evenly."""
     return float(np.sqrt(n_columns / 6))
@@ -507,12 +493,22 @@ def is_auto(given: Any) -> bool:
     return isinstance(given, str) and given == "auto"
 
 
-def grid_of(name: str, given: Any) -> tuple[float, ...]:
-    """Return the values of a setting to choose from: those of "auto", those given, or the only one given."""
+def grid_of(name: str, given: Any, *, shared: Any = None, private: bool = False) -> tuple[float, ...]:
+    """Return the values of a setting to choose from: those of "auto", those given, or the only one given.
+
+    Beside a shared part, and in a private run, "auto" is one value.
+
+    Examples
+    --------
+    >>> from dekrr.settings import grid_of
+    >>> grid_of("alpha", "auto", shared="auto"), len(grid_of("alpha", "auto"))
+    ((0.0001,), 7)
+    """
     if mistake := entries(TuningSettings)[name].mistake(given):
         raise SettingsError(mistake)
     if isinstance(given, str):
-        return GRIDS[name]
+        one = PRIVATE if private else {} if shared is None else WITH_SHARED
+        return (one[name],) if name in one else GRIDS[name]
     return tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=float)))
 
 

@@ -30,7 +30,6 @@ from ..settings import (
     ALONE,
     GONE,
     GRIDS,
-    PRIVATE,
     WITH_SHARED,
     DeKRRSettings,
     DifferentialPrivacy,
@@ -40,7 +39,7 @@ from ..settings import (
     TuningSettings,
     Wire,
     entries,
-    grid_with_parts,
+    grid_of,
     is_auto,
     parts_of,
     private_sigma,
@@ -288,10 +287,8 @@ class DeKRRRegressor(NetworkRegressor):
 
     def _grid(self, name: str) -> tuple[float, ...]:
         """Return the values of a setting to choose from; with a shared part or privacy "auto" is one value."""
-        given = getattr(self, name)
-        if self.privacy is not None and is_auto(given):
-            return (PRIVATE[name],)
-        return grid_with_parts(name, given, self._parts()["shared"])
+        parts = self._parts()
+        return grid_of(name, getattr(self, name), shared=parts["shared"], private=self.privacy is not None)
 
     def _choosing(self) -> Choosing:
         choosing = Choosing.of(self)

@@ -24,7 +24,7 @@ from ..settings import (
     FeatureSettings,
     TuningSettings,
     entries,
-    grid_with_parts,
+    grid_of,
     is_auto,
     parts_of,
 )
@@ -314,7 +314,7 @@ def parts_of_run(settings: Mapping[str, Any]) -> dict[str, Any]:
 def grids_of(settings: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     """Return the values of sigma, alpha and consensus to choose from; 1 stands for a sigma that sites agree on."""
     given, shared = part_of(settings, TuningSettings), parts_of_run(settings)["shared"]
-    grids = {name: grid_with_parts(name, given.get(name, "auto"), shared) for name in GRIDS}
+    grids = {name: grid_of(name, given.get(name, "auto"), shared=shared) for name in GRIDS}
     return grids | ({"sigma": (1.0,)} if leaves_sigma(settings) else {})
 
 

@@ -254,7 +254,9 @@ class Rows(ABC):
 
     def admitted(self, admits: Admits) -> "Rows":
         """Return the rows that may be in sums: `admits` takes rows (n_rows, n_columns) and returns a mask."""
-        return _AdmittedRows(self, admits)
+        rows = _DerivedRows(self, lambda block: block.take(admits(block.X)))
+        rows.seed, rows.hash_of = self.seed, self.hash_of
+        return rows
 
 
 class ArrayRows(Rows):
@@ -369,8 +371,13 @@ class _DerivedRows(Rows):
     def n_outputs(self) -> int:
         return self._rows.n_outputs
 
+    def blocks(self, size: int) -> Iterator[Block]:
+        return map(self._function, self._rows.blocks(size))
+
 
 class _MappedRows(_DerivedRows):
+    """Rows that stay as many as they were."""
+
     @property
     def n_rows(self) -> int:
         return self._rows.n_rows
@@ -383,22 +390,6 @@ class _MappedRows(_DerivedRows):
     def _sample(self) -> ArrayRows:
         sample = self._rows.sample
         return ArrayRows(*self._function(sample.arrays()), expansion=sample.expansion, hashes=sample.hashes)
-
-    def blocks(self, size: int) -> Iterator[Block]:
-        return map(self._function, self._rows.blocks(size))
-
-
-class _AdmittedRows(_DerivedRows):
-    """The rows that a rule admits."""
-
-    def __init__(self, rows: Rows, admits: Admits) -> None:
-        super().__init__(rows, admits)
-        self.seed = rows.seed
-        self.hash_of = rows.hash_of
-
-    def blocks(self, size: int) -> Iterator[Block]:
-        for block in self._rows.blocks(size):
-            yield block.take(self._function(block.X))
 
 
 class ChainedRows(Rows):
