@@ -25,7 +25,7 @@ import dekrr
 from dekrr.cli.app import COMMANDS
 from dekrr.cli.lazy import _imported
 from dekrr.data import make_sites
-from dekrr.estimators.base import parameters_of
+from dekrr.estimators.site_regressor import parameters_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

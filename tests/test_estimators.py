@@ -39,7 +39,7 @@ from dekrr import (
     TopologyError,
 )
 from dekrr.data import make_sites
-from dekrr.estimators.base import parameters_of, value_of
+from dekrr.estimators.site_regressor import parameters_of, value_of
 from dekrr.settings import ALONE
 from test_conformance import Postman
 

@@ -10,9 +10,7 @@ import dekrr
 
 FILES = sorted(Path(dekrr.__file__).parent.rglob("*.py"))
 # Names that two files or classes still have. Take out what is renamed; add nothing.
-FILES_OF_ONE_NAME = {
-    *("__init__", "base", "dekrr", "local"),
-}
+FILES_OF_ONE_NAME = {"__init__", "local"}
 CLASSES_OF_ONE_NAME = set()
 MOST_LOADED = 60
 

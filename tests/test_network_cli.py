@@ -80,7 +80,7 @@ def test_a_trial_tells_how_good_its_models_are(trial):
 
     seed = read_site(trial / "sites/station-00/site.toml").features().seed
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dekrr.estimators.base.seed_of", lambda _: seed)
+        patch.setattr("dekrr.estimators.site_regressor.seed_of", lambda _: seed)
         patch.setattr(Site, "in_order", in_order_of_nodes)
         fitted = DeKRRRegressor(**numbers, intervals=True, deployment=True).fit(frame, "y", sites="station")
     errors = fitted.validation_["RSE"]

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from ..errors import DataError, PoorFitWarning, SettingsError, UnusableError
 from ..estimators import DeKRRClassifier, DeKRRRegressor
-from ..estimators.base import keywords_of, parameters_of
 from ..estimators.model_set import advise
 from ..estimators.network import sites_of
+from ..estimators.site_regressor import keywords_of, parameters_of
 from ..model import SiteModel
 from ..settings import Entry, FeatureSettings, entries
 from ..tables.columns import raw_of

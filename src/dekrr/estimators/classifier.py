@@ -20,11 +20,11 @@ from ..rules import is_missing
 from ..settings import EstimatorSettings
 from ..tables.columns import is_frame
 from ..types import Array
-from . import base, tables
-from .base import estimator, setting, unchanged_by_failure
-from .dekrr import DeKRRRegressor
+from . import site_regressor, tables
 from .model_set import FitSummary, matrix_of_errors, summary_of
 from .network import NetworkRun
+from .regressor import DeKRRRegressor
+from .site_regressor import estimator, setting, unchanged_by_failure
 from .tables import tell_of_leaks
 
 _NOT_OF_CLASSES = ("intervals",)
@@ -145,7 +145,7 @@ class DeKRRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         _refuse_bad_classes(y)
         weights = tables.weights_of(sample_weight, len(y))
         counted = y if weights is None else y[weights > 0]
-        base.check(self)
+        site_regressor.check(self)
         with unchanged_by_failure(self):
             self.classes_ = self._classes_of(counted)
             if len(self.classes_) < 2:

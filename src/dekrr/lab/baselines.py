@@ -11,8 +11,15 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from ..errors import ModelFileError, SettingsError
-from ..estimators.base import FeatureRegressor, NetworkRegressor, SiteRegressor, estimator, setting, settings_of
 from ..estimators.network import Choosing, Training, are_weighted, scaling_of, tuning_of
+from ..estimators.site_regressor import (
+    FeatureRegressor,
+    NetworkRegressor,
+    SiteRegressor,
+    estimator,
+    setting,
+    settings_of,
+)
 from ..kernels import Kernel, make_kernel, name_of
 from ..labels import listed, names_of
 from ..model import Header, as_rows

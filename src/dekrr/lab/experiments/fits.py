@@ -27,8 +27,8 @@ from threadpoolctl import threadpool_limits
 from ... import topology
 from ...data import halves, partition
 from ...estimators import AllReduceRegressor, COKERegressor, DeKRRRegressor, DKLARegressor
-from ...estimators.base import parameters_of
 from ...estimators.network import run, seed_of, sites_of
+from ...estimators.site_regressor import parameters_of
 from ...features import FeatureMap
 from ...kernels import Gaussian
 from ...metrics import rse

@@ -48,8 +48,7 @@ from ..tables.rows import ArrayRows, ChainedRows, ForgottenRows, Rows, RowsElsew
 from ..tables.sources import count_of
 from ..topology import add_edges, build
 from ..types import Array
-from . import base, network
-from .base import NetworkRegressor, estimator, parameters_of, setting, settings_of, unchanged_by_failure
+from . import network, site_regressor
 from .model_set import HeldOutErrors, validate
 from .network import (
     Choosing,
@@ -61,6 +60,7 @@ from .network import (
     sites_of,
     tuning_of,
 )
+from .site_regressor import NetworkRegressor, estimator, parameters_of, setting, settings_of, unchanged_by_failure
 
 
 @dataclass(frozen=True)
@@ -530,7 +530,7 @@ class DeKRRRegressor(NetworkRegressor):
 
     def _require_standing(self) -> Standing:
         """Return where training stands, or refuse to go on."""
-        base.check(self)
+        site_regressor.check(self)
         if self._standing is None:
             raise SettingsError(
                 "the privacy budget is spent by the first fit: a second release of sums would exceed it"
