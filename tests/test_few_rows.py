@@ -124,7 +124,9 @@ def test_rows_that_outweigh_all_others_are_as_many_as_the_shared_part_needs(tmp_
 @pytest.mark.parametrize(
     ("n_columns", "count", "is_in"), [(2, 74, False), (2, 75, True), (4, 37, False), (4, 38, True)]
 )
-def test_the_rows_of_a_value_of_the_target_are_more_numbers_than_there_are_features(tmp_path, n_columns, count, is_in):
+def test_the_rows_of_a_value_of_the_target_are_more_numbers_than_there_are_features(
+    tmp_path, caplog, n_columns, count, is_in
+):
     """Ten rows of each of two sites were found, all of them to 1e-3, from 100 products with a flag of four columns."""
     rng = np.random.default_rng(0)
     names = [f"x{i}" for i in range(n_columns)]
@@ -133,6 +135,8 @@ def test_the_rows_of_a_value_of_the_target_are_more_numbers_than_there_are_featu
     _, own = site_of(tmp_path, "b", table.astype(float), study)
     assert own._alone[:count].all() == (not is_in)
     assert not own._alone[count:].any()
+    told = f"{count} of 600 rows are in no sum: they have a value that few rows have, fewer than 10 of a column"
+    assert (told in caplog.text) == (not is_in)
 
 
 def test_a_rare_value_makes_others_rare():

@@ -41,6 +41,7 @@ from .procedure import refuse_beforehand
 logger = logging.getLogger("dekrr")
 _ROWS_AT_A_TIME = 1 << 14
 LEDGER = "ledger"
+_MANY_RARE = 0.05  # of the rows, from which the site is told that they are in no sum
 _MOST_DELTA = 0.1  # of all runs together, times the number of rows
 
 
@@ -305,7 +306,14 @@ class SiteRows:
             of_target = fewest_of_target(config, int(self._counts.sum()), self.rows.n_columns)
             needs |= dict.fromkeys(config.data.targets, of_target)
             columns = [words[name] for name in needs]
-            self._known |= admission.rare_values(columns, self._counts & ~self._known, list(needs.values()))
+            rare = admission.rare_values(columns, self._counts & ~self._known, list(needs.values()))
+            if rare.sum() > _MANY_RARE * len(rare):
+                logger.warning(
+                    "%s: %d of %d rows are in no sum: they have a value that few rows have, fewer than %d of a column, "
+                    "or than %d of a target; with fewer features (n_features, shared) fewer of a target are enough",
+                    *(config.site, rare.sum(), len(rare), fewest, of_target),
+                )
+            self._known |= rare
         self._admission: admission.AnyAdmission | None = None
         self._alone = self._known
         if self._facts is None:
