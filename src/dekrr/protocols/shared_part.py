@@ -223,7 +223,7 @@ def elect(start: Start, sigma: float, kind: Candidates, *, linear: bool) -> Proc
     pool = _pool(*drawn)
     n_candidates = pool.n_candidates
     if not kind.voted:
-        return _kept(*drawn, chooser.elected(np.zeros(n_candidates)).tobytes())
+        return _kept(*drawn, np.arange(chooser.n_kept).tobytes())
     n_votes = max(_FEWEST_VOTES, math.ceil(_VOTES_PER_FEATURE * kind.n_features / tree.roster.n_sites))
     votes = np.zeros(n_candidates)
     if sample.n_rows:
