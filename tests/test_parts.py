@@ -511,7 +511,7 @@ def test_sums_of_branches_add_up_in_every_form(seed, numbers, size):
     np.testing.assert_allclose(sparse.whole(told), np.sum(votes, axis=0), rtol=1e-14)
 
 
-@given(st.integers(0, 2**31), st.integers(0, 40), st.floats(1e-9, 1e-2), st.integers(0, 2))
+@given(st.integers(0, 2**31), st.integers(0, 40), st.floats(1e-6, 1e-2), st.integers(0, 2))
 def test_what_rounding_changes_has_room(seed, n_rows, share, first):
     rng, form = np.random.default_rng(seed), BranchSums(30, 2, room=share * (n_rows + 1), first=first)
     Z, beside = rng.normal(size=(n_rows, 30)) * np.geomspace(1, 1e-3, 30), rng.normal(size=2)

@@ -218,8 +218,9 @@ class Rounded(Message, frozen=True, tag="rounded"):
     """What a `Total` is, in a network of many sites, in as few bits as its use allows.
 
     The vector is in rows; the numbers of a row are integers times its unit, each in as many bits as the largest needs
-    (`widths`, 1 to 32). `data` has the rows of one width after those of smaller widths. `beside` are the last numbers
-    of the vector, in double precision.
+    (`widths`, 1 to 32). `data` has the rows of one width after those of smaller widths: first the whole octets of each
+    number, from its lowest, and then the bits that are left. `beside` are the last numbers of the vector, in double
+    precision.
     """
 
     data: bytes
@@ -237,8 +238,11 @@ class Rounded(Message, frozen=True, tag="rounded"):
         octets, width_of = integers.astype("<i4").view(np.uint8).reshape(-1, 4), np.repeat(widths, lengths)
         data = bytearray()
         for width in np.unique(widths):
-            bits = np.unpackbits(octets[width_of == width], axis=1, bitorder="little")
-            data += np.packbits(bits[:, :width]).data
+            own, (n_octets, n_bits) = octets[width_of == width], divmod(int(width), 8)
+            data += own[:, :n_octets].tobytes()
+            if n_bits:
+                bits = np.unpackbits(own[:, n_octets : n_octets + 1], axis=1, count=n_bits, bitorder="little")
+                data += np.packbits(bits).data
         return cls(bytes(data), widths.tolist(), units, beside)
 
     @classmethod
@@ -252,17 +256,22 @@ class Rounded(Message, frozen=True, tag="rounded"):
         widths, n_of_width = np.array(self.widths), np.zeros(_MOST_BITS + 1, dtype=np.intp)
         if len(widths) == len(lengths):
             np.add.at(n_of_width, widths, lengths)
-        sizes = -(-n_of_width * np.arange(_MOST_BITS + 1) // 8)
+        n_octets, n_bits = np.divmod(np.arange(_MOST_BITS + 1), 8)
+        sizes = n_of_width * n_octets - (-n_of_width * n_bits // 8)
         if len(widths) != len(lengths) or sizes.sum() != len(self.data):
             raise MessageError(f"site {sender!r} sent {len(self.data)} bytes of numbers in {len(widths)} rows", sender)
         data, width_of = np.frombuffer(self.data, np.uint8), np.repeat(widths, lengths)
         integers, start = np.empty(len(width_of), dtype="<i4"), 0
         for width in np.unique(widths):
-            bits = np.zeros((n_of_width[width], _MOST_BITS), np.uint8)
-            end, count = start + sizes[width], n_of_width[width] * width
-            bits[:, _MOST_BITS - width :] = np.unpackbits(data[start:end], count=count).reshape(-1, width)
-            whole = np.packbits(bits, axis=1, bitorder="little").view("<i4").ravel()
-            integers[width_of == width] = whole >> _MOST_BITS - width  # which keeps the sign
+            count, whole, rest = n_of_width[width], n_octets[width], n_bits[width]
+            middle, end = start + count * whole, start + sizes[width]
+            octets = np.zeros((count, 4), np.uint8)
+            octets[:, :whole] = data[start:middle].reshape(count, whole)
+            if rest:
+                bits = np.unpackbits(data[middle:end], count=count * rest).reshape(-1, rest)
+                octets[:, whole] = np.packbits(bits, axis=1, bitorder="little")[:, 0]
+            unused = _MOST_BITS - int(width)
+            integers[width_of == width] = octets.view("<i4").ravel() << unused >> unused  # which keeps the sign
             start = end
         return np.asarray(integers * np.repeat(self.units, lengths))
 
