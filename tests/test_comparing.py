@@ -62,12 +62,17 @@ def test_the_errors_together_are_those_of_the_estimator_on_the_same_folds(found)
     assert found.loc["s2", "together"] == pytest.approx(rse(y[own], predicted[own]))
 
 
-def test_sites_of_noise_are_told_that_joining_changes_little():
-    rng = np.random.default_rng(0)
-    table = pd.DataFrame({"a": rng.random(200), "y": rng.normal(size=200), "site": np.arange(200) % 4})
-    found = dekrr.compare(table, "y", "site", test=0.25, **SMALL)
-    assert found.attrs["verdict"].startswith("Joining changes little")
-    assert found.loc["all", "rows"] == pytest.approx(50, abs=4)
+def test_sites_of_noise_lose_nothing_by_joining():
+    verdicts = set()
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        table = pd.DataFrame({"a": rng.random(200), "y": rng.normal(size=200), "site": np.arange(200) % 4})
+        found = dekrr.compare(table, "y", "site", test=0.25, **SMALL)
+        verdicts.add(found.attrs["verdict"].split(":")[0])
+        assert found.loc["all", "rows"] == pytest.approx(50, abs=4)
+        assert found.loc["all", "together"] < min(1.05, found.loc["all", "alone"])
+    assert "Joining changes little" in verdicts
+    assert "Stay alone" not in verdicts
 
 
 def test_a_site_that_may_join_is_predicted_without_its_rows():

@@ -151,7 +151,7 @@ GRIDS = {
 GRIDS_ALONE = {"sigma": (0.25, 1.0, 4.0, 16.0), "alpha": (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)}
 # DeKRR without the other parts of a model.
 ALONE: dict[str, Any] = dict.fromkeys(("shared", "site_effect", "local", "column_scales"))
-# What "auto" is for the agreed part where there is a shared part: what is left for it varies less.
+# What "auto" is for the agreed part where there is a shared part: what is left for it varies less. Alpha is the least.
 WITH_SHARED = {"alpha": 1e-4, "consensus": 1.0, "own_weight": 1 / 3}
 # What "auto" is in a private run, which must not look at rows; docs/how-to/differential-privacy.md has the evidence.
 PRIVATE = {"alpha": 1e-6, "consensus": 3.0}
@@ -236,8 +236,8 @@ class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
         Otherwise, and from several values, all sites together choose it by cross-validation. With privacy, "auto" in an
         estimator is sqrt(p / 6) for p columns.
     alpha
-        Regularisation (the paper's lambda). With a shared part "auto" is 1e-4; otherwise, chosen like sigma. With
-        privacy, "auto" in an estimator is 1e-6.
+        Regularisation (the paper's lambda). With a shared part "auto" is the ridge of that part, at least 1e-4;
+        otherwise, it is chosen like sigma. With privacy, "auto" in an estimator is 1e-6.
     consensus
         Weight of the agreement with neighbours (c of the authors' code). With a shared part, "auto" is 1; otherwise it
         is chosen like sigma. With privacy, "auto" in an estimator is 3.
@@ -329,6 +329,8 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
 
     Parameters
     ----------
+    alpha
+        Regularisation (the paper's lambda). None follows from the ridge of the shared part.
     consensus
         Weight of the agreement with neighbours (c of the authors' code).
     solver
@@ -388,6 +390,7 @@ class DeKRRSettings(GuardSettings, frozen=True, kw_only=True):
         sites. A number is short for DifferentialPrivacy with this epsilon.
     """
 
+    alpha: Annotated[float | None, Setting(POSITIVE.or_none())] = 1e-6  # type: ignore[assignment]
     consensus: Annotated[float, Setting(_NOT_NEGATIVE)] = 1.0
     solver: Annotated[Any, Setting(one_of(*SOLVERS), objects=_SOLVER)] = "chebyshev"
     self_penalty: Annotated[float, Setting(_NOT_NEGATIVE, objects=_GONE["self_penalty"])] = 5.0

@@ -251,9 +251,10 @@ class DeKRRRegressor(NetworkRegressor):
         """
         leverage = entries(DeKRRSettings)["max_leverage"]
         parts = self._parts()
-        first = {name: self._grid(name)[0] for name in ("alpha", "consensus")}
+        first: dict[str, Any] = {name: self._grid(name)[0] for name in ("alpha", "consensus")}
         if parts["shared"] is not None:
             first["own_weight"] = WITH_SHARED["own_weight"]
+            first["alpha"] = None if is_auto(self.alpha) else first["alpha"]
         settings = settings_of(
             self,
             DeKRRSettings,
@@ -408,7 +409,7 @@ class DeKRRRegressor(NetworkRegressor):
         tuned = outcome.tuned
         self.own_weight_: float = outcome.own_weight
         self.sigma_: float = tuned.sigma if tuned else outcome.sigma or first["sigma"]
-        self.alpha_: float = tuned.alpha if tuned else first["alpha"]
+        self.alpha_: float = tuned.alpha if tuned else outcome.alpha or first["alpha"]
         self.consensus_: float = tuned.consensus if tuned else first["consensus"]
         self.tuning_: dict[str, Array] | None = None
         if tuned:

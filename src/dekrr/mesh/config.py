@@ -170,6 +170,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
             settings |= {"folds": tuning.folds}
         if self.method == "dekrr":
             settings |= {"sigma": "auto"} if leaves_sigma(self.settings) else {}
+            settings |= {"alpha": "auto"} if leaves_alpha(self.settings) else {}
         return {
             "version of dekrr": version,
             "method": self.method,
@@ -323,13 +324,19 @@ def leaves_sigma(settings: Mapping[str, Any]) -> bool:
     return is_auto(settings.get("sigma", "auto")) and parts_of_run(settings)["shared"] is not None
 
 
+def leaves_alpha(settings: Mapping[str, Any]) -> bool:
+    """Return whether the regularisation follows from the ridge of the shared part."""
+    return is_auto(settings.get("alpha", "auto")) and parts_of_run(settings)["shared"] is not None
+
+
 def _untuned(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings with a single number for each setting that DeKRR can find."""
     if method != "dekrr":
         return dict(settings)
     parts, first = parts_of_run(settings), {name: grid[0] for name, grid in grids_of(settings).items()}
     own = {"own_weight": WITH_SHARED["own_weight"]} if parts["shared"] is not None else {}
-    return {**own, **settings, **parts, **first}
+    left = {"alpha": None} if leaves_alpha(settings) else {}
+    return {**own, **settings, **parts, **first, **left}
 
 
 def part_of(settings: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:

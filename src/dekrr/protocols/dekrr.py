@@ -242,6 +242,7 @@ def rounds(start: Start, ready: SetUp, run: Run, coefficients: Array | None = No
     coefficients or leaves them out, what neighbours cannot see of this site's coefficients is added.
     """
     settings, from_zero = run.settings, coefficients is None
+    assert settings.alpha is not None  # `training.train_parts` has set it
     system = ready.system(settings.alpha, settings.consensus)  # lines 7 and 8
     row, hessian = system.row, system.row.hessian.copy()
     if coefficients is None or not coefficients.size:

@@ -102,7 +102,7 @@ def go_on(
     if before is not None:
         outcome.calibration, outcome.classes = before.calibration, before.classes
         outcome.shared, outcome.home = shared, before.home
-        outcome.column_scales, outcome.sigma = before.column_scales, before.sigma
+        outcome.column_scales, outcome.sigma, outcome.alpha = before.column_scales, before.sigma, before.alpha
     if prediction is not None:
         probed = not settings.rows_per_feature and not settings.masks
         yield from fit_home(everything, (yield from start.tree()), outcome, settings, prediction, probed=probed)

@@ -374,6 +374,7 @@ class Outcome:
     # shape (n_columns,): what the response depends on, as all sites agreed; the largest is 1
     column_scales: Array | None = None
     sigma: float | None = None  # the bandwidth that sites agreed on, where none was given
+    alpha: float | None = None  # the same of the regularisation
     encoding: Columns | None = None  # what raw columns became, where the sites of the run agreed on it
     held_out: HeldOut | None = None  # rows that a second training was without, where there was one
     hessian: Array | None = None  # shape (n_features, n_features): H_jj, for as long as training lasts

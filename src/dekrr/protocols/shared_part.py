@@ -24,7 +24,7 @@ Half of the features of the shared part are smooth and depend on all columns. A 
 without votes, finds the scales for these. Where its held-out error is clearly higher than the second model's, there are
 no such features.
 
-Each of these models holds a fifth of the rows out. The ridge with the least held-out error in the mean over the models
+Each of these models holds a fifth of the rows out. The ridge with the least median held-out error over the models
 is the least ridge of the shared part: features are scaled so that the same ridge suits few of them and many.
 """
 
@@ -574,9 +574,12 @@ def first_ratio(settings: DeKRRSettings) -> float:
 
 
 def best_ridge(errors: Sequence[Array]) -> float:
-    """Return the ridge with the least error in the mean over models, each relative to the model's least."""
+    """Return the ridge with the least median error over models, each relative to the model's least.
+
+    One model of four cannot decide alone, as the first did, which knows no levels yet.
+    """
     relative = [one / max(float(one.min()), np.finfo(float).tiny) for one in errors]
-    return float(RIDGES[int(np.argmin(np.mean(relative, axis=0)))])
+    return float(RIDGES[int(np.argmin(np.median(relative, axis=0)))])
 
 
 def scales_of(start: Start, model: SharedPart) -> Procedure[Array]:

@@ -26,7 +26,7 @@ from ..errors import DataError
 from ..parts.local import NO_LEVEL
 from ..scaling import UNSCALED, AnyScaling
 from ..selection import Auto, Chooser, Mixed
-from ..settings import DeKRRSettings
+from ..settings import WITH_SHARED, DeKRRSettings
 from . import dekrr
 from .calibration import Keep, calibrate, refusal_of_second
 from .home import fit_home, fit_private_home
@@ -77,11 +77,12 @@ def train_parts(
         return outcome
     site = site.in_order()
     scaling: AnyScaling = UNSCALED
-    learnt, sigma = Learnt(), chooser.sigma
+    learnt, sigma, alpha = Learnt(), chooser.sigma, settings.alpha
     shared: SharedPart | None = None
 
     def complete(outcome: Outcome, tree: Tree, *, probed: bool = False) -> Procedure[None]:
-        outcome.shared, outcome.column_scales, outcome.sigma = outcome.shared or shared, learnt.scales, sigma
+        outcome.shared, outcome.column_scales = outcome.shared or shared, learnt.scales
+        outcome.sigma, outcome.alpha = sigma, alpha
         if at_home:
             yield from fit_home(site, tree, outcome, settings, prediction, probed=probed)
 
@@ -111,8 +112,11 @@ def train_parts(
         kinds = both_kinds(n_shared, sets, candidate_scales(learnt.of_whole, spreads)[-1:])
         shared = yield from fit_shared(start, run, sigma, kinds, ridge=learnt.ridge, ratio=learnt.ratio)
         agreed = replace(start, rows=shared.residuals(start.rows))
+        # Where sites agree on one function, sum_j alpha / J |theta_j|^2 is alpha |theta|^2: a ridge like the shared
+        # part's, which held-out rows chose. What that part leaves has no less noise, and less to be found.
+        alpha = alpha or max(WITH_SHARED["alpha"], shared.ridge)
     start.site.enter("choosing features")
-    outcome = yield from dekrr.agree(agreed, _run_of_agreed(run, sigma, sets))
+    outcome = yield from dekrr.agree(agreed, _run_of_agreed(run, sigma, alpha, sets))
     probed = not settings.rows_per_feature and not settings.masks  # no sums beyond those that the guards count
     yield from complete(outcome, (yield from start.tree()), probed=probed)
     return outcome
@@ -153,12 +157,15 @@ def reasons(settings: DeKRRSettings) -> Iterator[str]:
         yield "the privacy budget pays for the sums of DeKRR alone: with privacy give shared=None, column_scales=None"
 
 
-def _run_of_agreed(run: Run, sigma: float, sets: tuple[tuple[float, ...], ...]) -> Run:
+def _run_of_agreed(run: Run, sigma: float, alpha: float | None, sets: tuple[tuple[float, ...], ...]) -> Run:
     """Return the run of the agreed part: its candidates are drawn in the agreed scales, with the agreed bandwidth.
 
     Where nobody has named a choice, it is greedy from a mixed pool.
     """
     chooser, tuning = run.chooser, run.tuning
+    if run.settings.alpha is None and alpha is not None:
+        run = replace(run, settings=msgspec.structs.replace(run.settings, alpha=alpha))
+        tuning = tuning and msgspec.structs.replace(tuning, alphas=(alpha,))
     if chooser.sigma is None and tuning is not None and len(tuning.sigmas) == 1:
         tuning = msgspec.structs.replace(tuning, sigmas=(sigma,))
     if type(chooser) is Auto and chooser == _auto(chooser.n_features, chooser.sigma, chooser.mapping):
@@ -249,6 +256,8 @@ def _found(outcome: Outcome, chooser: Chooser, settings: DeKRRSettings) -> tuple
         found["site_effect"] = None if outcome.shared.ratio == NO_LEVEL else outcome.shared.ratio
     if outcome.column_scales is not None:
         found["column_scales"] = tuple(outcome.column_scales.tolist())
+    if settings.alpha is None:
+        found["alpha"] = outcome.alpha
     if tuned is not None:
         sigma = tuned.sigma
         found |= {"alpha": tuned.alpha, "consensus": tuned.consensus, "own_weight": tuned.own_weight}

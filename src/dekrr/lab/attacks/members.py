@@ -160,6 +160,7 @@ def of_model(problem: Scene, target: str, *, seed: int = 0) -> Advantage:
     _, outcomes = overhear(problem.sites, lambda site: dekrr.train(site, problem.selector(), settings), ())
     end = outcomes[victim.name]
     assert end.ready is not None
+    assert settings.alpha is not None
     X, y = _candidates(problem, victim.name)
     weights = end.ready.weights(settings.alpha, settings.consensus)
     own = end.feature_map(X)
