@@ -610,6 +610,20 @@ class Sifted:
     limits: Limits | None = None  # see `dekrr.protocols.looking.Looked`
 
 
+def _of_no_use(looks: Mapping[Hashable, Looked], contributions: Mapping[Hashable, Contribution]) -> Hashable | None:
+    """Return a site with a column in other units that the others are no worse off without, if there is one.
+
+    What the column's far values are moved to says nothing, and its sums are of another function than the others'.
+    """
+    for label, found in looks.items():
+        has_other_units = any(one.kind == "units" and one.place >= 0 for one in found.findings)
+        if has_other_units and label in contributions:
+            one = contributions[label]
+            if one.with_site >= one.without_site:
+                return label
+    return None
+
+
 def sift(
     regressor: Any, rows: Mapping[Hashable, Rows], graph: Any, seed: int, settings: DeKRRSettings, here: Here | None
 ) -> Sifted:
@@ -636,7 +650,7 @@ def sift(
         looked: Looked = next(iter(looks.values()))
         sifted.contributions |= {labels[name]: one for name, one in looked.contributions.items()}
         sifted.limits = looked.limits
-        harmful = None if looked.harmful is None else labels[looked.harmful]
+        harmful = _of_no_use(looks, sifted.contributions) if looked.harmful is None else labels[looked.harmful]
         for label, found in looks.items():
             if label not in told and label != harmful and found.findings:
                 told.add(label)
