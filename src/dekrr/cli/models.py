@@ -3,7 +3,8 @@
 import re
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,6 @@ from ..tables.columns import raw_of
 from ..tables.rows import Rows
 from ..tables.sources import hint_of, open_source
 from .outputs import not_left_empty, print_json, require_folder, table_at
-from .ranks import NetworkOption, network_of
 from .scoring import Errors, errors_on, frame_of, parts_of
 
 SUFFIX = ".safetensors"
@@ -77,7 +77,9 @@ def fit(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    network: NetworkOption = "local",
+    network: Annotated[
+        str, typer.Option(help="local: this process; mpi: the ranks of mpiexec -n N dekrr ...")
+    ] = "local",
 ) -> None:
     """Train a model for every site in a table, and write the models to a folder.
 
@@ -91,7 +93,7 @@ def fit(
     """
     if str(data) == "-" and network != "local":
         raise SettingsError("only one of several ranks has the standard input: give a file")
-    with network_of(network) as ranks, not_left_empty(out), table_at(data) as data:
+    with _network_of(network) as ranks, not_left_empty(out), table_at(data) as data:
         tells = ranks is None or ranks.rank == 0
         targets: Any = target[0] if len(target) == 1 else target
         for column in (*target, site, *([weight] if weight else [])):
@@ -143,6 +145,13 @@ def fit(
             _finish(fitted, out, site, errors, as_json=as_json)
             if errors is not None and not has_classes:
                 advise(fitted, *(float(figures[0]) for figures in (errors.own(), errors.union())))
+
+
+def _network_of(name: str) -> AbstractContextManager[Any]:
+    """Return what gives the network of an option, None for this process; the annex with ranks is imported by name."""
+    if name not in ("local", "mpi"):
+        raise SettingsError(f"--network must be local or mpi; got {name!r}")
+    return nullcontext() if name == "local" else import_module("dekrr.cluster.ranks").all_ranks()
 
 
 def has_words(data: Path, target: str) -> bool:

@@ -1,32 +1,22 @@
-"""Commands on the ranks of an MPI program: the option, and errors that end all ranks."""
+"""Commands on the ranks of an MPI program: errors that end all ranks."""
 
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from ..errors import DekrrError, SettingsError
+from ..errors import DekrrError
+from .rank_network import MPINetwork
 
-NETWORKS = ("local", "mpi")
-NetworkOption = Annotated[
-    str, typer.Option("--network", help="local: this process; mpi: the ranks of mpiexec -n N dekrr ...")
-]
 _FIRST = 0.5  # seconds by which rank 0 tells an error before others that have the same
 
 
 @contextmanager
-def network_of(name: str) -> Iterator[Any]:
-    """Give the network of an option, None for this process; an error at one rank ends all ranks."""
-    if name not in NETWORKS:
-        raise SettingsError(f"--network must be {' or '.join(NETWORKS)}; got {name!r}")
-    if name == "local":
-        yield None
-        return
-    from ..networks.mpi import MPINetwork
-
+def all_ranks() -> Iterator[Any]:
+    """Give the network of all ranks; an error at one of them ends all."""
     network = MPINetwork()
     try:
         yield network
