@@ -271,11 +271,6 @@ class SpreadRows(Rows):
     def _count(self, n_rows: int) -> None:
         if not n_rows:
             raise DataError(f"{self.source.name} has no rows")
-        if self._counted not in (None, n_rows):
-            raise DataError(
-                f"{self.source.name} gave {self._counted} rows in one pass and {n_rows} in the next: rows that change "
-                "while they are read cannot be used"
-            )
         self._counted = n_rows
 
     def _partitions(self) -> list[Any]:
