@@ -1,6 +1,6 @@
 """Data to try dekrr on, synthetic or from files, and partitions of rows over sites.
 
-They are in the annex `dekrr.lab.data_sets`, and are imported when they are asked for.
+All but the made-up sites are in the annex `dekrr.lab.data_sets`, and are imported when they are asked for.
 """
 
 from importlib import import_module
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from .lab.data_sets.partitions import halves as halves
     from .lab.data_sets.partitions import partition as partition
     from .lab.data_sets.pictures import draw_sites as draw_sites
-    from .lab.data_sets.synthetic import make_sites as make_sites
+    from .synthetic import make_sites as make_sites
 
 _HOMES = {
-    "catalogue": "CATALOGUE",
-    "loading": "Dataset fetch load read_table",
-    "partitions": "by_column by_norm by_response dirichlet halves iid imbalanced partition",
-    "pictures": "draw_sites",
-    "splits": "Split authors_split",
+    "lab.data_sets.catalogue": "CATALOGUE",
+    "lab.data_sets.loading": "Dataset fetch load read_table",
+    "lab.data_sets.partitions": "by_column by_norm by_response dirichlet halves iid imbalanced partition",
+    "lab.data_sets.pictures": "draw_sites",
+    "lab.data_sets.splits": "Split authors_split",
     "synthetic": "make_sites",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -33,4 +33,4 @@ __all__ = sorted(_HOME_OF)
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"dekrr.lab.data_sets.{_HOME_OF[name]}"), name)
+    return getattr(import_module(f"dekrr.{_HOME_OF[name]}"), name)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from ... import topology
-from ...data import by_response, halves, load, make_sites
 from ...errors import DataError
 from ...networks.local import LocalNetwork
 from ...privacy.admission import Admission, learn, longest_shortlist
@@ -17,9 +16,11 @@ from ...protocols.site import Site
 from ...scaling import Scaling
 from ...selection import Chooser, Greedy
 from ...settings import DeKRRSettings
+from ...synthetic import make_sites
 from ...tables.rows import ArrayRows
 from ...types import Array
-from ..data_sets.loading import read_table
+from ..data_sets.loading import load, read_table
+from ..data_sets.partitions import by_response, halves
 from ..data_sets.splits import authors_split, has_authors_split
 
 _FEWEST_ROWS, _FEWEST_SITES = 80, 4  # of a table of one's own; one site is nobody's target or neighbour, and is lost

@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ... import estimators, plot
-from ...data import by_response, halves, load, make_sites
 from ...metrics import rse
 from ...scaling import Scaling
 from ...settings import ALONE
+from ...synthetic import make_sites
 from ...types import Array
+from ..data_sets.loading import load
+from ..data_sets.partitions import by_response, halves
 from ..yardsticks import Task, best
 from .progress import progress_of
 

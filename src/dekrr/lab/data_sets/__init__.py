@@ -1,1 +1,1 @@
-"""Data sets: of the paper, with readers and the authors' splits; made-up sites; and partitions of rows over sites."""
+"""Data sets: of the paper, with readers and the authors' splits; and partitions of rows over sites."""

@@ -25,7 +25,6 @@ from sklearn.model_selection import KFold
 from threadpoolctl import threadpool_limits
 
 from ... import topology
-from ...data import halves, partition
 from ...estimators import AllReduceRegressor, COKERegressor, DeKRRRegressor, DKLARegressor
 from ...estimators.network import run, seed_of, sites_of
 from ...estimators.site_regressor import parameters_of
@@ -46,6 +45,7 @@ from ...tables.rows import ArrayRows, Rows
 from ...types import Array
 from ..data_sets.catalogue import PAPER
 from ..data_sets.loading import load
+from ..data_sets.partitions import halves, partition
 from ..data_sets.splits import Split, authors_split
 
 PROTOCOLS = ("honest", "paper")

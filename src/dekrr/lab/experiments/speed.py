@@ -14,7 +14,6 @@ import msgspec
 import networkx as nx
 import numpy as np
 
-from ...data import by_response
 from ...errors import DataError
 from ...estimators import DeKRRRegressor
 from ...networks.local import free_cores
@@ -22,6 +21,7 @@ from ...settings import ALONE
 from ...topology import build
 from ...types import Array
 from ..data_sets.loading import read_table
+from ..data_sets.partitions import by_response
 
 ROUNDS = 1500
 

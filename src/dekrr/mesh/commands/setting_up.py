@@ -10,9 +10,9 @@ import typer
 from cryptography import x509
 from rich.console import Console
 
-from ...data import make_sites
 from ...disk import filling, replacing
 from ...errors import KeysError, SettingsError
+from ...synthetic import make_sites
 from .. import keys as certificates
 from ..config import NetworkFile
 from ..files import OWN, differences, read_network, read_site, read_standing, site_file, to_toml

@@ -1,11 +1,11 @@
-"""A synthetic problem whose sites differ visibly."""
+"""Made-up sites that differ visibly, to try dekrr on."""
 
 from typing import Any
 
 import numpy as np
 from sklearn.utils import check_random_state
 
-from ...types import Array
+from .types import Array
 
 
 def make_sites(
