@@ -236,7 +236,7 @@ class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
         Otherwise, and from several values, all sites together choose it by cross-validation. With privacy, "auto" in an
         estimator is sqrt(p / 6) for p columns.
     alpha
-        Regularisation (the paper's lambda). With a shared part "auto" is the ridge of that part, at least 1e-4;
+        Regularisation (the paper's lambda). With a shared part "auto" is the ridge of its small models, at least 1e-4;
         otherwise, it is chosen like sigma. With privacy, "auto" in an estimator is 1e-6.
     consensus
         Weight of the agreement with neighbours (c of the authors' code). With a shared part, "auto" is 1; otherwise it

@@ -24,7 +24,7 @@ Half of the features of the shared part are smooth and depend on all columns. A 
 without votes, finds the scales for these. Where its held-out error is clearly higher than the second model's, there are
 no such features.
 
-Each of these models holds a fifth of the rows out. The ridge with the least median held-out error over the models
+Each of these models holds a fifth of the rows out. The ridge with the least held-out error in the mean over the models
 is the least ridge of the shared part: features are scaled so that the same ridge suits few of them and many.
 """
 
@@ -516,6 +516,7 @@ class Learnt(NamedTuple):
     of_whole: Array | None = None
     ridge: float | None = None  # the least ridge for what follows
     ratio: float = NO_LEVEL  # of the variances of noise and of sites' levels
+    alpha: float = 0.0  # the least regularisation of the agreed part: the ridge that was best for models with levels
 
 
 def agree_on_scales(
@@ -565,7 +566,8 @@ def learn_scales(start: Start, run: Run, n_features: int, sigma: float, spreads:
     if third.errors.min() <= (1 - _LEAST_FALL) * second.errors.min():
         scales = (yield from scales_of(start, third)) ** 2
     ridge = best_ridge([model.errors for model in (first, second, third, smooth)])
-    return Learnt(scales, of_whole, ridge, min(third.ratio, smooth.ratio))
+    alpha = min(ridge, best_ridge([model.errors for model in (second, third, smooth)]))
+    return Learnt(scales, of_whole, ridge, min(third.ratio, smooth.ratio), alpha)
 
 
 def first_ratio(settings: DeKRRSettings) -> float:
@@ -574,12 +576,9 @@ def first_ratio(settings: DeKRRSettings) -> float:
 
 
 def best_ridge(errors: Sequence[Array]) -> float:
-    """Return the ridge with the least median error over models, each relative to the model's least.
-
-    One model of four cannot decide alone, as the first did, which knows no levels yet.
-    """
+    """Return the ridge with the least error in the mean over models, each relative to the model's least."""
     relative = [one / max(float(one.min()), np.finfo(float).tiny) for one in errors]
-    return float(RIDGES[int(np.argmin(np.median(relative, axis=0)))])
+    return float(RIDGES[int(np.argmin(np.mean(relative, axis=0)))])
 
 
 def scales_of(start: Start, model: SharedPart) -> Procedure[Array]:

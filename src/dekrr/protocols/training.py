@@ -114,7 +114,7 @@ def train_parts(
         agreed = replace(start, rows=shared.residuals(start.rows))
         # Where sites agree on one function, sum_j alpha / J |theta_j|^2 is alpha |theta|^2: a ridge like the shared
         # part's, which held-out rows chose. What that part leaves has no less noise, and less to be found.
-        alpha = alpha or max(WITH_SHARED["alpha"], shared.ridge)
+        alpha = alpha or max(WITH_SHARED["alpha"], learnt.alpha)
     start.site.enter("choosing features")
     outcome = yield from dekrr.agree(agreed, _run_of_agreed(run, sigma, alpha, sets))
     probed = not settings.rows_per_feature and not settings.masks  # no sums beyond those that the guards count
