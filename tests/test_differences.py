@@ -17,7 +17,7 @@ from dekrr.messages import Features, Moments, Shortlist, Sums, Total
 from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr, training
 from dekrr.protocols.baselines import allreduce, dkla
-from dekrr.protocols.choosing import read_features
+from dekrr.protocols.feature_choice import read_features
 from dekrr.protocols.online import go_on
 from dekrr.protocols.run import Tuning
 from dekrr.protocols.site import Site

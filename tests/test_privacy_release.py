@@ -12,8 +12,8 @@ from dekrr.lab.attacks.scenes import in_agreed_units, read_problem
 from dekrr.messages import Features, Moments, Sums
 from dekrr.privacy.masks import MaskError
 from dekrr.protocols import cross_validation, dekrr
-from dekrr.protocols.choosing import read_features
 from dekrr.protocols.exchange import ExactSums
+from dekrr.protocols.feature_choice import read_features
 from dekrr.settings import DeKRRSettings
 
 

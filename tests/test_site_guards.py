@@ -18,9 +18,9 @@ from dekrr.mesh.ledger import PastRun
 from dekrr.mesh.node import Node
 from dekrr.mesh.policy import Policy, PolicyError, SourcePolicy, read_policy, refusals, refusals_of_run
 from dekrr.mesh.site_rows import SiteRows
+from dekrr.mesh.studies.failure_reports import WORDS, outward
 from dekrr.mesh.studies.in_words import in_words
 from dekrr.mesh.studies.items import Proposal
-from dekrr.mesh.studies.outward import WORDS, outward
 from dekrr.mesh.study_run import StudyRun
 
 SECRET = "Clark 1952-11-30"

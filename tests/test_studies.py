@@ -31,11 +31,11 @@ from dekrr.mesh.reveals import REVEALS, describe
 from dekrr.mesh.sealing import DataSeal, Seal
 from dekrr.mesh.site_rows import row_hash
 from dekrr.mesh.store import Store
-from dekrr.mesh.studies.acceptance import Figures, figures, why_held_back
 from dekrr.mesh.studies.book import Book
 from dekrr.mesh.studies.describe import describe_rows
 from dekrr.mesh.studies.gossip import Gossip
 from dekrr.mesh.studies.items import Decision, Item, Proposal, Revocations, sign
+from dekrr.mesh.studies.model_gate import Figures, figures, why_held_back
 from dekrr.mesh.studies.preview import preview
 from dekrr.mesh.studies.versions import Versions
 from dekrr.messages import AnyMessage, Degree, encode

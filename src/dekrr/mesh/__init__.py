@@ -2,7 +2,7 @@
 
 - What people write: `config` has the contents of their files, `checks` the validation, `files` reading and writing;
   `policy` says which studies a site takes part in. `commands`: what they type.
-- Who is who: `keys`, `identity`. Links: `addresses`, `carrier`, `sealing`; `refusals` reports failed TLS handshakes.
+- Who is who: `keys`, `identity`. Links: `addresses`, `carrier`, `sealing`; `tls_refusals` reports failed handshakes.
 - A run: `node` is a site's part in it, `procedure` what it computes, `driving` carries frames of its `session`,
   which does no I/O, and asks `reading` about messages. `after_loss`: a run without a site that is lost.
 - A site's rows: `site_rows`, and `new_rows` of a source. `ledger`: which were in the sums of earlier runs. `vault`: the

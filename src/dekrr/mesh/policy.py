@@ -20,6 +20,7 @@ from .config import StudyFile
 
 POLICY = "policy.toml"
 MONTH = 30 * 86400.0  # seconds
+READS_PER_RUN = 5  # runs that may read a source's rows for each that may send sums
 _USUAL = DeKRRSettings()
 
 
@@ -76,7 +77,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     least_sigma: float = 0.05
     longest_days: int = 0  # the most days until a study expires; 0 for any number
     accept: Literal["no-worse", "person", "any"] = (
-        "no-worse"  # which new models are taken into use; see `studies.acceptance`
+        "no-worse"  # which new models are taken into use; see `studies.model_gate`
     )
     tolerance: float = 0.1  # the share by which the error of a new model may be larger than that of what the site has
     sources: dict[str, SourcePolicy] = {}

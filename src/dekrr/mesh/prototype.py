@@ -16,7 +16,7 @@ from ..estimators.network import scaling_of
 from ..labels import NAME, listed, remedy
 from ..privacy.admission import learn, lone_rows
 from ..protocols.calibration import refusal_of_second
-from ..protocols.choosing import choose_alone
+from ..protocols.feature_choice import choose_alone
 from ..protocols.shared_part import bandwidth_of
 from ..protocols.site import Site
 from ..selection import Chooser

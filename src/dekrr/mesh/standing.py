@@ -36,9 +36,9 @@ from .site_rows import LEDGER
 from .status import STATE, write_state
 from .store import Store
 from .studies.book import LAST, Book, StudyState
-from .studies.ends import ends, last_failure, why_over
 from .studies.gossip import CHANNEL, Gossip
 from .studies.items import Call, Report
+from .studies.run_endings import ends, last_failure, why_over
 from .studies.versions import HELD_BACK, STUDIES, Versions
 from .study_run import StudyRun, digest_of_file
 from .witness import Witness
@@ -50,7 +50,6 @@ _COMPLAIN_EVERY = 60.0
 _STUCK = 60.0  # seconds without a turn
 _HOOK_FOR = 60.0  # seconds that the site's own program may take
 _MOST_COMPLAINTS = 1000
-_TRIES = 5  # runs that may read a source's rows for each that may send sums
 _AGAIN = 2.0  # seconds until a run that could not begin is tried again
 
 
@@ -328,7 +327,9 @@ class StandingSite:
         if month:
             now = self.clock.time()
             try:
-                Ledger(Folder(keep / LEDGER)).begin(config.run, now, _TRIES * month, now - policies.MONTH)
+                Ledger(Folder(keep / LEDGER)).begin(
+                    config.run, now, policies.READS_PER_RUN * month, now - policies.MONTH
+                )
             except DataError as error:
                 raise policies.PolicyError(name, [f"sources.{study.source}.runs_per_month: {error}; wait"]) from None
         with self._rows_lock:

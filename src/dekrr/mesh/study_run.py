@@ -14,10 +14,10 @@ from .node import CHECKPOINT, MODEL, Node
 from .record import RECORD, Log, LooksWrong, Record
 from .session import Phase
 from .session.events import Event
-from .studies.acceptance import figures, why_held_back
 from .studies.book import StudyState
-from .studies.ends import WHOLE
-from .studies.outward import outward
+from .studies.failure_reports import outward
+from .studies.model_gate import figures, why_held_back
+from .studies.run_endings import WHOLE
 from .studies.versions import HELD_BACK, Versions
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class StudyRun(threading.Thread):
             self._site.call_hook("looks wrong", self._state.label)
 
     def _fail(self, state: str, error: Exception) -> None:
-        """Note the whole reason here, and tell the other sites a code; see `studies.outward`."""
+        """Note the whole reason here, and tell the other sites a code; see `studies.failure_reports`."""
         if self._quietly:
             return
         reason = one_line(f"{error}" or type(error).__name__, WHOLE)

@@ -12,9 +12,9 @@ from .audit_trail import AuditTrail
 from .reveals import describe
 from .store import Store
 from .studies.book import Book
-from .studies.ends import WHOLE, is_echo
 from .studies.gossip import CHANNEL
 from .studies.items import Decision, Item, Report
+from .studies.run_endings import WHOLE, is_echo
 
 logger = logging.getLogger("dekrr")
 _MOST_REFUSALS = 1000  # different ones of a site's life that are told

@@ -10,8 +10,8 @@ Who carries the messages is the business of `dekrr.networks`.
 - `roll_call`: who is there; `masking`: sums that one site can read; `spanning_tree`: sums over all sites,
   masked or not; `preparation`: what columns become, and the units of rows.
 - `run`: chooser, settings and policies in one object, and what a site has after each stage and at the end.
-- `choosing`: how many features, which, and how they are told; `exchange`: sums, sums with noise, or the paper's rows;
-  `cross_validation`: settings chosen from grids.
+- `feature_choice`: how many features, which, and how they are told; `exchange`: sums, sums with noise, or the paper's
+  rows; `cross_validation`: settings chosen from grids.
 - `shared_part`, `dekrr`, `home`: the parts of a model; `calibration`: a second training; `training`: all of it.
 - `looking`: before summing; `online`: after it; `baselines`: other methods.
 """

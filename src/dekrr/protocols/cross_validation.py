@@ -27,8 +27,8 @@ from ..solvers import Chebyshev, ChebyshevState, inverse
 from ..statistics import BlockRow, assemble, weighted_responses
 from ..tables.rows import CELLS, ArrayRows, is_usual, rows_per_feature_outside, sampled
 from ..types import Array, Block
-from .choosing import asks_neighbors, choose, exchange_maps, limit_shortlist, rows_around
 from .exchange import ExactSums
+from .feature_choice import asks_neighbors, choose, exchange_maps, limit_shortlist, rows_around
 from .masking import MaskedRounds, Masks, products_of, unit_of
 from .roll_call import Roster
 from .run import OpenRounds, Run, SetUp, Start, Tuned, Tuning

@@ -30,10 +30,10 @@ from ..settings import check as check_settings
 from ..solvers import make_solver
 from ..statistics import OwnSums
 from ..types import Array
-from .choosing import choose, exchange_maps, read_offers, sized
 from .cross_validation import tune
 from .doubt import Doubts, doubts_of
 from .exchange import exchange_of
+from .feature_choice import choose, exchange_maps, read_offers, sized
 from .masking import MOST_FLOODED, Agreement, MaskedRounds, Masking, fewest_of, products_of, unit_of
 from .preparation import preparation_of
 from .roll_call import RollCall

@@ -30,9 +30,9 @@ from ..scaling import UNSCALED, AnyScaling, Scaling
 from ..selection import Chooser
 from ..settings import DeKRRSettings
 from ..tables.rows import Rows
-from .choosing import check_degrees, choose_alone, offer_of, read_offers
 from .dekrr import agreement_of, plan, rounds, start_of
 from .exchange import ExactSums, sum_up
+from .feature_choice import check_degrees, choose_alone, offer_of, read_offers
 from .home import fit_home
 from .roll_call import RollCall
 from .run import Offers, Outcome, Run, SetUp, Start, weigh_rows

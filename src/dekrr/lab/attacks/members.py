@@ -23,7 +23,7 @@ from ...features import FeatureMap
 from ...messages import Features, Magnitudes, Masked, Moments, Shortlist
 from ...privacy.masks import FixedPoint, revealed
 from ...protocols import dekrr
-from ...protocols.choosing import read_features
+from ...protocols.feature_choice import read_features
 from ...protocols.masking import ROOM, unit_of_gram
 from ...protocols.site import Site
 from ...settings import DeKRRSettings

@@ -16,8 +16,8 @@ from ...errors import DataError
 from ...features import FeatureMap
 from ...messages import Coefficients, Features, Moments, Shortlist, Sums
 from ...protocols import dekrr
-from ...protocols.choosing import read_features
 from ...protocols.cross_validation import rounds_of
+from ...protocols.feature_choice import read_features
 from ...protocols.online import go_on
 from ...protocols.run import Outcome, Tuning
 from ...protocols.site import Procedure, Site

@@ -21,7 +21,7 @@ import numpy as np
 from ...features import FeatureMap
 from ...messages import Chosen, Features, Moments, Shortlist, Sums
 from ...privacy.admission import redraw
-from ...protocols.choosing import read_features
+from ...protocols.feature_choice import read_features
 from ...protocols.run import Tuning
 from ...protocols.site import Site
 from ...selection import Chooser

@@ -28,10 +28,10 @@ from ..site_rows import LEDGER
 from ..standing import KEPT
 from ..studies.book import Book, StudyState
 from ..studies.describe import describe_rows, in_a_line
-from ..studies.ends import WHOLE, ends, last_failure, shortened, told, why_over
 from ..studies.in_words import in_words
 from ..studies.items import Call, Proposal, Revocations
 from ..studies.preview import preview as previewed
+from ..studies.run_endings import WHOLE, ends, last_failure, shortened, told, why_over
 from ..studies.versions import STUDIES, Versions
 from .setting_up import say
 

@@ -101,7 +101,7 @@ def _show(
 def _take_part(
     site: Path, *, insecure: bool, fresh: bool, force: bool, ports: tuple[int | None, int | None], log_json: bool
 ) -> None:
-    from .. import refusals
+    from .. import tls_refusals
     from ..keys import warn_of_end
     from ..node import MODEL, Node
     from ..record import RECORD, Log, Record, log_to
@@ -125,7 +125,7 @@ def _take_part(
     _show(lambda: of_one_run(config, folder, status()), config, folder, ports)
     stop_on(signal.SIGTERM)
     try:
-        with _progress(status, as_json=log_json), refusals.told_to(started.refuse_stranger):
+        with _progress(status, as_json=log_json), tls_refusals.told_to(started.refuse_stranger):
             started.run()
     except KeyboardInterrupt:
         _stop(site, INTERRUPTED)

@@ -5,9 +5,9 @@ import numpy as np
 
 from ...selection import Chooser
 from ...settings import AllReduceSettings, DeKRRSettings
-from ..choosing import sized
 from ..cross_validation import tune
 from ..dekrr import begin, plan
+from ..feature_choice import sized
 from ..run import Outcome, Tuned, Tuning
 from ..site import Procedure, Site
 from . import allreduce

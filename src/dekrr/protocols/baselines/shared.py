@@ -14,7 +14,7 @@ from ...selection.choosers import weights_for
 from ...settings import AllReduceSettings, SharedSettings
 from ...statistics import OwnSums, accumulate
 from ...tables.rows import Rows
-from ..choosing import read_features
+from ..feature_choice import read_features
 from ..masking import Agreement, Masking
 from ..preparation import preparation_of
 from ..roll_call import RollCall, Roster
