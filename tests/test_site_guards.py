@@ -173,7 +173,9 @@ def test_every_code_of_the_library_has_words_of_its_own():
 def site(tmp_path_factory):
     """A site that stands, without its neighbours."""
     consortium = Consortium(tmp_path_factory.mktemp("site"), ["a", "b", "c"])
-    return consortium, consortium.open("a")
+    standing = consortium.open("a")
+    yield consortium, standing
+    standing._carrier.close()  # a thread of an open link would keep the process
 
 
 @pytest.mark.parametrize("second", ["rows.parquet", "./../a/rows.parquet", "link.parquet", "."])

@@ -15,7 +15,7 @@ from dekrr.networks.local import LocalNetwork
 from dekrr.protocols import dekrr
 from dekrr.protocols.run import OWN_WEIGHTS, Tuning, neighborhood_weights
 from dekrr.selection import Greedy, Plain
-from dekrr.settings import ALONE, DeKRRSettings, TuningSettings, entries
+from dekrr.settings import ALONE, WITH_SHARED, DeKRRSettings, TuningSettings, entries
 
 FOLDS = 2
 
@@ -196,8 +196,9 @@ def test_what_auto_stands_for_is_what_the_settings_say():
     assert fitted.tuning_ is None
     texts = {name: entry.setting.text for name, entry in entries(TuningSettings).items()}
     assert "derives it from the spread" in texts["sigma"]
-    for name, found in (("alpha", fitted.alpha_), ("consensus", fitted.consensus_)):
-        assert found == float(re.search(r'"auto" is ([\d.e-]*\d)', texts[name])[1])
+    assert fitted.consensus_ == float(re.search(r'"auto" is ([\d.e-]*\d)', texts["consensus"])[1])
+    least = float(re.search(r'"auto" is the ridge of its small models, at least ([\d.e-]*\d)', texts["alpha"])[1])
+    assert fitted.alpha_ >= least == WITH_SHARED["alpha"]
     alone = DeKRRRegressor(n_features=8, shared=None, local=None, column_scales=None, folds=2, intervals=False)
     assert {"sigma", "alpha", "consensus"} < set(alone.fit(X, y, sites=sites).tuning_)
 

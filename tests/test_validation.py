@@ -54,9 +54,10 @@ def predicted(seconds, by, at, elsewhere=False):
     model = model_of(second, header, "neighborhood")
     assert model.home is None
     if by != at or elsewhere:
-        return held.rows.y, held.elsewhere.beneath + model.predict(held.rows.X)
+        there = seconds[at]
+        return held.rows.y, there.from_anywhere.beneath[there.is_held] + model.predict(held.rows.X)
     level = np.zeros_like(first.home.level) if second.shared is None else second.shared.level
-    whole = replace(model, home=Home(first.home.own_weight, level)).predict(held.rows.X) + held.home.beneath
+    whole = replace(model, home=Home(first.home.own_weight, level)).predict(held.rows.X) + held.beneath
     if done.home.local is None:
         return held.rows.y, whole
     assert np.array_equal(done.home.level, first.home.level)
