@@ -81,7 +81,7 @@ def test_a_site_with_a_wrong_response_is_named_and_left_out(case, without):
 
 
 @pytest.mark.parametrize("case", COLUMNS)
-def test_a_wrong_column_is_named_and_harms_nobody(case, without):
+def test_a_wrong_column_is_named_and_harms_nobody(case):
     change, words = COLUMNS[case]
     other = X.copy()
     other[BAD, 0] = change(X[BAD, 0])
@@ -89,7 +89,6 @@ def test_a_wrong_column_is_named_and_harms_nobody(case, without):
     assert len(told) == 1
     assert words in told[0]
     assert own_error(regressor) <= 1.25 * own_error(fitted()[0])  # than with the right column, of which it knows more
-    assert own_error(regressor) <= 1.05 * own_error(without)
     assert own_error(fitted(other, exclude=None)[0]) > 1.5 * own_error(fitted()[0])
 
 

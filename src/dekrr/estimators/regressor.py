@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +21,7 @@ from ..labels import listed, names_with
 from ..networks.base import Traffic
 from ..protocols import online
 from ..protocols.calibration import keep_intervals
-from ..protocols.looking import FEWEST_SITES, Contribution, Finding, Looked, look
+from ..protocols.looking import FEWEST_SITES, MANY_OF_SITES, Contribution, Finding, Looked, look
 from ..protocols.roll_call import are_named
 from ..protocols.run import Outcome
 from ..protocols.site import Limits, Site
@@ -610,20 +611,6 @@ class Sifted:
     limits: Limits | None = None  # see `dekrr.protocols.looking.Looked`
 
 
-def _of_no_use(looks: Mapping[Hashable, Looked], contributions: Mapping[Hashable, Contribution]) -> Hashable | None:
-    """Return a site with a column in other units that the others are no worse off without, if there is one.
-
-    What the column's far values are moved to says nothing, and its sums are of another function than the others'.
-    """
-    for label, found in looks.items():
-        has_other_units = any(one.kind == "units" and one.place >= 0 for one in found.findings)
-        if has_other_units and label in contributions:
-            one = contributions[label]
-            if one.with_site >= one.without_site:
-                return label
-    return None
-
-
 def sift(
     regressor: Any, rows: Mapping[Hashable, Rows], graph: Any, seed: int, settings: DeKRRSettings, here: Here | None
 ) -> Sifted:
@@ -650,11 +637,14 @@ def sift(
         looked: Looked = next(iter(looks.values()))
         sifted.contributions |= {labels[name]: one for name, one in looked.contributions.items()}
         sifted.limits = looked.limits
-        harmful = _of_no_use(looks, sifted.contributions) if looked.harmful is None else labels[looked.harmful]
+        harmful = None if looked.harmful is None else labels[looked.harmful]
+        counts = Counter((one.kind, one.place) for found in looks.values() for one in found.findings)
+        most_alike = max(1, len(looks) // MANY_OF_SITES)  # where more sites are odd in one way, none is: they differ so
         for label, found in looks.items():
-            if label not in told and label != harmful and found.findings:
+            odd = tuple(one for one in found.findings if counts[one.kind, one.place] <= most_alike)
+            if label not in told and label != harmful and odd:
                 told.add(label)
-                warn(_in_words(label, found.findings, names))
+                warn(_in_words(label, odd, names))
         if harmful is None:
             return sifted
         words = _in_words(harmful, looks[harmful].findings if harmful in looks else (), names)

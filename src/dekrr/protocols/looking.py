@@ -70,7 +70,7 @@ _LEAST_OUTLYING = 3.0  # times the median over sites of the error by the others'
 _FEWEST_ALIKE = 3  # rows with one value far outside, that make a code
 _LEAST_ALIKE = 0.01  # of the rows
 _FAR = 100.0  # spreads from the quartiles
-_MANY_OF_SITES = 5  # more than one in so many that have far values: the column is like that
+MANY_OF_SITES = 5  # more than one in so many that have far values: the column is like that
 _ROOM_OF_LIMITS = 4.0  # spreads from the quartiles that far values are moved to
 _OTHER_UNITS = 5.0  # times the spread
 _MOST_SLOPE = -0.3  # of a response over what the others' model predicts, where its sign is changed
@@ -335,7 +335,7 @@ def _limits(
 
     is_far = (n_far(whole) >= max(min_rows, 1)) & (room > 0)
     n_sites = np.rint((yield from tree.sum(is_far.astype(float))))
-    is_limited = (n_sites > 0) & (n_sites <= max(1, tree.roster.n_sites // _MANY_OF_SITES))
+    is_limited = (n_sites > 0) & (n_sites <= max(1, tree.roster.n_sites // MANY_OF_SITES))
     if not is_limited.any():
         return None, is_limited
     room = np.where(is_limited, _ROOM_OF_LIMITS * room, np.inf)
