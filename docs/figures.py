@@ -275,7 +275,7 @@ def intervals() -> str:
 
 def real_sites() -> str:
     """Return the default on tables with real sites beside what a site has alone, and what a centre would: own RSE."""
-    alone, pooled = ("mean", "ridge", "trees"), ("ridge", "trees")
+    alone, pooled = ("mean", "ridge", "trees"), ("ridge", "mixed model", "trees")
     methods = ["own", *(f"{kind} alone" for kind in alone), *(f"pooled {kind}" for kind in pooled)]
     rows, n_seeds = [], set()
     for name, seeds in sorted(_real_sites().items()):

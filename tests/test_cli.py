@@ -366,6 +366,9 @@ def test_rows_of_unknown_sites(table):
     own, every = (pd.read_csv(io.StringIO(text))["prediction"] for text in (printed, mean))
     assert own[1] == pytest.approx(every[1])
     assert own[0] != pytest.approx(every[0])
+    models = [load(path) for path in sorted((table / "models").glob("*.safetensors"))]
+    elsewhere = np.mean([model.predict(X[1:2], elsewhere=True) for model in models], axis=0)
+    assert every[1] == pytest.approx(elsewhere[0])  # as `unknown_sites="mean"` of an estimator
 
 
 def test_predict_without_sites_prints_the_mean(table):

@@ -62,6 +62,16 @@ def test_the_errors_together_are_those_of_the_estimator_on_the_same_folds(found)
     assert found.loc["s2", "together"] == pytest.approx(rse(y[own], predicted[own]))
 
 
+def test_a_transform_is_one_of_all():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"a": rng.normal(size=240), "site": np.arange(240) % 4})
+    table["y"] = np.exp(3 * table.a + rng.normal(0, 0.1, 240))
+    plain = dekrr.compare(table, "y", "site", test=0.25, **SMALL)
+    of_logarithm = dekrr.compare(table, "y", "site", test=0.25, transform="log", **SMALL)
+    for way in ("alone", "together", "pooled"):
+        assert of_logarithm.loc["all", way] < plain.loc["all", way]
+
+
 def test_sites_of_noise_lose_nothing_by_joining():
     verdicts = set()
     for seed in range(3):

@@ -104,8 +104,9 @@ def _owners(table: Any, site: str | None, by_site: dict[str, SiteModel], data: P
 
 def _predictions(rows: Array, owners: np.ndarray, by_site: dict[str, SiteModel]) -> Array:
     def of_site(name: str, rows: Array) -> Array:
-        models = [by_site[name]] if name else by_site.values()
-        return np.asarray(np.mean([model.predict_encoded(rows) for model in models], axis=0))
+        if name:
+            return np.asarray(by_site[name].predict_encoded(rows))
+        return np.asarray(np.mean([model.predict_encoded(rows, elsewhere=True) for model in by_site.values()], axis=0))
 
     found = by_owner(rows, *factorise(owners, len(rows)), of_site)
     return found.reshape(len(rows), next(iter(by_site.values())).n_outputs)

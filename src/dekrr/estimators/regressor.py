@@ -145,7 +145,7 @@ class DeKRRRegressor(NetworkRegressor):
     graph_ : networkx.Graph
     n_rows_ : dict of site to int
     site_effects_ : dict of site to float, or to ndarray of shape (n_outputs,)
-        The level of each site, in units of the response; 0 where there are none.
+        The level of each site, in units of the (transformed) response; 0 where there are none.
     n_rounds_ : int
     objective_ : float
         The objective above at the end.

@@ -18,6 +18,7 @@ from ..estimators.model_set import as_frame, mean_excess
 from ..estimators.tables import named
 from ..labels import factorise, listed, places_of
 from ..metrics import excess
+from ..scaling import Response
 from ..tables.columns import array_of, column_names, is_frame
 from ..tables.rows import RowHash
 from ..tables.sources import is_source, open_source
@@ -73,7 +74,7 @@ def compare(
     leave_out : "all", or iterable of sites
         These are also predicted as newcomers, by the mean of models of all other sites; one more fit for each.
     **settings : object
-        Of the estimator.
+        Of the estimator. Alone and pooled have its `transform`, too.
 
     Returns
     -------
@@ -265,17 +266,20 @@ def _predict_fold(
     together = _predicted(trial, estimator, held, len(kept), trial.sites(held))
     found.losses["together"][held] = losses_of(trial.y[held], together, trial.n_classes)
     inner = _dealt(trial.hashes[kept], trial.index[kept], _INNER_FOLDS)
-    task = Task(numbers[kept], trial.y[kept], inner, trial.n_classes, trial.index[kept], len(trial.labels))
-    _keep(found, "pooled", held, trial, numbers, best(task, mean=False))
+    way = Response.of(settings.get("transform"))  # the others know it, too
+    task = Task(numbers[kept], way.forward(trial.y[kept]), inner, trial.n_classes, trial.index[kept], len(trial.labels))
+    _keep(found, "pooled", held, trial, numbers, best(task, mean=False), way)
     alone = Task(task.X, task.y, task.folds, task.n_classes, task.site)
     for place in np.unique(trial.index[held]):
         own = held[trial.index[held] == place]
-        _keep(found, "alone", own, trial, numbers, best(alone.take(task.site == place), mean=True))
+        _keep(found, "alone", own, trial, numbers, best(alone.take(task.site == place), mean=True), way)
 
 
-def _keep(found: _Found, name: str, held: np.ndarray, trial: _Trial, numbers: Array, chosen: tuple[str, Any]) -> None:
+def _keep(
+    found: _Found, name: str, held: np.ndarray, trial: _Trial, numbers: Array, chosen: tuple[str, Any], way: Response
+) -> None:
     kind, predict = chosen
-    prediction = predict(numbers[held], trial.index[held])
+    prediction = way.back(predict(numbers[held], trial.index[held]))
     found.losses[name][held] = losses_of(trial.y[held], prediction, trial.n_classes)
     found.chosen[name][held] = kind
 

@@ -34,6 +34,9 @@ def compare(
         list[str] | None,
         typer.Option(help='A site to predict as a newcomer, too; repeat the option for several, or give "all".'),
     ] = None,
+    transform: Annotated[
+        str, typer.Option(help='What all are trained on instead of the target: "log", for instance; see dekrr fit.')
+    ] = "none",
     seed: Annotated[int, typer.Option(help="Of the features that are drawn.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="A file to draw the errors to, such as sites.png.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -47,6 +50,7 @@ def compare(
     if picture is not None and not picture.parent.is_dir():
         raise DataError(f"the folder {picture.parent} of {picture.name} does not exist")
     wanted = [name.strip() for name in columns.split(",")] if columns else None
+    settings = {} if transform.lower() == "none" else {"transform": transform}
     left = "all" if leave_out == ["all"] else leave_out or ()
     with table_at(data) as path:
         there = open_source(path).columns or []
@@ -54,7 +58,7 @@ def compare(
             require_column(column, there, path)
         found = compared(
             path, target, site, columns=wanted, folds=folds, test=test, classes=classes or None, leave_out=left,
-            random_state=seed,
+            random_state=seed, **settings,
         )  # fmt: skip
     if picture is not None:
         from ...plot import comparison
